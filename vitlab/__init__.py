@@ -1,0 +1,3 @@
+"""A research framework for Vision Transformers."""
+
+__version__ = "0.1.0"
