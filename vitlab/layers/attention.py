@@ -1,0 +1,72 @@
+"""Multi-head self-attention."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.pos_embed import PosEmbed
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention, Vaswani et al. 2017 (arXiv:1706.03762).
+
+    Args:
+        dim: Token width D.
+        num_heads: Number of heads A; divides ``dim``.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        qk_norm: Whether to normalise queries and keys per head, Dehghani et al. 2023 (arXiv:2302.05442).
+        qk_scale: Factor on the logits; ``None`` is ``(dim / num_heads) ** -0.5``.
+        dropout: Share of outputs that training sets to zero, 0 to 1.
+        norm_layer: Kind of the normalisation that ``qk_norm`` adds.
+        norm_eps: Epsilon of that normalisation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        qk_scale: float | None = None,
+        dropout: float = 0.0,
+        norm_layer: NormName = "layernorm",
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"`num_heads` must divide `embed_dim`, got num_heads={num_heads} and embed_dim={dim}")
+        self.num_heads = num_heads
+        head_dim = dim // num_heads
+        self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
+        self.proj = nn.Linear(dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``."""
+        q, k, v = self._qkv(x, pos_embed, layer)
+        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q, pos_embed, layer), scale=self.qk_scale)
+        return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
+
+    def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Return the maps that :meth:`forward` applies to the values, ``(B, A, L, L)``; each row sums to 1."""
+        return self.logits(x, pos_embed, layer).softmax(dim=-1)
+
+    def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position's bias."""
+        q, k, _ = self._qkv(x, pos_embed, layer)
+        logits = q @ k.transpose(-2, -1) * self.qk_scale
+        bias = self._bias(q, pos_embed, layer)
+        return logits if bias is None else logits + bias
+
+    def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))  # (B, L, 3, A, d)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # three of (B, A, L, d)
+        q, k = pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer)
+        return q.to(v.dtype), k.to(v.dtype), v  # under autocast a normalisation returns float32
+
+    def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
+        bias = pos_embed.bias(layer)
+        return None if bias is None else bias.to(q.dtype)

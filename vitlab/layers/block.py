@@ -1,0 +1,146 @@
+"""The pre-norm transformer block and its small parts."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.pos_embed import PosEmbed
+
+ActName = Literal["gelu", "gelu_tanh", "relu", "silu"]
+
+
+def build_act(act_layer: ActName) -> nn.Module:
+    """Build the activation called ``act_layer``.
+
+    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` its approximation.
+    """
+    match act_layer:
+        case "gelu":
+            return nn.GELU()
+        case "gelu_tanh":
+            return nn.GELU(approximate="tanh")
+        case "relu":
+            return nn.ReLU()
+        case "silu":
+            return nn.SiLU()
+    raise ValueError(f"`act_layer` must be one of {', '.join(get_args(ActName))}, got {act_layer!r}")
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an activation between, applied to each token.
+
+    Args:
+        dim: Token width D.
+        hidden_dim: Width between the two layers; ``None`` is ``dim``.
+        act_layer: The activation.
+        dropout: Share of values that training sets to zero after each layer, 0 to 1.
+    """
+
+    def __init__(
+        self, dim: int, hidden_dim: int | None = None, act_layer: ActName = "gelu", dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        hidden_dim = dim if hidden_dim is None else hidden_dim
+        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.act = build_act(act_layer)
+        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., D)`` to ``(..., D)``."""
+        return self.dropout(self.fc2(self.dropout(self.act(self.fc1(x)))))
+
+
+class LayerScale(nn.Module):
+    """Scale each channel by a trained factor, Touvron et al. 2021 (arXiv:2103.17239).
+
+    Args:
+        dim: Token width D.
+        layer_scale: Value all factors start at.
+    """
+
+    def __init__(self, dim: int, layer_scale: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((dim,), layer_scale))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., D)`` to ``(..., D)``."""
+        return x * self.gamma
+
+
+class DropPath(nn.Module):
+    """Drop a residual branch for a random share of samples, stochastic depth of Huang et al. 2016 (arXiv:1603.09382).
+
+    A sample's branch is dropped whole or kept whole; kept ones are scaled up, so that the mean stays.
+
+    Args:
+        rate: Share of samples whose branch training drops, 0 up to but without 1.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``."""
+        if not self.training or self.rate == 0.0:
+            return x
+        keep = x.new_empty(len(x), 1, 1).bernoulli_(1 - self.rate)
+        return x * (keep / (1 - self.rate))
+
+    def extra_repr(self) -> str:
+        """Show the rate when the module is printed."""
+        return f"rate={self.rate:.3g}"
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: attention, then an MLP, each added to what came in.
+
+    Args:
+        dim: Token width D.
+        num_heads: Number of attention heads A; divides ``dim``.
+        mlp_ratio: Hidden width of the MLP, in units of ``dim``.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        qk_norm: Whether to normalise queries and keys.
+        qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
+        act_layer: Activation of the MLP.
+        norm_layer: Kind of normalisation.
+        norm_eps: Epsilon of every normalisation.
+        layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
+        dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
+        drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        qk_norm: bool = False,
+        qk_scale: float | None = None,
+        act_layer: ActName = "gelu",
+        norm_layer: NormName = "layernorm",
+        norm_eps: float = 1e-6,
+        layer_scale: float | None = None,
+        dropout: float = 0.0,
+        drop_path_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = build_norm(norm_layer, dim, norm_eps)
+        self.attn = Attention(dim, num_heads, qkv_bias, qk_norm, qk_scale, dropout, norm_layer, norm_eps)
+        self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.norm2 = build_norm(norm_layer, dim, norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
+        self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
+        self.drop_path = DropPath(drop_path_rate)
+
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0."""
+        x = pos_embed.enter(x, layer)
+        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), pos_embed, layer)))
+        x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        return pos_embed.leave(x, layer)

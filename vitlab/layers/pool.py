@@ -1,0 +1,48 @@
+"""Pooling by attention: one trained query reads all patch tokens."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.block import ActName, Mlp
+from vitlab.layers.norm import NormName, build_norm
+
+
+class AttentionPool(nn.Module):
+    """Multi-head attention pooling as in Zhai et al. 2022 (arXiv:2106.04560), state-dict keys as in timm.
+
+    Args:
+        dim: Token width D.
+        num_heads: Number of heads A; divides ``dim``.
+        mlp_ratio: Hidden width of the MLP, in units of ``dim``.
+        act_layer: Activation of the MLP.
+        norm_layer: Kind of normalisation before the MLP.
+        norm_eps: Epsilon of that normalisation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float = 4.0,
+        act_layer: ActName = "gelu",
+        norm_layer: NormName = "layernorm",
+        norm_eps: float = 1e-6,
+    ) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.latent = nn.Parameter(torch.empty(1, 1, dim))
+        nn.init.trunc_normal_(self.latent, std=dim**-0.5)
+        self.q = nn.Linear(dim, dim)
+        self.kv = nn.Linear(dim, 2 * dim)
+        self.proj = nn.Linear(dim, dim)
+        self.norm = build_norm(norm_layer, dim, norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, N, D)`` to ``(B, D)``."""
+        q = self.q(self.latent.expand(len(x), -1, -1)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        k, v = self.kv(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # two of (B, A, N, d)
+        x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
+        x = x + self.mlp(self.norm(x))
+        return x[:, 0]

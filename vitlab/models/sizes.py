@@ -1,0 +1,42 @@
+"""The published networks, as arguments of VisionTransformer; what an entry leaves out has its default."""
+
+from typing import Any
+
+
+def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
+    return {"patch_size": patch_size, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
+
+
+def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> dict[str, Any]:
+    return {
+        "tokenizer": "t2t",
+        "t2t_attn": t2t_attn,
+        "embed_dim": embed_dim,
+        "depth": depth,
+        "num_heads": num_heads,
+        "mlp_ratio": mlp_ratio,
+        "qkv_bias": False,
+        "norm_eps": 1e-5,
+        "pos_embed": "sincos1d",
+        "pos_embed_trainable": False,
+    }
+
+
+SIZES: dict[str, dict[str, Any]] = {
+    # Ti, S: Touvron et al. 2021 (arXiv:2012.12877); B, L, H: Dosovitskiy et al. 2021 (arXiv:2010.11929); tables 1
+    "vit_ti16": _vit(16, 192, 12, 3),
+    "vit_s16": _vit(16, 384, 12, 6),
+    "vit_b16": _vit(16, 768, 12, 12),
+    "vit_l16": _vit(16, 1024, 24, 16),
+    "vit_h14": _vit(14, 1280, 32, 16),
+    # Yuan et al. 2021 (arXiv:2101.11986), as the official code builds them; the paper's table gives the first depth 8
+    "t2t_vit_7": _t2t("performer", 256, 7, 4, 2.0),
+    "t2t_vit_10": _t2t("performer", 256, 10, 4, 2.0),
+    "t2t_vit_12": _t2t("performer", 256, 12, 4, 2.0),
+    "t2t_vit_14": _t2t("performer", 384, 14, 6, 3.0),
+    "t2t_vit_19": _t2t("performer", 448, 19, 7, 3.0),
+    "t2t_vit_24": _t2t("performer", 512, 24, 8, 3.0),
+    "t2t_vit_t_14": _t2t("transformer", 384, 14, 6, 3.0),
+    "t2t_vit_t_19": _t2t("transformer", 448, 19, 7, 3.0),
+    "t2t_vit_t_24": _t2t("transformer", 512, 24, 8, 3.0),
+}
