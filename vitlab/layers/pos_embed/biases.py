@@ -1,0 +1,142 @@
+"""Position embeddings that bias the attention logits."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin, grid_cells
+from vitlab.layers.resample import Grid, ResizePolicy, resize_bias_table
+
+
+class BiasPosEmbed(PosEmbed):
+    """A number for each head, query and key, added to the scaled logit.
+
+    A float bias rules out flash attention: report images per second next to accuracy.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        num_prefix_tokens: Number of prefix tokens P.
+    """
+
+    keeps_float32 = True
+
+    def __init__(self, grid_size: Grid, num_prefix_tokens: int) -> None:
+        super().__init__(grid_size)
+        self.num_prefix_tokens = num_prefix_tokens
+
+    def biases(self, layer: int) -> Tensor:
+        """Return ``(A, L, L)`` biases of block ``layer``, patches in raster order."""
+        raise NotImplementedError
+
+    def bias(self, layer: int) -> Tensor:
+        """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``."""
+        biases = self.biases(layer)
+        if self.order is None:
+            return biases
+        prefix = torch.arange(self.num_prefix_tokens, device=self.order.device)
+        order = torch.cat([prefix, self.order + self.num_prefix_tokens])
+        return biases[:, order[:, None], order]
+
+
+class RelPos(BiasPosEmbed):
+    """A trained bias for each displacement, Liu et al. 2021 (arXiv:2103.14030), with BEiT's entries for prefix tokens.
+
+    Bao et al. 2022 (arXiv:2106.08254) add three: prefix to patch, patch to prefix, prefix to prefix.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        num_heads: Number of heads A.
+        depth: Number of blocks, each with a table of its own if ``join`` is every_layer.
+        num_prefix_tokens: Number of prefix tokens P.
+        join: Own table in every block (every_layer), or one for all (every_layer_shared).
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("interpolate",)
+    index: Tensor  # (L, L), rows of the table
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        num_heads: int,
+        depth: int = 1,
+        num_prefix_tokens: int = 0,
+        join: PosEmbedJoin = "every_layer",
+    ) -> None:
+        super().__init__(grid_size, num_prefix_tokens)
+        num_tables = depth if join == "every_layer" else 1
+        num_rows = (2 * grid_size[0] - 1) * (2 * grid_size[1] - 1) + (3 if num_prefix_tokens else 0)
+        self.bias_table = nn.Parameter(torch.empty(num_tables, num_rows, num_heads, dtype=torch.float32))
+        nn.init.trunc_normal_(self.bias_table, std=0.02)
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the index."""
+        index = displacement_index(self.grid_size, self.num_prefix_tokens).to(self.bias_table.device)
+        self.register_buffer("index", index, persistent=False)
+
+    def biases(self, layer: int) -> Tensor:
+        """Return ``(A, L, L)`` biases of block ``layer``."""
+        return self.bias_table[layer % len(self.bias_table)].t()[:, self.index]
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        return state | {"bias_table": resize_bias_table(state["bias_table"], old_grid, self.grid_size)}
+
+
+class Alibi2d(BiasPosEmbed):
+    """Minus the distance of two cells, times a slope a head: Fuller et al. 2023 (arXiv:2311.00566), CROMA.
+
+    A grid that is mirrored or turned has the same biases: this method cannot tell left from right. The slopes are those
+    of Press et al. 2022 (arXiv:2108.12409). Biases with a prefix token are 0.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        num_heads: Number of heads A.
+        num_prefix_tokens: Number of prefix tokens P.
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
+    distances: Tensor  # (L, L), in cells
+    slopes: Tensor  # (A, 1, 1)
+
+    def __init__(self, grid_size: Grid, num_heads: int, num_prefix_tokens: int = 0) -> None:
+        super().__init__(grid_size, num_prefix_tokens)
+        self.num_heads = num_heads
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute slopes and distances."""
+        y, x = grid_cells(self.grid_size, self.trained_grid)
+        distances = torch.hypot(y[:, None] - y, x[:, None] - x)  # (N, N)
+        num_prefix = self.num_prefix_tokens
+        distances = F.pad(distances, (num_prefix, 0, num_prefix, 0))  # (L, L)
+        like = self.slopes if hasattr(self, "slopes") else torch.empty(0, dtype=torch.float32)
+        slopes = torch.tensor(alibi_slopes(self.num_heads)).view(-1, 1, 1)
+        self.register_buffer("slopes", slopes.to(like), persistent=False)
+        self.register_buffer("distances", distances.to(like), persistent=False)
+
+    def biases(self, layer: int) -> Tensor:
+        """Return ``(A, L, L)`` biases, the same in every block."""
+        return -self.slopes * self.distances
+
+
+def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
+    """Return ``(L, L)`` rows of the bias table: query minus key, row-major, then the three of prefix tokens."""
+    h, w = grid_size
+    y, x = (cell.long() for cell in grid_cells(grid_size))
+    index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1  # (N, N)
+    num_displacements = (2 * h - 1) * (2 * w - 1)
+    full = index.new_full((num_prefix_tokens + h * w, num_prefix_tokens + h * w), num_displacements)
+    full[num_prefix_tokens:, :num_prefix_tokens] = num_displacements + 1
+    full[:num_prefix_tokens, :num_prefix_tokens] = num_displacements + 2
+    full[num_prefix_tokens:, num_prefix_tokens:] = index
+    return full
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return a slope for each head, powers of 2 where ``num_heads`` is one."""
+    power = 2 ** (num_heads.bit_length() - 1)  # the largest power of two up to num_heads
+    slopes = [2.0 ** (-8 * a / power) for a in range(1, power + 1)]
+    between = [2.0 ** (-4 * a / power) for a in range(1, 2 * power + 1, 2)]
+    return slopes + between[: num_heads - power]

@@ -1,0 +1,39 @@
+"""The position embedding that mixes neighbouring tokens."""
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.resample import Grid
+
+
+class ConvPosEmbed(PosEmbed):
+    """A depthwise 3 x 3 convolution of the patch tokens after a block, Chu et al. 2021 (arXiv:2102.10882), "PEG".
+
+    What tells absolute position is the zero padding at the border alone.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D.
+        depth: Number of blocks.
+        join: Once, after the first block (stem), or another convolution after each block (every_layer).
+    """
+
+    def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
+        super().__init__(grid_size)
+        num_convs = depth if join == "every_layer" else 1
+        self.convs = nn.ModuleList(
+            nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) for _ in range(num_convs)
+        )
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``; prefix tokens pass by."""
+        if layer >= len(self.convs):
+            return x
+        h, w = self.grid_size
+        prefix, patches = x.split([x.shape[1] - h * w, h * w], dim=1)
+        cells = patches if self.order is None else patches[:, self.order.argsort()]  # each token at its position
+        mixed = self.convs[layer](cells.transpose(1, 2).unflatten(2, (h, w)))  # (B, D, h, w)
+        mixed = mixed.flatten(2).transpose(1, 2)
+        mixed = mixed if self.order is None else mixed[:, self.order]
+        return torch.cat([prefix, patches + mixed], dim=1)

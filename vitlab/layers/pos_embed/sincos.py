@@ -1,0 +1,153 @@
+"""Tables of sines and cosines, added to the patch tokens: fixed, or trained from there."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.base import PosEmbedJoin, grid_cells
+from vitlab.layers.resample import Grid, ResizePolicy, resize_table
+
+
+class SinCosPosEmbed(AddedPosEmbed):
+    """A table that a formula gives; without the formula, the common part of its two subclasses.
+
+    A fixed table is not saved. One interpolated from another grid is: it enters by ``load_state_dict`` under the key
+    ``interpolated`` and stays.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained.
+    """
+
+    weight: Tensor  # (J, N, D); J is 1 unless every layer trains its own
+    interpolated: Tensor | None  # (1, N, D)
+
+    def __init__(self, grid_size: Grid, embed_dim: int, join: PosEmbedJoin, trainable: bool) -> None:
+        super().__init__(grid_size, join)
+        self.embed_dim = embed_dim
+        self.trainable = trainable
+        self.register_buffer("interpolated", None)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64, in the cells of ``trained_grid`` where it is given."""
+        raise NotImplementedError
+
+    def table(self, layer: int = 0) -> Tensor:
+        """Return the ``(N, D)`` table of block ``layer``."""
+        weight = self.weight if self.interpolated is None else self.interpolated
+        return weight[layer % len(weight)]
+
+    def fill_tables(self) -> None:
+        """Compute the fixed table."""
+        if not self.trainable:
+            self.weight = self.formula(self.grid_size, self.trained_grid).to(self.weight)[None]
+
+    def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
+        """Return interpolate alone for a table that no formula gives, every policy of the class otherwise."""
+        return ("interpolate",) if "weight" in state or "interpolated" in state else super().policies_for(state)
+
+    def _start(self, num_tables: int) -> None:
+        table = self.formula(self.grid_size).float()[None]  # (1, N, D)
+        if self.trainable:
+            self.weight = nn.Parameter(table.repeat(num_tables, 1, 1))
+        else:
+            self.register_buffer("weight", table, persistent=False)
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        if policy != "interpolate":
+            return super()._resized_state(state, old_grid, policy, antialias)
+        key = "weight" if self.trainable else "interpolated"
+        table = state[key] if key in state else self.formula(old_grid).float()[None]
+        return state | {key: resize_table(table, old_grid, self.grid_size, antialias)}
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if not self.trainable and prefix + "interpolated" in state_dict:
+            self.interpolated = self.weight.clone()  # super() fills it in
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class SinCos1d(SinCosPosEmbed):
+    """Sines and cosines of the raster index, Vaswani et al. 2017 (arXiv:1706.03762), as T2T-ViT has it.
+
+    Patch n has position n + 1, with or without a class token: T2T-ViT, Yuan et al. 2021 (arXiv:2101.11986), gives
+    position 0 to its class token.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D.
+        depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained; it starts at the formula.
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("interpolate", "extrapolate")
+
+    def __init__(
+        self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem", trainable: bool = False
+    ) -> None:
+        super().__init__(grid_size, embed_dim, join, trainable)
+        self._start(depth if join == "every_layer" else 1)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64."""
+        positions = torch.arange(1, grid_size[0] * grid_size[1] + 1, dtype=torch.float64)
+        channels = torch.arange(self.embed_dim)
+        angles = positions[:, None] / 10_000.0 ** (2 * (channels // 2).double() / self.embed_dim)
+        return torch.where(channels % 2 == 0, angles.sin(), angles.cos())
+
+
+class SinCos2d(SinCosPosEmbed):
+    """Sines and cosines of column and row: one name for codes that differ in channel order and frequencies.
+
+    mae: He et al. 2022 (arXiv:2111.06377); moco: Chen et al. 2021 (arXiv:2104.02057); big_vision: Beyer et al. 2022
+    (arXiv:2205.01580); timm: the default of its ``build_sincos2d_pos_embed``.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D, divisible by 4.
+        depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
+        join: See :class:`AddedPosEmbed`.
+        trainable: Whether the table is trained; it starts at the formula.
+        style: Whose channel order and frequencies to follow.
+    """
+
+    policies: tuple[ResizePolicy, ...] = ("rescale", "interpolate", "extrapolate")
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        embed_dim: int,
+        depth: int = 1,
+        join: PosEmbedJoin = "stem",
+        trainable: bool = False,
+        style: Literal["mae", "moco", "big_vision", "timm"] = "mae",
+    ) -> None:
+        if embed_dim % 4:
+            raise ValueError(f"`embed_dim` must be divisible by 4 for pos_embed='sincos2d', got embed_dim={embed_dim}")
+        if style == "big_vision" and embed_dim < 8:
+            raise ValueError(f"`embed_dim` must be at least 8 for style='big_vision', got embed_dim={embed_dim}")
+        super().__init__(grid_size, embed_dim, join, trainable)
+        self.style = style
+        self._start(depth if join == "every_layer" else 1)
+
+    def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
+        """Return the ``(N, D)`` table in float64."""
+        y, x = grid_cells(grid_size, trained_grid, half_cell=0.5 if trained_grid is not None else 0.0)
+        quarter = self.embed_dim // 4
+        steps = quarter - 1 if self.style == "big_vision" else quarter
+        omega = 10_000.0 ** -(torch.arange(quarter, dtype=torch.float64) / steps)
+        x_angles, y_angles = x[:, None] * omega, y[:, None] * omega  # (N, D / 4) each
+        match self.style:
+            case "mae" | "big_vision":
+                parts = [x_angles.sin(), x_angles.cos(), y_angles.sin(), y_angles.cos()]
+            case "moco":
+                parts = [y_angles.sin(), y_angles.cos(), x_angles.sin(), x_angles.cos()]
+            case "timm":
+                parts = [y_angles.sin(), x_angles.sin(), y_angles.cos(), x_angles.cos()]
+        return torch.cat(parts, dim=1)
