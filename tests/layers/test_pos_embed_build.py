@@ -1,0 +1,154 @@
+from typing import get_args
+
+import pytest
+import torch
+
+from vitlab.layers.pos_embed import PosEmbedName, build_pos_embed
+
+NAMES = get_args(PosEmbedName)
+SIZE = {"grid_size": (14, 14), "embed_dim": 384, "num_heads": 6, "depth": 12, "num_prefix_tokens": 1}
+
+
+def build(name, **options):
+    return build_pos_embed(name, **(SIZE | options))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "shapes"),
+    [
+        ("none", {}, {}),
+        ("learned", {}, {"weight": (1, 196, 384)}),
+        ("learned", {"join": "every_layer"}, {"weight": (12, 196, 384)}),
+        ("learned", {"join": "every_layer_shared"}, {"weight": (1, 196, 384)}),
+        ("factorized", {}, {"row": (1, 14, 384), "col": (1, 14, 384)}),
+        ("factorized", {"grid_size": (3, 5)}, {"row": (1, 3, 384), "col": (1, 5, 384)}),
+        ("sincos1d", {}, {}),
+        ("sincos1d", {"join": "every_layer"}, {}),
+        ("sincos1d", {"trainable": True}, {"weight": (1, 196, 384)}),
+        ("sincos2d", {"trainable": False}, {}),
+        ("sincos2d", {"trainable": True, "join": "every_layer"}, {"weight": (12, 196, 384)}),
+        ("relpos", {}, {"bias_table": (12, 732, 6)}),
+        ("relpos", {"num_prefix_tokens": 0}, {"bias_table": (12, 729, 6)}),
+        ("relpos", {"join": "every_layer_shared"}, {"bias_table": (1, 732, 6)}),
+        ("alibi2d", {}, {}),
+        ("rope2d", {}, {}),
+        ("rope_mixed", {}, {"freqs": (2, 12, 6, 32)}),
+        ("rope_mixed", {"join": "every_layer_shared"}, {"freqs": (2, 1, 6, 32)}),
+        ("conv", {}, {"convs.0.weight": (384, 1, 3, 3), "convs.0.bias": (384,)}),
+    ],
+)
+def test_state_dict_has_these_keys_and_shapes_all_trained(name, options, shapes):
+    module = build(name, **options)
+    assert {key: tuple(value.shape) for key, value in module.state_dict().items()} == shapes
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "count"),
+    [
+        ("none", {}, 0),
+        ("learned", {}, 75_264),
+        ("learned", {"join": "every_layer"}, 903_168),
+        ("factorized", {}, 10_752),
+        ("sincos1d", {}, 0),
+        ("sincos2d", {}, 0),
+        ("relpos", {}, 52_704),
+        ("relpos", {"num_prefix_tokens": 0}, 52_488),
+        ("alibi2d", {}, 0),
+        ("rope2d", {}, 0),
+        ("rope_mixed", {}, 4_608),
+        ("conv", {}, 3_840),
+        ("conv", {"join": "every_layer"}, 12 * 3_840),
+    ],
+)
+def test_parameter_counts_at_vit_small(name, options, count):
+    assert sum(parameter.numel() for parameter in build(name, **options).parameters()) == count
+
+
+@pytest.mark.parametrize("name", ["learned", "factorized", "relpos", "rope_mixed", "conv"])
+def test_not_trainable_freezes_what_is_there(name):
+    module = build(name, trainable=False)
+    assert module.state_dict() and not any(parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+@pytest.mark.parametrize("name", ["none", "alibi2d", "rope2d"])
+def test_nothing_to_train_is_said(name, trainable):
+    with pytest.raises(ValueError, match=f"pos_embed='{name}' has nothing to train: leave `pos_embed_trainable`"):
+        build(name, trainable=trainable)
+
+
+@pytest.mark.parametrize(
+    ("name", "join", "allowed"),
+    [
+        ("none", "stem", "null only"),
+        ("relpos", "stem", "every_layer, every_layer_shared"),
+        ("alibi2d", "every_layer", "every_layer_shared"),
+        ("rope2d", "stem", "every_layer_shared"),
+        ("rope_mixed", "stem", "every_layer, every_layer_shared"),
+        ("conv", "every_layer_shared", "stem, every_layer"),
+        ("learned", "twice", "stem, every_layer, every_layer_shared"),
+    ],
+)
+def test_a_join_that_a_method_lacks_names_those_it_has(name, join, allowed):
+    with pytest.raises(ValueError, match=f"`pos_embed_join` must be one of {allowed} for pos_embed='{name}'"):
+        build(name, join=join)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("rope")])
+def test_theta_of_a_method_that_does_not_rotate_is_refused(name):
+    with pytest.raises(ValueError, match="`rope_theta` belongs to pos_embed='rope2d' and 'rope_mixed'"):
+        build(name, theta=100.0)
+
+
+@pytest.mark.parametrize("theta", [1.0, 0.0, -2.0, float("nan")])
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_theta_must_be_above_1(name, theta):
+    with pytest.raises(ValueError, match="`rope_theta` must be above 1"):
+        build(name, theta=theta)
+
+
+def test_theta_defaults_to_the_published_value_of_each_method():
+    assert torch.equal(build("rope2d").sin, build("rope2d", theta=100.0).sin)
+    sizes = [build("rope_mixed", theta=theta).freqs.square().sum(dim=0).sqrt() for theta in (None, 10.0, 100.0)]
+    torch.testing.assert_close(sizes[0], sizes[1])
+    assert (sizes[0] - sizes[2]).abs().max() > 0.1
+
+
+def test_widths_that_a_method_cannot_halve_twice_are_refused():
+    with pytest.raises(
+        ValueError, match="`embed_dim` must be divisible by 4 for pos_embed='sincos2d', got embed_dim=6"
+    ):
+        build("sincos2d", embed_dim=6)
+    for name in ("rope2d", "rope_mixed"):
+        with pytest.raises(ValueError, match=f"divisible by 4 for pos_embed='{name}', got a head width of 6"):
+            build(name, embed_dim=12, num_heads=2)
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"`pos_embed` must be one of none, learned, .* conv, got 'rope'"):
+        build("rope")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_built_on_meta_gets_its_tables_when_it_is_materialised(name):
+    reference = build(name)
+    with torch.device("meta"):
+        module = build(name)
+    module.to_empty(device="cpu")
+    module.load_state_dict(reference.state_dict())
+    for key, buffer in module.named_buffers():
+        assert torch.equal(buffer, reference.get_buffer(key)), key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_must_be_a_permutation_and_ends_with_the_block(name):
+    module = build(name, grid_size=(2, 3))
+    with (
+        pytest.raises(ValueError, match="permutation of the 6 patch positions"),
+        module.permute_positions(torch.zeros(6, dtype=torch.long)),
+    ):
+        pass
+    with module.permute_positions(torch.randperm(6)):
+        assert module.order is not None
+    assert module.order is None

@@ -1,0 +1,131 @@
+import pytest
+import torch
+from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
+
+from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, mixed_freqs
+
+GRIDS = [(14, 14), (3, 5)]
+
+
+def rotary(name, grid_size, head_dim=16, num_prefix_tokens=0):
+    if name == "rope2d":
+        return RoPE2d(grid_size, head_dim, num_prefix_tokens)
+    return RoPEMixed(grid_size, head_dim, 2, 2, num_prefix_tokens)
+
+
+@pytest.mark.parametrize("grid_size", GRIDS)
+def test_rope2d_is_timms_axial_rotation_with_x_first(grid_size):
+    x = torch.randn(2, 3, grid_size[0] * grid_size[1], 16)
+    ours = RoPE2d(grid_size, 16).rotate(x, 0)
+    for indexing, agrees in [("xy", True), ("ij", False)]:
+        cat = RotaryEmbeddingCat(
+            16, temperature=100, in_pixels=False, feat_shape=list(grid_size), grid_indexing=indexing
+        )
+        difference = (ours - apply_rot_embed_cat(x, cat.get_embed())).abs().max()
+        assert difference <= 1e-6 if agrees else difference > 1
+
+
+def test_rope2d_turns_row_1_column_3_by_the_published_angles():
+    rope = RoPE2d((14, 14), 64)
+    torch.testing.assert_close(rope.sin[17, [0, 1, 16]], torch.tensor([0.1411200, 0.7782725, 0.8414710]))
+    torch.testing.assert_close(rope.cos[17, 0], torch.tensor(-0.9899925))
+
+
+def test_rope2d_turns_pairs_as_the_slow_loop_does():
+    rope, x = RoPE2d((2, 3), 8, num_prefix_tokens=1), torch.randn(1, 1, 7, 8, dtype=torch.float64)
+    expected = x.clone()
+    for n in range(6):
+        for pair in range(4):
+            position = n % 3 if pair < 2 else n // 3
+            angle = torch.tensor(position * 100.0 ** -((pair % 2) / 2), dtype=torch.float64)
+            a, b = x[0, 0, 1 + n, 2 * pair], x[0, 0, 1 + n, 2 * pair + 1]
+            expected[0, 0, 1 + n, 2 * pair] = a * angle.cos() - b * angle.sin()
+            expected[0, 0, 1 + n, 2 * pair + 1] = a * angle.sin() + b * angle.cos()
+    torch.testing.assert_close(rope.rotate(x, 0), expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("grid_size", GRIDS)
+def test_rope_mixed_is_timms_given_the_same_frequencies(grid_size):
+    theirs = RotaryEmbeddingMixed(32, depth=2, num_heads=2, feat_shape=list(grid_size))
+    ours = RoPEMixed(grid_size, 16, num_heads=2, depth=2)
+    ours.load_state_dict({"freqs": theirs.freqs})
+    x = torch.randn(2, 2, grid_size[0] * grid_size[1], 16)
+    for layer, embed in enumerate(theirs.get_embed()):
+        torch.testing.assert_close(ours.rotate(x, layer), apply_rot_embed_cat(x, embed), rtol=0, atol=1e-6)
+
+
+def test_rope_mixed_starts_with_two_orthogonal_directions():
+    fx, fy = mixed_freqs(torch.zeros(1, 1, 1), 16, 10.0)[:, 0, 0]
+    size, zeros = torch.tensor([1, 0.56234, 0.31623, 0.17783]), torch.zeros(4)
+    torch.testing.assert_close(fx, torch.cat([size, zeros]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(fy, torch.cat([zeros, size]), rtol=0, atol=1e-5)
+
+
+def test_rope_mixed_draws_one_direction_a_head_and_layer():
+    freqs = RoPEMixed((2, 3), 16, num_heads=3, depth=4).freqs
+    assert freqs.shape == (2, 4, 3, 8)
+    angles = torch.atan2(freqs[1], freqs[0])[..., :4]  # of the first direction: one for all its frequencies
+    torch.testing.assert_close(angles, angles[..., :1].expand(4, 3, 4))
+    assert len(angles[..., 0].flatten().unique()) == 12
+
+
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+@pytest.mark.parametrize("grid_size", [(4, 4), (3, 5)])
+def test_rotary_logits_depend_on_the_displacement_alone(name, grid_size):
+    h, w = grid_size
+    rope = rotary(name, grid_size)
+    q, k = (torch.randn(1, 2, 1, 16).expand(1, 2, h * w, 16) for _ in range(2))
+    logits = (rope.rotate(q, 0) @ rope.rotate(k, 0).transpose(-2, -1)).view(2, h, w, h, w)
+    torch.testing.assert_close(logits[:, 0, 0, 1, 2], logits[:, 1, 1, 2, 3], rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits[:, 2, 1, 0, 0], logits[:, 2, 3, 0, 2], rtol=0, atol=1e-5)
+    assert (logits[:, 0, 0, 1, 2] - logits[:, 0, 0, 2, 1]).abs().min() > 0.01
+    assert (logits[:, 0, 0, 1, 2] - logits[:, 0, 0, 2, 1]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_rotation_keeps_norms_and_leaves_the_first_cell_and_prefix_tokens_alone(name):
+    rope, x = rotary(name, (3, 5), num_prefix_tokens=2), torch.randn(2, 2, 17, 16)
+    turned = rope.rotate(x, 1)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1), rtol=0, atol=1e-5)
+    assert torch.equal(turned[:, :, :3], x[:, :, :3])  # two prefix tokens and cell (0, 0)
+    assert (turned[:, :, 3:] - x[:, :, 3:]).abs().amax(dim=(0, 1, 3)).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_a_class_query_sees_the_keys_absolute_cell(name):
+    rope = rotary(name, (3, 5), num_prefix_tokens=1)
+    q, k = torch.randn(1, 2, 16, 16), torch.randn(1, 2, 1, 16).expand(1, 2, 16, 16)
+    logits = rope.rotate(q, 0)[:, :, :1] @ rope.rotate(k, 0)[:, :, 1:].transpose(-2, -1)
+    assert logits.std(dim=-1).min() > 0.1
+
+
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_rotation_is_accurate_in_bfloat16_models(name):
+    reference = rotary(name, (14, 14))
+    cast = rotary(name, (14, 14))
+    cast.load_state_dict(reference.state_dict())
+    cast.to(torch.bfloat16)
+    x = torch.randn(1, 2, 196, 16).bfloat16()
+    for ours, theirs in zip(cast.cos_sin(1), reference.cos_sin(1), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    assert cast.rotate(x, 1).dtype == torch.bfloat16
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(reference.rotate(x.float(), 1), reference.rotate(x.double(), 1).float())
+
+
+@pytest.mark.parametrize("name", ["rope2d", "rope_mixed"])
+def test_a_bfloat16_default_dtype_does_not_reach_the_tables(name):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        module = rotary(name, (3, 5))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert {x.dtype for x in (*module.buffers(), *module.parameters())} == {torch.float32}
+
+
+def test_a_trained_frequency_gets_a_gradient():
+    rope = rotary("rope_mixed", (3, 5))
+    rope.rotate(torch.randn(1, 2, 15, 16), 0).square()[..., ::2].sum().backward()
+    assert rope.freqs.grad[:, 0].abs().min() > 0
+    assert rope.freqs.grad[:, 1].abs().max() == 0
