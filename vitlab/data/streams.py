@@ -1,0 +1,34 @@
+"""Random numbers that depend on counters alone, so that they can be drawn in any order, by any process."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of SplitMix64 (Steele et al. 2014)
+
+Seeds = NDArray[np.uint64]
+
+
+def _scramble(x: Seeds) -> Seeds:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def stream(*counters: int | NDArray[np.int64]) -> Seeds:
+    """Return one 64-bit seed for each combination of counters, which are broadcast against each other."""
+    state = np.zeros(1, dtype=np.uint64)
+    for counter in counters:
+        state = _scramble((state ^ np.asarray(counter, dtype=np.int64).astype(np.uint64)) + _GOLDEN)
+    return state
+
+
+def uniforms(seeds: Seeds, n: int) -> NDArray[np.float64]:
+    """Map ``(B,)`` seeds to ``(B, n)`` numbers in [0, 1)."""
+    steps = np.arange(1, n + 1, dtype=np.uint64) * _GOLDEN
+    return np.ldexp((_scramble(seeds[:, None] + steps) >> np.uint64(11)).astype(np.float64), -53)
+
+
+def generator(seed: int) -> torch.Generator:
+    """Return a generator of its own for one seed."""
+    return torch.Generator().manual_seed(int(seed) & (2**63 - 1))

@@ -1,0 +1,85 @@
+"""A loader for images held in memory as one uint8 tensor, augmented by the chunk."""
+
+from collections.abc import Iterator
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.data.loader import Batch, Loader
+from vitlab.data.order import EvalOrder, Step, TrainOrder
+from vitlab.data.splits import Indices
+from vitlab.data.streams import uniforms
+
+_CHUNK = 4096  # images augmented at once: enough of each shift to be copied together, few enough to stay small
+
+
+class TensorLoader(Loader):
+    """Cut windows out of images in memory, at a random place and mirrored by chance in training.
+
+    Args:
+        images: ``(N, C, H, W)`` uint8, on the device where the batches are wanted.
+        labels: ``(N,)`` classes.
+        order: Which samples this process takes at each step.
+        window: Height and width of what is cut out.
+        pad: Black pixels added on every side before cutting.
+        augment: Draw place and mirroring from each sample's seed; else the centre is cut out.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        order: TrainOrder | EvalOrder,
+        window: tuple[int, int],
+        pad: int = 0,
+        augment: bool = False,
+    ) -> None:
+        super().__init__(order)
+        self.images = F.pad(images, (pad, pad, pad, pad)) if pad else images
+        self.labels = labels
+        self.window = window
+        self.augment = augment
+        self.room = (self.images.shape[2] - window[0], self.images.shape[3] - window[1])
+
+    def read(self, start: int) -> Iterator[Batch]:
+        """Yield the batches from number ``start`` on."""
+        steps = self.steps(start)
+        while first := next(steps, None):
+            group = [first, *islice(steps, _CHUNK // len(first.indices))]
+            yield from self._batches(group)
+
+    def _batches(self, group: list[Step]) -> Iterator[Batch]:
+        sizes = [len(step.indices) for step in group]
+        indices = np.concatenate([step.indices for step in group])
+        if self.augment:
+            images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
+        else:
+            images = self._cut_centre(indices)
+        labels = self.labels[self._index(indices)]
+        for step, x, y in zip(group, images.split(sizes), labels.split(sizes), strict=True):
+            yield x, y, step.mix_seed
+
+    def _cut_centre(self, indices: Indices) -> Tensor:
+        return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]
+
+    def _cut_at_random(self, indices: Indices, draws: np.ndarray) -> Tensor:
+        columns = self.room[1] + 1
+        shifts = (draws[:, 0] * (self.room[0] + 1)).astype(int) * columns + (draws[:, 1] * columns).astype(int)
+        order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
+        ends = np.flatnonzero(np.diff(shifts[order])) + 1
+        parts = [
+            self._view(*divmod(int(shifts[rows[0]]), columns))[self._index(indices[rows])]
+            for rows in np.split(order, ends)
+        ]
+        images = torch.cat(parts)[self._index(np.argsort(order))]
+        mirrored = torch.from_numpy(draws[:, 2] < 0.5).to(images.device)
+        return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+
+    def _view(self, top: int, left: int) -> Tensor:
+        return self.images[:, :, top : top + self.window[0], left : left + self.window[1]]
+
+    def _index(self, indices: Indices) -> Tensor:
+        return torch.from_numpy(indices).to(self.images.device)
