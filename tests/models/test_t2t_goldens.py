@@ -1,0 +1,51 @@
+"""The official implementation's logits, for weights and images that anyone can make again."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.layers.pos_embed.sincos import SinCos1d
+from vitlab.models.convert import from_t2t
+from vitlab.models.vit import SIZES, VisionTransformer
+
+GOLDENS = Path(__file__).parents[1] / "goldens"
+KEYS = json.loads((GOLDENS / "t2t_keys.json").read_text())
+LOGITS = np.load(GOLDENS / "t2t_dev.npz")
+NAMES = ["t2t_vit_7", "t2t_vit_t_14"]
+
+
+def official_state_dict(size):
+    return {name: official_value(name, shape) for name, shape in KEYS[size].items()}
+
+
+def official_value(name, shape):
+    if name == "pos_embed":
+        table = SinCos1d((1, shape[1] - 1), shape[2]).table()
+        return torch.cat([torch.tensor([0.0, 1.0]).repeat(shape[2] // 2)[None], table])[None]
+    r = torch.randn(shape, generator=torch.Generator().manual_seed(zlib.crc32(f"dev:{name}".encode())))
+    if name.endswith(".w"):
+        return 0.7 * r
+    if "norm" in name and name.endswith("weight"):
+        return 1 + 0.06 * r
+    return 0.02 * r if "kqv" in name else 0.06 * r
+
+
+@pytest.fixture(scope="module")
+def images():
+    return torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("size", NAMES)
+@pytest.mark.parametrize("strides", [None, (4, 2, 2)])
+def test_logits_and_tokens_are_the_official_ones(size, strides, images):
+    model = VisionTransformer(**SIZES[size], t2t_strides=strides).eval()
+    model.load_state_dict(from_t2t(official_state_dict(size)))
+    with torch.no_grad():
+        tokens = model.tokenizer(images)[:, ::17, ::13]
+        logits = model(images)
+    np.testing.assert_allclose(tokens, LOGITS[f"{size}/tokens_17_13"], rtol=0, atol=1e-5)
+    np.testing.assert_allclose(logits, LOGITS[f"{size}/logits"], rtol=0, atol=2e-5)

@@ -1,0 +1,31 @@
+"""What a network costs, counted without running it."""
+
+import torch
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlab.models.vit import VisionTransformer
+
+
+def count_parameters(model: torch.nn.Module) -> int:
+    """Return the number of trained values."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def count_macs(model: VisionTransformer) -> int:
+    """Return the multiply-adds of one image's forward pass: every matrix product, attention's own included.
+
+    Counted on the meta device, where fused attention is counted too. The FLOPs are twice as many.
+    """
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
+    images = torch.empty(1, model.in_chans, *model.img_size, device="meta", dtype=next(model.parameters()).dtype)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        functional_call(model, meta, (images,))
+    return counter.get_total_flops() // 2
+
+
+def count_tokens(model: VisionTransformer) -> int:
+    """Return the number of tokens L in every block: prefix tokens and patches."""
+    return model.num_prefix_tokens + model.grid_size[0] * model.grid_size[1]

@@ -1,0 +1,102 @@
+"""Read weights from files without running what is in them."""
+
+import argparse
+import json
+import pickle
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CONTAINERS = (
+    "state_dict_ema",
+    "model_ema",
+    "state_dict",
+    "model",
+    "net",
+)  # averaged weights first: they were published
+
+
+@dataclass
+class WeightsFile:
+    """What a file of weights holds.
+
+    Args:
+        state_dict: Names and tensors, without the prefixes that wrappers add.
+        arguments: How the network was built, where the file says so.
+        sentences: What was chosen or left out, for the user.
+    """
+
+    state_dict: dict[str, Tensor]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    sentences: list[str] = field(default_factory=list)
+
+
+def read_weights(path: str | Path) -> WeightsFile:
+    """Read a safetensors file, or a torch file in the mode that cannot run code."""
+    path = Path(path)
+    if not path.is_file():
+        raise ValueError(f"no such file: {path}")
+    content, arguments = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    sentences = []
+    for name in CONTAINERS:
+        if isinstance(content.get(name), dict):
+            content = content[name]
+            sentences += [f"weights: {name}, the averaged ones"] if name.endswith("ema") else []
+            break
+    state_dict = {name: value for name, value in content.items() if isinstance(value, Tensor)}
+    if not state_dict or len(state_dict) < len(content):
+        raise ValueError(f"{path} holds no state dict: its entries are {some(content)}")
+    state_dict, outside = _strip_prefixes(state_dict)
+    sentences += [f"weights: left out what lies outside the network, {some(outside)}"] if outside else []
+    return WeightsFile(state_dict, arguments, sentences)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            arguments = json.loads((file.metadata() or {}).get("hyper_parameters", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, arguments  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
+
+
+def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):  # published files carry their command line
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if zipfile.is_zipfile(path) or "Unsupported" in str(error):
+            raise ValueError(
+                f"{path} is refused: it holds objects other than weights, which could run code when they are loaded; "
+                f"where you trust its source, save its state dict alone, as safetensors"
+            ) from error
+        raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
+    except (EOFError, RuntimeError, OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
+    arguments = content.get("hyper_parameters")
+    return content, arguments if isinstance(arguments, dict) else {}
+
+
+def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the state dict without what DDP, torch.compile and our tasks put before names, and the names left out."""
+    state_dict = {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
+    if all(name.startswith("module.") for name in state_dict):
+        state_dict = {name.removeprefix("module."): value for name, value in state_dict.items()}
+    if not any(name.startswith("net.") for name in state_dict):
+        return state_dict, []
+    inside = {name.removeprefix("net."): value for name, value in state_dict.items() if name.startswith("net.")}
+    return inside, [name for name in state_dict if not name.startswith("net.")]
+
+
+def some(names: Any) -> str:
+    """Return the first few names, and how many there are beside them."""
+    names = list(names)
+    return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
