@@ -1,0 +1,145 @@
+"""What a run shows in the terminal: a bar while it works, one line an epoch."""
+
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import ProgressBar
+from tqdm import tqdm
+
+from vitlab.callbacks.record import RunRecord
+
+
+class Console(ProgressBar):
+    """Show loss, accuracy, images/s and the time left; without a terminal, only the lines of the epochs.
+
+    Args:
+        record: Where the numbers come from; the bar itself never waits for the device.
+        quiet: Whether to show nothing.
+    """
+
+    def __init__(self, record: RunRecord, quiet: bool = False) -> None:
+        super().__init__()
+        self.record = record
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+        self._start = 0.0
+        self._first_step = 0
+
+    def disable(self) -> None:
+        """Show nothing; Lightning calls it on all processes but the first."""
+        self.quiet = True
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock of the time left."""
+        self._start, self._first_step = time.perf_counter(), trainer.global_step
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar of an epoch."""
+        if not self.quiet and sys.stderr.isatty():
+            title = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
+            self.bar = tqdm(total=trainer.num_training_batches, desc=title, leave=False, mininterval=0.2)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar."""
+        if self.bar is not None:
+            self.bar.set_postfix_str(self._numbers(trainer), refresh=False)
+            self.bar.update()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Print the line of an epoch."""
+        self._close()
+        if self.quiet:
+            return
+        sums = dict(self.record.epoch_sums)
+        n = sums.pop("n", 0.0)
+        parts = [f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"]
+        parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
+        parts += [f"{k} {float(v):.4f}" for k, v in trainer.callback_metrics.items() if k in _shown(trainer)]
+        parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
+        parts.append(f"{_duration(self._left(trainer))} left")
+        sys.stdout.write("  ".join(parts) + "\n")
+        sys.stdout.flush()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Leave no half bar behind."""
+        self._close()
+
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    def _numbers(self, trainer: L.Trainer) -> str:
+        row = self.record.row
+        shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
+        if row:
+            shown.append(f"{row['images_per_second']:,.0f} images/s")
+        return "  ".join([*shown, f"{_duration(self._left(trainer))} left"])
+
+    def _left(self, trainer: L.Trainer) -> float:
+        done = trainer.global_step - self._first_step
+        total = float(trainer.estimated_stepping_batches)
+        return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
+
+
+class EvaluationConsole(ProgressBar):
+    """Show a bar while a split is measured; nothing without a terminal.
+
+    Args:
+        quiet: Whether to show nothing.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        super().__init__()
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Show nothing; Lightning calls it on all processes but the first."""
+        self.quiet = True
+
+    def _open(self, total: float) -> None:
+        if not self.quiet and sys.stderr.isatty():
+            self.bar = tqdm(total=int(total), leave=False, mininterval=0.2)
+
+    def _advance(self) -> None:
+        if self.bar is not None:
+            self.bar.update()
+
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar."""
+        self._open(sum(trainer.num_val_batches))
+
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar."""
+        self._open(sum(trainer.num_test_batches))
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        """Move the bar."""
+        self._advance()
+
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, *args: Any) -> None:
+        """Close the bar."""
+        self._close()
+
+    on_test_end = on_validation_end
+
+
+def _shown(trainer: L.Trainer) -> list[str]:
+    return [k for k in trainer.callback_metrics if k.startswith("val/") and k not in ("val/n", "val/acc5")]
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

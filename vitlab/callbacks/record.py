@@ -1,0 +1,105 @@
+"""What a run writes into its directory while it goes on."""
+
+import datetime
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from vitlab.run_dir import RunDir
+
+
+class RunRecord(Callback):
+    """Append metrics to ``metrics.jsonl`` and to the loggers, and keep the status in ``run.json``.
+
+    Training metrics are means over ``trainer.log_every_n_steps`` steps and all processes; until they are due, they stay
+    on the device.
+
+    Args:
+        run: The run directory.
+        describe: Called once the data is set up; writes what is known of the run before its first step.
+    """
+
+    def __init__(self, run: RunDir, describe: Callable[[L.Trainer, L.LightningModule], None]) -> None:
+        self.run = run
+        self.describe = describe
+        self.attempt = 1
+        self.row: dict[str, float] = {}
+        self.epoch_sums: dict[str, float] = {}
+        self.started = False
+        self._since = 0.0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what the run is."""
+        if trainer.is_global_zero:
+            self.attempt = self.run.read("run.json").get("attempts", 0) + 1
+            self.describe(trainer, pl_module)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock."""
+        self.started = True
+        self._since = time.perf_counter()
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Forget the sums of the epoch before."""
+        self.epoch_sums = {}
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
+        last = batch_idx + 1 == trainer.num_training_batches
+        if not last and (batch_idx + 1) % (trainer.log_every_n_steps * trainer.accumulate_grad_batches):
+            return
+        sums = pl_module.read_train_sums()
+        now = time.perf_counter()
+        for name, value in sums.items():
+            self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
+        n = sums.pop("n")
+        self.row = {f"train/{name}": value / n for name, value in sums.items()}
+        self.row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
+        self.row["images_per_second"] = n / (now - self._since)
+        self._since = now
+        self._write(trainer, self.row)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock of training."""
+        self._paused = time.perf_counter()
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the row of a validation."""
+        self._since += time.perf_counter() - self._paused
+        if not trainer.sanity_checking:
+            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
+            self._write(trainer, metrics)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write the end of the run."""
+        self._end(trainer, "done")
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Write why the run ended early."""
+        stopped = isinstance(exception, KeyboardInterrupt)
+        self._end(
+            trainer, "preempted" if stopped else "failed", error=f"{type(exception).__name__}: {exception}"[:2000]
+        )
+
+    def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
+        if trainer.is_global_zero and self.run.exists():
+            self.run.update("run.json", status=status, ended=now_utc(), **more)
+
+    def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
+        if trainer.is_global_zero:
+            head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
+            with self.run.metrics.open("a") as file:
+                file.write(json.dumps(head | values) + "\n")
+
+
+def now_utc() -> str:
+    """Return the time in ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

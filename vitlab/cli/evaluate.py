@@ -1,0 +1,78 @@
+"""``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
+
+import argparse
+import os
+from typing import Any, Literal, NoReturn
+
+from vitlab.errors import UsageError
+from vitlab.run_dir import RunDir, find_run
+
+Split = Literal["validate", "test"]
+
+
+def validate(argv: list[str]) -> int:
+    """Run ``vitlab validate RUN``."""
+    return _main("validate", argv)
+
+
+def test(argv: list[str]) -> int:
+    """Run ``vitlab test RUN``."""
+    return _main("test", argv)
+
+
+def run_parser(command: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser whose first argument is a run."""
+    parser = _Parser(f"vitlab {command}", description=description, allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
+    """Return the arguments that rebuild what ``run`` trained, without its loggers."""
+    if any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in rest):
+        raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
+    return ["--config", str(run.config), *rest, "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+
+
+def _main(command: Split, argv: list[str]) -> int:
+    split = {"validate": "val", "test": "test"}[command]
+    parser = run_parser(command, f"Measure a run on its {split} split and write the numbers into its results.json.")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
+    options, rest = parser.parse_known_args(argv)
+    run, checkpoint = find_run(options.run)
+    from vitlab.callbacks.console import EvaluationConsole
+    from vitlab.cli.fit import say
+    from vitlab.cli.parser import VitlabCLI, user_mistakes
+    from vitlab.cli.training import checkpoint_facts
+
+    cli = VitlabCLI(evaluation_args(run, rest), [EvaluationConsole(options.quiet)], default_root_dir=str(run.path))
+    with user_mistakes():
+        getattr(cli.trainer, command)(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    if cli.trainer.is_global_zero:
+        found = {k: float(v) for k, v in cli.trainer.callback_metrics.items() if k.startswith(f"{split}/")}
+        values = {k.removeprefix(f"{split}/"): v for k, v in found.items()}
+        overrides = cli.overrides() if rest else {}
+        result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": overrides}
+        _keep(run, split, result)
+        if not options.quiet:
+            shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
+            say(f"{shown} on {values['n']:.0f} images")
+            say(f"run   {run.path} ({checkpoint.name})")
+    return 0
+
+
+def _keep(run: RunDir, split: str, result: dict[str, Any]) -> None:
+    results = run.read("results.json")
+    if result["overrides"]:  # measured under other conditions: kept beside the run's own result, not in its place
+        others = [
+            r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
+        ]
+        run.update("results.json", variations=[*others, {"split": split, **result}])
+    else:
+        run.update("results.json", **{split: result})

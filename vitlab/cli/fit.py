@@ -1,0 +1,121 @@
+"""``vitlab fit``: train a model in a run directory of its own, or continue a run."""
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_run
+
+# Two resolved configurations that differ in these keys alone are the same experiment: a run may be resumed with the other.
+FREE_KEYS = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger")
+FREE_KEYS += ("trainer.log_every_n_steps", "trainer.default_root_dir", "data.num_workers", "data.root", "data.download")
+
+EXAMPLES = """examples:
+  vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
+  vitlab fit --config configs/t2t.yaml --name first --trainer.max_epochs=5
+  vitlab fit --resume first
+"""
+
+
+class _Options(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+def options_parser() -> argparse.ArgumentParser:
+    """Return the parser of what belongs to the run rather than to its configuration."""
+    parser = _Options("vitlab fit", allow_abbrev=False, add_help=False)
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this page; --help_all shows every argument of the trainer too")
+    add("--help_all", action="store_true", help=argparse.SUPPRESS)
+    add("--name", help=f"name of the run: its directory is {RUNS}/NAME (default: date, config, seed, hash)")
+    add("--run_dir", help="directory of the run, instead of --name")
+    add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly where its last checkpoint is")
+    add("--init_from", metavar="WEIGHTS", help="start a new run from the weights of a run, a checkpoint or a file")
+    add("--overwrite", action="store_true", help="delete the run directory if it exists")
+    add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
+    add("--quiet", action="store_true", help="print nothing but mistakes")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab fit`` and return its exit code."""
+    options, rest = options_parser().parse_known_args(argv)
+    if options.help or options.help_all:
+        from vitlab.cli.help import print_fit_help
+
+        return print_fit_help(options_parser(), EXAMPLES, options.help_all)
+    run, checkpoint = _resumed(options) if options.resume else (None, None)
+    from vitlab.cli.training import FitCLI, config_paths, train
+
+    if run and not config_paths(rest):
+        rest = ["--config", str(run.config), *rest]
+
+    started = time.perf_counter()
+    cli = FitCLI(rest, options, run)
+    if "--print_config" in rest:
+        return 0
+    return train(cli, checkpoint, started)
+
+
+def _resumed(options: argparse.Namespace) -> tuple[RunDir, Path]:
+    for flag in ("init_from", "overwrite"):
+        if getattr(options, flag):
+            raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
+    if options.resume != "auto":
+        return find_run(options.resume)[0], find_run(options.resume)[0].checkpoint("last")
+    if not options.name and not options.run_dir:
+        raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
+    run = RunDir(options.run_dir or RUNS / check_name(options.name))
+    if not run.config.is_file():
+        raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
+    return run, run.checkpoint("last")
+
+
+def choose_run(options: argparse.Namespace, configs: list[str], seed: Any, resolved: str) -> RunDir:
+    """Return the directory of a new run; every process of one launch returns the same."""
+    if inherited := os.environ.get("VITLAB_RUN_DIR"):
+        return RunDir(inherited)
+    if options.name and options.run_dir:
+        raise UsageError("give --name or --run_dir, not both")
+    if options.run_dir:
+        run = RunDir(options.run_dir)
+    else:
+        run = RunDir(RUNS / (check_name(options.name) if options.name else default_name(configs, seed, resolved)))
+    if run.exists():
+        if not options.overwrite:
+            way_out = f"continue it with `--resume {run.path}`, or delete it with --overwrite"
+            raise UsageError(f"the run directory {run.path} exists; {way_out}")
+        if not run.config.is_file():
+            raise UsageError(f"`--overwrite` deletes run directories only, and {run.path} holds no config.yaml")
+        if not options.dry_run:
+            shutil.rmtree(run.path)
+    elif run.path.exists() and not run.path.is_dir():
+        raise UsageError(f"`--run_dir` must be a directory, and {run.path} is a file")
+    return run
+
+
+def check_same_config(run: RunDir, old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Refuse to continue ``run`` with a configuration that would make it another experiment."""
+    changed = []
+    for key in sorted({*old, *new}):
+        before, after = old.get(key), new.get(key)
+        longer = key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
+        if before != after and not longer and not any(key == k or key.startswith(f"{k}.") for k in FREE_KEYS):
+            changed.append(f"{key}: {before} -> {after}")
+    if changed:
+        raise UsageError(
+            f"`--resume`: the configuration differs from that of {run.path} ({'; '.join(changed)}). "
+            "Resume it without these changes, or start a new run with --init_from"
+        )
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,60 @@
+"""The ``vitlab`` command: finds the subcommand and answers ``--help`` before anything heavy is imported."""
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from vitlab import __version__
+from vitlab.errors import UsageError, did_you_mean
+
+COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
+    "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
+    "validate": ("measure a run on its validation split", "vitlab.cli.evaluate:validate"),
+    "test": ("measure a run on its test split", "vitlab.cli.evaluate:test"),
+    "predict": ("classify images with a run", "vitlab.cli.predict:main"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(args)(args[1:])
+    except UsageError as error:
+        sys.stderr.write(f"vitlab: {error}\n")
+        return 2
+    except BrokenPipeError:  # the reader of our output has gone, as in `vitlab models | head`
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("vitlab: interrupted\n")
+        return 130
+
+
+def _command(args: list[str]) -> Callable[[list[str]], int]:
+    if not args or args[0] in ("-h", "--help", "help"):
+        return _help
+    if args[0] in ("-V", "--version"):
+        return _version
+    if args[0] not in COMMANDS:
+        raise UsageError(f'unknown command "{args[0]}"{did_you_mean(args[0], COMMANDS)} `vitlab --help` lists them')
+    module, function = COMMANDS[args[0]][1].split(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def _help(args: list[str]) -> int:
+    commands = "\n".join(f"  {name:<10} {text}" for name, (text, _) in COMMANDS.items())
+    sys.stdout.write(
+        f"vitlab {__version__}: a research framework for Vision Transformers\n\n"
+        f"usage: vitlab COMMAND [arguments]\n\n{commands}\n\n"
+        "examples:\n"
+        "  vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d\n"
+        "  vitlab test last\n\n"
+        "`vitlab COMMAND --help` explains a command.\n"
+    )
+    return 0
+
+
+def _version(args: list[str]) -> int:
+    sys.stdout.write(f"vitlab {__version__}\n")
+    return 0

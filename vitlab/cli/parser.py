@@ -1,0 +1,163 @@
+"""LightningCLI as vitlab uses it: one flat parser for fit, validate and test, and errors of one line."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import lightning as L
+import yaml
+from jsonargparse import ArgumentParser, Namespace
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+
+import vitlab.data
+import vitlab.data.digits
+import vitlab.tasks  # both imported so that a class is found by its short name
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.cli.explain import explain, read_yaml
+from vitlab.errors import UsageError
+
+LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
+
+# Buffers are constants, so DDP need not send them; sending them would also stop ranks that evaluate unequal numbers of batches.
+StrategyRegistry.register("ddp", DDPStrategy, override=True, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+class Parser(LightningArgumentParser):
+    """A parser that takes no abbreviations and answers a mistake with one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
+        raise UsageError(explain(message, self.all_keys(), _class_names())) from ex
+
+    def all_keys(self) -> list[str]:
+        """Return every dotted key, with the arguments of every task and data set of vitlab."""
+        keys = [action.dest for action in self._actions]
+        for group, module in (("model", vitlab.tasks), ("data", vitlab.data)):
+            for cls in _classes(module):
+                parser = ArgumentParser()
+                parser.add_class_arguments(cls, fail_untyped=False)
+                keys += [f"{group}.{action.dest}" for action in parser._actions]
+        return keys
+
+
+class VitlabCLI(LightningCLI):
+    """Parse and build task, data and trainer from a configuration.
+
+    Args:
+        args: Arguments of the command line, ``--config`` among them.
+        callbacks: Callbacks that a command adds to the trainer's own.
+        **trainer: Arguments of the trainer that no configuration may set.
+    """
+
+    def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
+        self.arguments = args
+        self.added_callbacks, self.trainer_settings = list(callbacks), trainer
+        self.contents = [read_yaml(path) for path in config_paths(args)]
+        super().__init__(
+            L.LightningModule,
+            L.LightningDataModule,
+            parser_class=Parser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
+            args=args,
+            run=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Take the facts about the images from the data set."""
+        parser.add_lightning_class_args(Checkpoint, "checkpoint")
+        for name in LINKS:
+            parser.link_arguments("data", f"model.init_args.{name}", _reader(name), apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse ``args`` alone; the words of the command line have been seen to by the command."""
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        """Build data, task and trainer; what their constructors refuse is the user's mistake."""
+        with user_mistakes():
+            super().instantiate_classes()
+        self._check_links()
+
+    def overrides(self) -> dict[str, Any]:
+        """Return what the command line sets beside config files, under dotted keys."""
+        return dict(_settings(self.arguments))
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
+        config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
+        return self._instantiate_trainer(config, self.added_callbacks)
+
+    def _check_links(self) -> None:
+        given = [pair for content in self.contents for pair in flatten(content).items()] + _settings(self.arguments)
+        for key, value in given:
+            name = key.removeprefix("model.").removeprefix("init_args.")
+            if key.startswith("model.") and name in LINKS:
+                fact = _reader(name)(self.datamodule)
+                if value != fact and [value, value] != fact:
+                    data = type(self.datamodule).__name__
+                    raise UsageError(
+                        f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
+                        + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
+                    )
+
+
+@contextmanager
+def user_mistakes() -> Iterator[None]:
+    """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, MisconfigurationException, FileNotFoundError) as error:
+        raise UsageError(" ".join(str(error).split())) from error
+
+
+def config_paths(args: list[str]) -> list[str]:
+    """Return the config files among the arguments."""
+    paths = [value for flag, value in zip(args, args[1:], strict=False) if flag in ("-c", "--config")]
+    return paths + [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
+
+
+def _settings(args: list[str]) -> list[tuple[str, Any]]:
+    words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    pairs = [(w[2:], v) for w, v in zip(words, words[1:], strict=False) if w.startswith("--") and w != "--config"]
+    return [(key, yaml.safe_load(value)) for key, value in pairs]
+
+
+def _reader(name: str) -> Any:
+    def read(data: Any) -> Any:
+        value = getattr(data, name)
+        return list(value) if isinstance(value, tuple) else value
+
+    return read
+
+
+def _classes(module: Any) -> list[type]:
+    return [cls for _, cls in inspect.getmembers(module, inspect.isclass)]
+
+
+def _class_names() -> list[str]:
+    return [cls.__name__ for module in (vitlab.tasks, vitlab.data) for cls in _classes(module)]
+
+
+def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted keys, lists whole, ``init_args`` left out of the keys."""
+    flat: dict[str, Any] = {}
+    for key, value in (config.as_dict() if isinstance(config, Namespace) else config).items():
+        name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
+        flat |= flatten(value, name) if isinstance(value, dict) and value else {name: value}
+    return flat

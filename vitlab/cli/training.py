@@ -1,0 +1,145 @@
+"""What ``vitlab fit`` does once its arguments are known: build, train, and close the run."""
+
+import argparse
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+from safetensors.torch import save_file
+
+from vitlab.callbacks.checkpoint import Checkpoint, file_digest
+from vitlab.callbacks.console import Console
+from vitlab.callbacks.record import RunRecord
+from vitlab.cli.describe import describe, header
+from vitlab.cli.fit import check_same_config, choose_run, say
+from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
+from vitlab.cli.wandb_setup import place_loggers
+from vitlab.errors import UsageError
+from vitlab.run_dir import RunDir
+
+
+class FitCLI(VitlabCLI):
+    """Build task, data and trainer for training in a run directory.
+
+    Args:
+        args: Arguments of the configuration.
+        options: Options of the run.
+        run: The run to continue, or None for a new one.
+    """
+
+    def __init__(self, args: list[str], options: argparse.Namespace, run: RunDir | None) -> None:
+        self.options = options
+        self.resumed = run is not None
+        self.run = run or RunDir(".")
+        super().__init__(args)
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run directory, and send the loggers into it; nothing is written yet."""
+        self.config_text = self.parser.dump(self.config, skip_none=False)
+        if self.resumed:
+            old, new = yaml.safe_load(self.run.config.read_text()), yaml.safe_load(self.config_text)
+            check_same_config(self.run, flatten(old), flatten(new))
+        else:
+            configs = config_paths(self.arguments)
+            self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
+        self.wandb_id = self.run.read("run.json").get("wandb_id") or os.urandom(4).hex()
+        self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer with the run directory as its root and with what keeps, shows and saves the run."""
+        self.record = RunRecord(self.run, self._describe)
+        self.added_callbacks = [self.record, Console(self.record, quiet=self.options.quiet)]
+        if self.config.trainer.enable_checkpointing is not False:
+            self.added_callbacks.append(self.config_init.checkpoint)
+        return super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+
+    def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
+        if not self.options.quiet:
+            say(header(self, trainer))
+        describe(self, trainer)
+
+
+def train(cli: FitCLI, checkpoint: Path | None, started: float) -> int:
+    """Train, and return the exit code."""
+    if cli.options.init_from:
+        load_initial_weights(cli)
+    if cli.options.dry_run:
+        with user_mistakes():
+            cli.datamodule.prepare_data()
+            cli.datamodule.setup("fit")
+        say(header(cli, cli.trainer) + "\n\ndry run: all of it can be built; nothing was written")
+        return 0
+    is_new = not cli.run.exists()
+    os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
+    try:
+        cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+    except SystemExit:  # Lightning's way out of Ctrl-C
+        say(f"\ninterrupted; continue with `vitlab fit --resume {cli.run.path}`")
+        return 130
+    except (ValueError, UsageError) as error:
+        if cli.record.started:
+            raise
+        if is_new and cli.trainer.is_global_zero:
+            shutil.rmtree(cli.run.path, ignore_errors=True)
+        raise UsageError(" ".join(str(error).split())) from error
+    finally:
+        del os.environ["VITLAB_RUN_DIR"]
+    if cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
+        close(cli, time.perf_counter() - started)
+    return 0
+
+
+def load_initial_weights(cli: FitCLI) -> None:
+    """Start from the weights of another model, and say what was changed to make them fit."""
+    from vitlab.models.convert import load_weights
+    from vitlab.run_dir import find_run
+
+    path = Path(cli.options.init_from)
+    if not path.is_file():
+        path = find_run(cli.options.init_from)[1]
+    with user_mistakes():
+        for sentence in load_weights(cli.model.net, path):
+            say(f"init_from  {sentence}")
+
+
+def close(cli: FitCLI, seconds: float) -> None:
+    """Write the weights and results of a finished run, and print them."""
+    keeper: Checkpoint = cli.config_init.checkpoint
+    if cli.trainer.fast_dev_run:
+        return
+    cli.run.weights.mkdir(exist_ok=True)
+    for name in ("best", "last"):
+        if (cli.run.checkpoints / f"{name}.ckpt").is_file():
+            save_weights(cli.run.checkpoints / f"{name}.ckpt", cli.run.weights / f"{name}.safetensors")
+    rows = [row for row in cli.run.rows() if "val/loss" in row]
+    best = [row for row in rows if row["epoch"] == keeper.best_epoch]
+    lines = []
+    if best:
+        path = cli.run.checkpoint("best")
+        values = {k.removeprefix("val/"): v for k, v in best[-1].items() if k.startswith("val/")}
+        cli.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
+        lines.append(f"best epoch {keeper.best_epoch + 1}: {shown} on {values['n']:.0f} validation images")
+    if not cli.options.quiet:
+        minutes, rest = divmod(round(seconds), 60)
+        say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {cli.run.path}"]))
+        say(f"next  vitlab test {cli.run.path}")
+
+
+def checkpoint_facts(path: Path) -> dict[str, Any]:
+    """Return what ties a result to the weights it was measured with."""
+    return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "raw"}
+
+
+def save_weights(checkpoint: Path, path: Path) -> None:
+    """Write the network of a checkpoint as safetensors."""
+    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    weights = {k.removeprefix("net."): v.contiguous() for k, v in state.items() if k.startswith("net.")}
+    temporary = path.with_suffix(".writing")
+    save_file(weights, temporary, metadata={"format": "pt"})
+    os.replace(temporary, path)

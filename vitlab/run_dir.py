@@ -1,0 +1,113 @@
+"""The run directory: one folder holds all that a run is and leaves."""
+
+import datetime
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UsageError
+
+RUNS = Path("runs")
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RunDir:
+    """A run directory and the files in it.
+
+    Args:
+        path: The directory; need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.weights = self.path / "weights"
+
+    def exists(self) -> bool:
+        """Return whether the directory exists and holds something."""
+        return self.path.is_dir() and any(self.path.iterdir())
+
+    def checkpoint(self, name: str = "best") -> Path:
+        """Return the checkpoint called ``name``, or the last one where the run kept no best."""
+        for path in (self.checkpoints / f"{name}.ckpt", self.checkpoints / "last.ckpt"):
+            if path.is_file():
+                return path
+        raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
+
+    def read(self, file: str) -> dict[str, Any]:
+        """Return the content of a JSON file, empty if there is none."""
+        path = self.path / file
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def write(self, file: str, content: Any) -> None:
+        """Write a JSON file in one step, so that no reader and no crash sees half of it."""
+        write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n")
+
+    def update(self, file: str, **values: Any) -> None:
+        """Change some values of a JSON file."""
+        self.write(file, {**self.read(file), **values})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl; a last line that a crash cut off is left out."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def find_run(text: str) -> tuple[RunDir, Path]:
+    """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``."""
+    if text == "last":
+        run = last_run()
+        return run, run.checkpoint()
+    path = Path(text)
+    if path.is_file():
+        run = RunDir(path.parent.parent)
+        if not run.config.is_file():
+            raise UsageError(f"{path} lies in no run directory: there is no {run.config}")
+        return run, path
+    for directory in (path, RUNS / text):
+        if (directory / "config.yaml").is_file():
+            run = RunDir(directory)
+            return run, run.checkpoint()
+    known = ", ".join(run.path.name for run in all_runs()[-3:]) or "none yet"
+    raise UsageError(f'no run or checkpoint called "{text}" (newest in {RUNS}/: {known})')
+
+
+def all_runs() -> list[RunDir]:
+    """Return the runs in ``runs/``, oldest first."""
+    runs = [RunDir(path.parent) for path in RUNS.glob("*/run.json")]
+    return sorted(runs, key=lambda run: run.read("run.json").get("started", ""))
+
+
+def last_run() -> RunDir:
+    """Return the run that was started last."""
+    runs = all_runs()
+    if not runs:
+        raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
+    return runs[-1]
+
+
+def default_name(configs: list[str], seed: Any, resolved: str) -> str:
+    """Return DATE_CONFIG_sSEED_HASH for a run that was given no name."""
+    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
+    digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}"
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can be a directory of its own."""
+    if not NAME.fullmatch(name) or set(name) <= {"."}:
+        raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
+    return name

@@ -1,0 +1,180 @@
+"""What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
+
+import hashlib
+from functools import partial
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection, SumMetric
+
+from vitlab.models.vit import VisionTransformer
+from vitlab.optim.param_groups import param_groups
+from vitlab.optim.schedule import warmup_cosine
+
+
+class Task(L.LightningModule):
+    """Train a Vision Transformer with AdamW, linear warm-up and a cosine, both by step.
+
+    Args:
+        num_outputs: Number of values the network returns for an image.
+        metrics: What to measure of outputs and targets, beside the loss.
+        lr: Peak learning rate of the last layer, for the global batch of the config.
+        min_lr: Learning rate at the end of the cosine.
+        warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the beginning of the cosine.
+        warmup_lr: Learning rate of the first step.
+        cooldown_epochs: Epochs at ``min_lr`` after the cosine, part of ``trainer.max_epochs``.
+        weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
+        layer_decay: Learning rate of each stage, relative to the stage after it.
+        pos_embed_lr_mult: Factor on the learning rate of everything trained in the position embedding.
+        **vit: Passed to :class:`VisionTransformer`.
+    """
+
+    monitor: tuple[Literal["min", "max"], str]  # which epoch is the best: the smallest or largest value of a metric
+
+    def __init__(
+        self,
+        num_outputs: int,
+        metrics: MetricCollection,
+        lr: float = 1e-3,
+        min_lr: float = 1e-5,
+        warmup_epochs: float = 5.0,
+        warmup_lr: float = 1e-6,
+        cooldown_epochs: float = 0.0,
+        weight_decay: float = 0.05,
+        layer_decay: float = 1.0,
+        pos_embed_lr_mult: float = 1.0,
+        **vit: Any,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
+        self.net = VisionTransformer(num_classes=num_outputs, **vit)
+        self._optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
+        self.val_meter = Meter(metrics)
+        self.test_meter = Meter(metrics)
+        self.train_sums: dict[str, Tensor] = {}
+        self._stream_seed = 0
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
+        return self.net(images)
+
+    def as_targets(self, targets: Tensor) -> Tensor:
+        """Return the data's targets in the form that losses and metrics take."""
+        return targets
+
+    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of a training batch."""
+        raise NotImplementedError
+
+    def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss of an evaluation batch."""
+        raise NotImplementedError
+
+    def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return what to report of a training batch, as sums over its samples."""
+        return {}
+
+    def on_fit_start(self) -> None:
+        self._stream_seed = torch.initial_seed()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # Dropout and drop path depend on (seed, epoch, batch, rank) alone: a resumed run draws the same numbers.
+        key = f"{self._stream_seed}:{self.current_epoch}:{batch_idx}:{self.global_rank}".encode()
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=7).digest()))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, targets = batch[0], self.as_targets(batch[1])
+        outputs = self.net(images)
+        loss = self.train_loss(outputs, targets)
+        sums = {"loss": loss.detach() * len(images), **self.train_measures(outputs.detach(), targets)}
+        sums["n"] = loss.new_tensor(len(images))
+        for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
+            self.train_sums[name] = self.train_sums[name] + value if name in self.train_sums else value
+        return loss
+
+    def read_train_sums(self) -> dict[str, float]:
+        """Return the sums since the last reading, over all processes, and start anew; every process must call it."""
+        names, values = list(self.train_sums), list(self.train_sums.values())
+        self.train_sums = {}
+        total = self.trainer.strategy.reduce(torch.stack([v.float() for v in values]), reduce_op="sum")
+        return dict(zip(names, total.tolist(), strict=True))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, self.val_meter)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log_dict(self.val_meter.read("val/"))
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, self.test_meter)
+
+    def on_test_epoch_end(self) -> None:
+        self.log_dict(self.test_meter.read("test/"))
+
+    def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> Tensor:
+        return self.net(batch if isinstance(batch, Tensor) else batch[0])
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        lr, epochs = self.hparams["lr"], self.trainer.max_epochs or 0
+        steps = float(self.trainer.estimated_stepping_batches)
+        if not 0 < steps < float("inf"):
+            raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the cosine needs an end")
+        per_epoch = steps / epochs if epochs > 0 else steps
+        factor = partial(
+            warmup_cosine,
+            warmup=min(self.hparams["warmup_epochs"] * per_epoch, steps),
+            total=steps - self.hparams["cooldown_epochs"] * per_epoch,
+            start=self.hparams["warmup_lr"] / lr,
+            final=self.hparams["min_lr"] / lr,
+        )
+        optimizer = torch.optim.AdamW(self._optimizer_groups(), fused=True)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        # Lightning refuses to clip for a fused optimizer, for the sake of float16 scalers only.
+        if gradient_clip_val is not None:
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+
+    def _optimizer_groups(self) -> list[dict[str, Any]]:
+        names = ("lr", "weight_decay", "layer_decay", "pos_embed_lr_mult")
+        return param_groups(self.net, **{name: self.hparams[name] for name in names})
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: "Meter") -> None:
+        images, targets = batch[0], self.as_targets(batch[1])
+        outputs = self.net(images)
+        meter.update(outputs, targets, self.eval_loss(outputs, targets))
+
+
+class Meter(nn.Module):
+    """Loss, metrics and number of samples of one evaluation, summed over all processes.
+
+    Args:
+        metrics: Metrics of outputs and targets, beside the loss.
+    """
+
+    def __init__(self, metrics: MetricCollection) -> None:
+        super().__init__()
+        self.metrics = metrics.clone()
+        self.loss = MeanMetric(nan_strategy="disable")
+        self.n = SumMetric()
+
+    def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
+        """Add a batch."""
+        self.metrics.update(outputs, targets)
+        self.loss.update(loss, len(outputs))
+        self.n.update(len(outputs))
+
+    def read(self, prefix: str) -> dict[str, Tensor]:
+        """Return every value under ``prefix`` and start anew."""
+        values = {"loss": self.loss.compute(), **self.metrics.compute(), "n": self.n.compute()}
+        for metric in (self.loss, self.metrics, self.n):
+            metric.reset()
+        return {prefix + name: value for name, value in values.items()}

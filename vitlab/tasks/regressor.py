@@ -1,0 +1,37 @@
+"""Regression from images to numbers."""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torchmetrics import MetricCollection
+from torchmetrics.regression import MeanAbsoluteError
+
+from vitlab.tasks.base import Task
+
+
+class Regressor(Task):
+    """Train a Vision Transformer to predict one or several numbers with squared error.
+
+    Class labels count as numbers, so that every data set of images can be regressed.
+
+    Args:
+        num_targets: Numbers per image.
+        **task: Passed to :class:`Task`.
+    """
+
+    monitor = ("min", "val/mae")
+
+    def __init__(self, num_targets: int = 1, **task: Any) -> None:
+        metrics = MetricCollection({"mae": MeanAbsoluteError(num_outputs=num_targets)})
+        super().__init__(num_outputs=num_targets, metrics=metrics, **task)
+
+    def as_targets(self, targets: Tensor) -> Tensor:
+        """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers."""
+        return targets.view(len(targets), -1).float()
+
+    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean squared error."""
+        return F.mse_loss(outputs, targets)
+
+    eval_loss = train_loss
