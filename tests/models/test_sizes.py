@@ -1,0 +1,110 @@
+import pytest
+import torch
+
+from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.models.vit import SIZES, VisionTransformer
+
+# T2T-ViT: trained values, official total (with 197 positions and the frozen features), GMACs; Yuan et al. 2021's models
+# at 224 px with 1000 classes, attention products counted.
+T2T = {
+    "t2t_vit_7": (4_255_694, 4_310_222, 1.147),
+    "t2t_vit_10": (5_834_702, 5_889_230, 1.516),
+    "t2t_vit_12": (6_887_374, 6_941_902, 1.763),
+    "t2t_vit_14": (21_465_806, 21_545_550, 4.783),
+    "t2t_vit_19": (39_085_070, 39_177_422, 8.480),
+    "t2t_vit_24": (64_000_974, 64_105_934, 13.662),
+    "t2t_vit_t_14": (21_465_422, 21_541_070, 6.089),
+    "t2t_vit_t_19": (39_084_686, 39_172_942, 9.785),
+    "t2t_vit_t_24": (64_000_590, 64_101_454, 14.967),
+}
+VIT = {  # timm's parameter counts, which include a position of the class token
+    "vit_ti16": 5_717_416,
+    "vit_s16": 22_050_664,
+    "vit_b16": 86_567_656,
+    "vit_l16": 304_326_632,
+    "vit_h14": 632_045_800,
+}
+
+
+def build(**arguments):
+    with torch.device("meta"):
+        return VisionTransformer(**arguments)
+
+
+def test_every_size_is_pinned_here():
+    assert SIZES.keys() == T2T.keys() | VIT.keys()
+
+
+@pytest.mark.parametrize("name", T2T)
+def test_t2t_vit_has_the_published_number_of_parameters(name):
+    model = build(**SIZES[name])
+    trained, total, _ = T2T[name]
+    embed_dim = SIZES[name]["embed_dim"]
+    features = 2 * 32 * 64 if SIZES[name]["t2t_attn"] == "performer" else 0
+    assert count_parameters(model) == trained
+    assert trained + 197 * embed_dim + features == total
+    assert sum(value.numel() for value in model.state_dict().values()) == trained + features
+
+
+@pytest.mark.parametrize("name", T2T)
+def test_t2t_vit_has_the_published_number_of_multiply_adds(name):
+    assert count_macs(build(**SIZES[name])) / 1e9 == pytest.approx(T2T[name][2], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", VIT)
+def test_vit_has_timms_number_of_parameters_but_the_class_position(name):
+    assert count_parameters(build(**SIZES[name])) == VIT[name] - SIZES[name]["embed_dim"]
+
+
+@pytest.mark.parametrize(("name", "gmacs"), [("vit_ti16", 1.25), ("vit_s16", 4.60), ("vit_b16", 17.6)])
+def test_vit_has_the_known_number_of_multiply_adds(name, gmacs):
+    assert count_macs(build(**SIZES[name])) / 1e9 == pytest.approx(gmacs, rel=4e-3)  # known to three digits
+
+
+def test_multiply_adds_are_those_of_a_count_by_hand():
+    model = VisionTransformer(img_size=8, in_chans=1, num_classes=3, patch_size=4, embed_dim=8, depth=2, num_heads=2)
+    L, D = 5, 8
+    block = L * D * 3 * D + 2 * L * L * D + L * D * D + 2 * L * D * 4 * D
+    assert count_macs(model) == 4 * 16 * D + 2 * block + D * 3
+    assert next(model.parameters()).device.type == "cpu"
+
+
+def test_tokens_are_prefix_and_patches():
+    assert count_tokens(build(**SIZES["t2t_vit_14"], reg_tokens=4)) == 1 + 4 + 196
+
+
+def test_vit_b_has_heads_of_64_channels():
+    assert {SIZES[name]["embed_dim"] // SIZES[name]["num_heads"] for name in SIZES} == {64, 80}  # 80: ViT-H
+
+
+def test_another_image_size_changes_tokens_and_no_parameter():
+    small, large = build(**SIZES["t2t_vit_14"]), build(**SIZES["t2t_vit_14"] | {"img_size": 384})
+    assert count_parameters(small) == count_parameters(large)
+    assert count_tokens(large) - count_tokens(small) == 380
+
+
+@pytest.mark.parametrize(("embed_dim", "parameters"), [(256, 313_574), (384, 387_430), (448, 424_358), (512, 461_286)])
+def test_the_tokenizer_alone_has_the_published_number_of_parameters(embed_dim, parameters):
+    arguments = {"tokenizer": "t2t", "embed_dim": embed_dim, "num_heads": 1, "depth": 1, "norm_eps": 1e-5}
+    assert count_parameters(build(**arguments, t2t_attn="performer").tokenizer) == parameters
+    assert count_parameters(build(**arguments, t2t_attn="transformer").tokenizer) == parameters - 384
+
+
+def test_convolutions_for_a_tokenizer_give_the_published_number_of_parameters():
+    assert count_parameters(build(**SIZES["t2t_vit_14"] | {"tokenizer": "conv"})) == 21_346_344
+
+
+def test_the_articles_models_have_their_numbers_of_parameters():
+    common = {
+        "img_size": (400, 100),
+        "in_chans": 1,
+        "num_classes": 1,
+        "embed_dim": 768,
+        "num_heads": 4,
+        "qkv_bias": False,
+        "pos_embed": "sincos1d",
+    }
+    assert count_parameters(build(**common, patch_size=50)) == 86_950_657
+    t2t = build(**common, tokenizer="t2t", t2t_attn="transformer")
+    assert count_parameters(t2t) == 85_619_491
+    assert count_parameters(t2t.tokenizer) == 589_602
