@@ -1,0 +1,125 @@
+from functools import partial
+
+import pytest
+import torch
+from timm.models.vision_transformer import Block as TimmBlock
+from torch import nn
+
+from vitlab.layers.block import Block, DropPath, LayerScale, Mlp, build_act
+from vitlab.layers.pos_embed import PosEmbed
+
+
+class Recorder(PosEmbed):
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def enter(self, x, layer):
+        self.calls.append(("enter", layer, tuple(x.shape)))
+        return x + 1
+
+    def leave(self, x, layer):
+        self.calls.append(("leave", layer, tuple(x.shape)))
+        return x * 2
+
+
+def randomised(module):
+    for p in module.parameters():
+        nn.init.normal_(p, std=0.5)
+    return module
+
+
+def test_block_is_timms_and_adds_no_values():
+    ours = randomised(Block(dim=8, num_heads=2, mlp_ratio=1.5))
+    theirs = TimmBlock(dim=8, num_heads=2, mlp_ratio=1.5, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 5, 8)
+    torch.testing.assert_close(ours(x, PosEmbed(), 0), theirs(x), rtol=1e-5, atol=1e-5)
+
+
+def test_block_is_a_pre_norm_residual_block():
+    block = randomised(Block(dim=8, num_heads=2, layer_scale=0.3))
+    x = torch.randn(2, 5, 8)
+    y = x + block.ls1.gamma * block.attn(block.norm1(x), PosEmbed(), 0)
+    y = y + block.ls2.gamma * block.mlp(block.norm2(y))
+    torch.testing.assert_close(block(x, PosEmbed(), 0), y)
+
+
+def test_block_asks_the_position_embedding_before_and_after():
+    block, recorder = Block(dim=8, num_heads=2), Recorder()
+    x = torch.randn(2, 5, 8)
+    y = block(x, recorder, 3)
+    assert recorder.calls == [("enter", 3, (2, 5, 8)), ("leave", 3, (2, 5, 8))]
+    torch.testing.assert_close(y, 2 * block(x + 1, PosEmbed(), 3))
+
+
+def test_block_does_not_change_its_input():
+    block, x = Block(dim=8, num_heads=2), torch.randn(2, 5, 8)
+    before = x.clone()
+    block(x, PosEmbed(), 0)
+    assert torch.equal(x, before)
+
+
+def test_mlp_keeps_the_width_and_has_the_hidden_one_asked_for():
+    assert Mlp(8).fc1.out_features == 8
+    assert Block(dim=768, num_heads=1, mlp_ratio=1.5).mlp.fc1.out_features == 1152
+    mlp, x = Mlp(8, 5), torch.randn(2, 3, 8)
+    assert torch.equal(mlp(x), mlp.fc2(nn.functional.gelu(mlp.fc1(x))))
+
+
+def test_mlp_drops_after_both_layers():
+    mlp = Mlp(8, 6, dropout=0.5)
+    drops = []
+    mlp.dropout.register_forward_hook(lambda _, x, y: drops.append(tuple(x[0].shape)))
+    mlp(torch.randn(2, 3, 8))
+    assert drops == [(2, 3, 6), (2, 3, 8)]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5))),
+        ("gelu_tanh", lambda x: x * 0.5 * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3)))),
+        ("relu", lambda x: x.clamp(min=0)),
+        ("silu", lambda x: x / (1 + torch.exp(-x))),
+    ],
+)
+def test_activations_are_their_formulas(name, function):
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    torch.testing.assert_close(build_act(name)(x), function(x), rtol=0, atol=1e-12)
+
+
+def test_an_unknown_activation_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match="`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"):
+        build_act("swish")
+
+
+def test_layer_scale_starts_at_its_value_and_scales_channels():
+    scale = LayerScale(4, 1e-5)
+    assert torch.equal(scale.gamma, torch.full((4,), 1e-5))
+    nn.init.normal_(scale.gamma)
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(scale(x)[1, 2], x[1, 2] * scale.gamma)
+
+
+def test_drop_path_drops_or_scales_whole_samples_and_keeps_the_mean():
+    y = DropPath(0.25)(torch.ones(4000, 3, 2))
+    assert {round(v, 4) for v in y.unique().tolist()} == {0.0, 1.3333}
+    assert (y == y[:, :1, :1]).all()
+    assert y.mean().item() == pytest.approx(1, abs=0.03)
+
+
+def test_drop_path_does_nothing_in_evaluation():
+    x = torch.randn(8, 3, 2)
+    assert torch.equal(DropPath(0.9).eval()(x), x)
+
+
+def test_a_block_drops_its_two_branches_apart():
+    block = randomised(Block(dim=8, num_heads=2, drop_path_rate=0.5))
+    x = torch.randn(1, 5, 8)
+    y = block(x.expand(64, -1, -1), PosEmbed(), 0)
+    assert len({tuple(row.flatten().round(decimals=3).tolist()) for row in y}) == 4  # none, the first, the second, both
+
+
+def test_drop_path_says_its_rate_when_printed():
+    assert "rate=0.1" in repr(DropPath(0.1))
