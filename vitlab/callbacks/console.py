@@ -1,5 +1,6 @@
 """What a run shows in the terminal: a bar while it works, one line an epoch."""
 
+import logging
 import sys
 import time
 from typing import Any
@@ -9,6 +10,8 @@ from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
 from vitlab.callbacks.record import RunRecord
+
+LOG = logging.getLogger("vitlab")
 
 
 class Console(ProgressBar):
@@ -61,8 +64,7 @@ class Console(ProgressBar):
         parts += [f"{k} {float(v):.4f}" for k, v in trainer.callback_metrics.items() if k in _shown(trainer)]
         parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
         parts.append(f"{_duration(self._left(trainer))} left")
-        sys.stdout.write("  ".join(parts) + "\n")
-        sys.stdout.flush()
+        LOG.info("  ".join(parts))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave no half bar behind."""

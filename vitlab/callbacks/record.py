@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,8 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.run_dir import RunDir
+
+LOG = logging.getLogger("vitlab")
 
 
 class RunRecord(Callback):
@@ -84,6 +87,7 @@ class RunRecord(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
+        LOG.debug("the run ended early", exc_info=exception)
         stopped = isinstance(exception, KeyboardInterrupt)
         self._end(
             trainer, "preempted" if stopped else "failed", error=f"{type(exception).__name__}: {exception}"[:2000]

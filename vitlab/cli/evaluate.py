@@ -47,23 +47,24 @@ def _main(command: Split, argv: list[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     run, checkpoint = find_run(options.run)
     from vitlab.callbacks.console import EvaluationConsole
-    from vitlab.cli.fit import say
     from vitlab.cli.parser import VitlabCLI, user_mistakes
+    from vitlab.cli.terminal import open_terminal, say
     from vitlab.cli.training import checkpoint_facts
 
+    open_terminal(options.quiet)
     cli = VitlabCLI(evaluation_args(run, rest), [EvaluationConsole(options.quiet)], default_root_dir=str(run.path))
     with user_mistakes():
-        getattr(cli.trainer, command)(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
+        measure = getattr(cli.trainer, command)
+        measure(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True, verbose=False)
     if cli.trainer.is_global_zero:
         found = {k: float(v) for k, v in cli.trainer.callback_metrics.items() if k.startswith(f"{split}/")}
         values = {k.removeprefix(f"{split}/"): v for k, v in found.items()}
         overrides = cli.overrides() if rest else {}
         result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": overrides}
         _keep(run, split, result)
-        if not options.quiet:
-            shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
-            say(f"{shown} on {values['n']:.0f} images")
-            say(f"run   {run.path} ({checkpoint.name})")
+        shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
+        say(f"{shown} on {values['n']:.0f} images")
+        say(f"run   {run.path} ({checkpoint.name})")
     return 0
 
 

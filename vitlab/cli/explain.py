@@ -19,7 +19,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         class_names: Short names of the classes that a ``class_path`` can name.
     """
     known = set(keys)
-    outer = (re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message) or [""])[1]
+    found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
+    outer = found[1] if found else ""
     if found := re.search(r"unrecognized arguments: --([\w.]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
         return f"there is no argument `--{key}`{did_you_mean(key, known)}"
@@ -30,8 +31,7 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         return f'`{outer}`: there is no class "{found[1]}"{did_you_mean(found[1], class_names)}'
     if found := re.search(r"the following arguments are required: (.*)", message):
         return f"missing: {found[1]}; give a complete config, for example `--config configs/t2t.yaml`"
-    inner = re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message)
-    if inner:
+    if inner := re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message):
         name, expected, value = inner[-1]
         key = name if name.startswith(outer) else f"{outer}.{name}"
         return _wrong_value(key, expected, value)

@@ -3,7 +3,6 @@
 import argparse
 import os
 import shutil
-import sys
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -51,12 +50,14 @@ def main(argv: list[str]) -> int:
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
     run, checkpoint = _resumed(options) if options.resume else (None, None)
+    from vitlab.cli.terminal import open_terminal
     from vitlab.cli.training import FitCLI, config_paths, train
 
     if run and not config_paths(rest):
         rest = ["--config", str(run.config), *rest]
 
     started = time.perf_counter()
+    open_terminal(options.quiet)
     cli = FitCLI(rest, options, run)
     if "--print_config" in rest:
         return 0
@@ -113,9 +114,3 @@ def check_same_config(run: RunDir, old: dict[str, Any], new: dict[str, Any]) -> 
             f"`--resume`: the configuration differs from that of {run.path} ({'; '.join(changed)}). "
             "Resume it without these changes, or start a new run with --init_from"
         )
-
-
-def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()

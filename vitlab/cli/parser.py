@@ -33,6 +33,8 @@ class Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
+        if not self.exit_on_error:  # jsonargparse's own inner parser of a class: its outer one will report
+            super().error(message, ex)
         raise UsageError(explain(message, self.all_keys(), _class_names())) from ex
 
     def all_keys(self) -> list[str]:
@@ -123,7 +125,10 @@ def user_mistakes() -> Iterator[None]:
     except UsageError:
         raise
     except (ValueError, MisconfigurationException, FileNotFoundError) as error:
-        raise UsageError(" ".join(str(error).split())) from error
+        root: BaseException = error  # jsonargparse wraps what a constructor said
+        while isinstance(inner := root.__cause__ or root.__context__, ValueError):
+            root = inner
+        raise UsageError(" ".join(str(root).split())) from error
 
 
 def config_paths(args: list[str]) -> list[str]:

@@ -16,9 +16,10 @@ from vitlab.callbacks.checkpoint import Checkpoint, file_digest
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.record import RunRecord
 from vitlab.cli.describe import describe, header
-from vitlab.cli.fit import check_same_config, choose_run, say
+from vitlab.cli.fit import check_same_config, choose_run
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
-from vitlab.cli.wandb_setup import place_loggers
+from vitlab.cli.terminal import close_log, log_to, say
+from vitlab.cli.wandb_setup import hush, place_loggers
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir
 
@@ -56,11 +57,14 @@ class FitCLI(VitlabCLI):
         self.added_callbacks = [self.record, Console(self.record, quiet=self.options.quiet)]
         if self.config.trainer.enable_checkpointing is not False:
             self.added_callbacks.append(self.config_init.checkpoint)
-        return super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        hush(trainer.loggers)
+        return trainer
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
-        if not self.options.quiet:
-            say(header(self, trainer))
+        self.run.path.mkdir(parents=True, exist_ok=True)
+        log_to(self.run.path / "train.log")
+        say(header(self, trainer))
         describe(self, trainer)
 
 
@@ -89,6 +93,7 @@ def train(cli: FitCLI, checkpoint: Path | None, started: float) -> int:
         raise UsageError(" ".join(str(error).split())) from error
     finally:
         del os.environ["VITLAB_RUN_DIR"]
+        close_log()
     if cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
         close(cli, time.perf_counter() - started)
     return 0
@@ -125,10 +130,9 @@ def close(cli: FitCLI, seconds: float) -> None:
         cli.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
         shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
         lines.append(f"best epoch {keeper.best_epoch + 1}: {shown} on {values['n']:.0f} validation images")
-    if not cli.options.quiet:
-        minutes, rest = divmod(round(seconds), 60)
-        say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {cli.run.path}"]))
-        say(f"next  vitlab test {cli.run.path}")
+    minutes, rest = divmod(round(seconds), 60)
+    say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {cli.run.path}"]))
+    say(f"next  vitlab test {cli.run.path}")
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:

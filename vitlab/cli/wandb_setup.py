@@ -38,6 +38,12 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     return f"project {args.project}, run {wandb_id}"
 
 
+def hush(loggers: list[Any]) -> None:
+    """Keep Lightning's logger from passing on a setting that wandb warns of."""
+    for logger in loggers:
+        getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+
+
 def has_key() -> bool:
     """Return whether this machine can log in to W&B."""
     if os.environ.get("WANDB_API_KEY"):

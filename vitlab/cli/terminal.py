@@ -1,0 +1,55 @@
+"""What reaches the terminal and train.log: our lines and real warnings, no advertisements."""
+
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+LOG = logging.getLogger("vitlab")
+
+KNOWN_WARNINGS = (
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # in vitlab test
+    r"The `srun` command is available on your system but is not used",  # one process on a login node is no mistake
+    r"The number of training batches \(\d+\) is smaller than the logging interval",  # an epoch's last step always logs
+    r"The '\w+_dataloader' does not have many workers",  # a set that fits into memory needs none
+)
+
+
+def open_terminal(quiet: bool = False) -> None:
+    """Send vitlab's own lines to the terminal, and only warnings of the libraries below it."""
+    LOG.setLevel(logging.DEBUG)
+    LOG.propagate = False
+    for handler in list(LOG.handlers):
+        LOG.removeHandler(handler)
+        handler.close()
+    terminal = logging.StreamHandler(sys.stdout)
+    terminal.setLevel(logging.WARNING if quiet else logging.INFO)
+    LOG.addHandler(terminal)
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        for handler in logging.getLogger(name).handlers:
+            handler.setLevel(logging.WARNING)
+    for message in KNOWN_WARNINGS:
+        warnings.filterwarnings("ignore", message)
+
+
+def log_to(path: Path) -> None:
+    """Append every line to a file too, with the messages of Lightning and the traceback of a failure."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).addHandler(handler)
+
+
+def close_log() -> None:
+    """Close the files that :func:`log_to` opened."""
+    for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        for handler in [h for h in logger.handlers if isinstance(h, logging.FileHandler)]:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+def say(text: str) -> None:
+    """Print a line."""
+    LOG.info(text)
