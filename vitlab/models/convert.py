@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy, resample_pos_embed
+from vitlab.models.convert_pos import rename_positions
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights, some
 
 State = dict[str, Tensor]
 
 
-def from_timm(state_dict: State, num_patches: int | None = None) -> State:
-    """Rename the state dict of a timm ViT to ours; outputs do not change.
+def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int | None = None) -> State:
+    """Rename the state dict of a timm ViT, Eva (with rotations), BEiT or NaFlexViT to ours; outputs do not change.
 
     Where timm adds a position to class token and registers, it is a constant and becomes part of them here. The
     layout is that of DeiT, DINO, MAE and MoCo v3 too.
@@ -26,13 +28,15 @@ def from_timm(state_dict: State, num_patches: int | None = None) -> State:
         state_dict: timm's names and tensors.
         num_patches: Number of patch tokens N, which tells how many rows of ``pos_embed`` are prefix tokens'; None looks
             for a square number and otherwise takes every prefix token to have a row, as timm has it.
+        num_heads: Number of heads A; needed for the rotations of naver-ai/rope-vit's own files alone.
     """
     if any(name.startswith("fc_norm.") for name in state_dict):
         raise ValueError(
             "timm weights with `fc_norm` are another network: they normalise after pooling, and ours normalises every "
             "token before; only a timm model built with `fc_norm=False` has a counterpart"
         )
-    return _fold_prefix_positions(_rename(state_dict, "patch_embed.", "tokenizer."), num_patches)
+    state = rename_positions(state_dict, num_heads)
+    return _fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
 
 
 def to_timm(state_dict: State, pos_embed: Tensor | None = None) -> State:
@@ -128,10 +132,11 @@ def _as_ours(state_dict: State, model: VisionTransformer) -> tuple[State, list[s
     if any(name.startswith("tokens_to_token.") for name in state_dict):
         state = _fold_prefix_positions(_rename(state_dict, "tokens_to_token.", "tokenizer."), rows - 1)
         return state, ["layout: converted from the official T2T-ViT"]
-    if any(name.startswith("patch_embed.") for name in state_dict):
+    if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
+        num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
         num_patches = math.prod(model.grid_size)
         same_grid = rows - num_patches in (0, 1, model.num_prefix_tokens)
-        return from_timm(state_dict, num_patches if same_grid else None), ["layout: converted from timm"]
+        return from_timm(state_dict, num_patches if same_grid else None, num_heads), ["layout: converted from timm"]
     return state_dict, []
 
 
@@ -147,7 +152,9 @@ def _trained_grid(state: State, arguments: dict[str, Any], model: VisionTransfor
     if "pos_embed.row" in state:
         return (state["pos_embed.row"].shape[1], state["pos_embed.col"].shape[1]), []
     h, w = model.grid_size
-    table = state.get("pos_embed.weight")
+    table, biases = state.get("pos_embed.weight"), state.get("pos_embed.bias_table")
+    if biases is not None:
+        return _bias_grid(biases.shape[1], (h, w)), []
     if table is None:
         doubt = (
             [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
@@ -159,6 +166,15 @@ def _trained_grid(state: State, arguments: dict[str, Any], model: VisionTransfor
     if side * side != table.shape[1]:
         raise ValueError(f"the file has {table.shape[1]} positions, no square, and does not say their grid")
     return (side, side), []
+
+
+def _bias_grid(rows: int, grid: Grid) -> Grid:
+    """Return the grid of a bias table with ``rows`` displacements, three entries of prefix tokens perhaps included."""
+    side = (math.isqrt(rows) + 1) // 2
+    for h, w in (grid, (side, side)):
+        if (2 * h - 1) * (2 * w - 1) in (rows, rows - 3):
+            return h, w
+    raise ValueError(f"the file has {rows} relative positions, of no square grid, and does not say their grid")
 
 
 def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[State, list[str]]:

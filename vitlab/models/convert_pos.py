@@ -1,0 +1,86 @@
+"""Weights of ViTs whose positions are not a table with one row a token: timm's Eva, BEiT and NaFlexViT."""
+
+import math
+import re
+
+import torch
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+_BIAS_TABLE = re.compile(r"(?:blocks\.(\d+)\.attn|rel_pos_bias)\.relative_position_bias_table")
+_RECOMPUTED = re.compile(r".*\.relative_position_index|rope\.(?:bands|t_x|t_y)|freqs_t_[xy]")
+
+
+def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
+    """Rename rotations, biases and factorized tables, and what else these networks call otherwise than timm's ViT.
+
+    Axial rotations leave no trace in timm's state dicts: the result then belongs to a model with pos_embed="rope2d".
+    timm's models with "ape" in their names add a table and rotate, and nothing here does both: they look like a
+    learned table and are another network.
+
+    Args:
+        state_dict: timm's names and tensors, or those of naver-ai/rope-vit.
+        num_heads: Number of heads A, which only naver-ai/rope-vit's own files do not show.
+    """
+    state, tables = {}, {}
+    for name, value in state_dict.items():
+        if table := _BIAS_TABLE.fullmatch(name):
+            tables[int(table[1] or 0)] = value
+        elif name in ("rope.freqs", "freqs"):
+            state["pos_embed.freqs"] = _head_freqs(value, num_heads)
+        elif not _RECOMPUTED.fullmatch(name):
+            new, moved = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value)
+            state[new] = moved
+    if tables:
+        state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
+    both = [name for name in ("pos_embed.freqs", "pos_embed.bias_table") if name in state and "pos_embed" in state]
+    if both:
+        raise ValueError(
+            f"the file has a position table and {both[0].removeprefix('pos_embed.')} too: no model has both"
+        )
+    return _join_qkv_biases(state)
+
+
+def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
+    """Return ``(2, depth, A, d / 2)`` frequencies from the same, or from ``(2, depth, A * d / 2)``."""
+    if freqs.ndim == 4:
+        return freqs
+    if num_heads is None:
+        raise ValueError(
+            "`num_heads` must be given for the weights of naver-ai/rope-vit: their `freqs` does not show it"
+        )
+    return freqs.unflatten(2, (num_heads, -1))
+
+
+def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
+    """Return the name and tensor that timm's ViT would have for one of NaFlexViT's ``embeds.``."""
+    match name.removeprefix("embeds."):
+        case "pos_embed_y" if name.startswith("embeds."):
+            return "pos_embed.row", value
+        case "pos_embed_x" if name.startswith("embeds."):
+            return "pos_embed.col", value
+        case "pos_embed" if name.startswith("embeds."):
+            return "pos_embed.weight", value.flatten(1, 2)  # (1, h, w, D)
+        case "proj.weight" if value.ndim == 2 and name.startswith("embeds."):
+            in_chans = next(c for c in (3, 1, 4, 2) if math.isqrt(value.shape[1] // c) ** 2 * c == value.shape[1])
+            side = math.isqrt(value.shape[1] // in_chans)
+            return "patch_embed.proj.weight", value.unflatten(1, (side, side, in_chans)).permute(
+                0, 3, 1, 2
+            ).contiguous()
+        case "proj.weight" | "proj.bias" as rest if name.startswith("embeds."):
+            return f"patch_embed.{rest}", value
+        case rest:
+            return rest, value
+
+
+def _join_qkv_biases(state: State) -> State:
+    """Return the state with BEiT's biases of queries and values as one of all three: its keys have none."""
+    joined = {}
+    for name, value in state.items():
+        if name.endswith(".attn.q_bias"):
+            v_bias = state[name.replace("q_bias", "v_bias")]
+            joined[name.replace("q_bias", "qkv.bias")] = torch.cat([value, torch.zeros_like(value), v_bias])
+        elif not name.endswith((".attn.v_bias", ".attn.k_bias")):
+            joined[name] = value
+    return joined
