@@ -130,6 +130,8 @@ class Block(nn.Module):
         drop_path_rate: float = 0.0,
     ) -> None:
         super().__init__()
+        if int(dim * mlp_ratio) < 1:
+            raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got mlp_ratio={mlp_ratio}")
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
         self.attn = Attention(dim, num_heads, qkv_bias, qk_norm, qk_scale, dropout, norm_layer, norm_eps)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)

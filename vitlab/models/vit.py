@@ -102,13 +102,14 @@ class VisionTransformer(nn.Module):
         self.num_prefix_tokens = int(class_token) + reg_tokens
         self.global_pool = global_pool
         self.grad_checkpoint = grad_checkpoint
-        # Random numbers are drawn in this order, positions last: with one seed, models that differ in the position
-        # embedding alone share all other weights.
-        norm, attn = (act_layer, norm_layer, norm_eps), (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale)
+        # Each part draws its start in this order, positions last: with one seed, two models share what comes before the
+        # part in which they differ, and with other positions all the rest.
         drop_paths = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
-        self.blocks = nn.ModuleList(Block(embed_dim, *attn, *norm, layer_scale, dropout, rate) for rate in drop_paths)
+        attn, norm = (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale), (act_layer, norm_layer, norm_eps)
+        blocks = (Block(embed_dim, *attn, *norm, layer_scale, dropout, rate) for rate in drop_paths)
+        self.blocks = nn.ModuleList(blocks).apply(_init_weights)
         self.norm = build_norm(norm_layer, embed_dim, norm_eps)
-        self.head = _build_head(embed_dim, head_hidden, num_classes)
+        self.head = _build_head(embed_dim, head_hidden, num_classes).apply(_init_weights)
         self.tokenizer = build_tokenizer(
             tokenizer,
             self.img_size,
@@ -120,8 +121,7 @@ class VisionTransformer(nn.Module):
             t2t_strides=t2t_strides,
             t2t_dim=t2t_dim,
             norm_eps=norm_eps,
-        )
-        self.apply(_init_weights)
+        ).apply(_init_weights)
         self.cls_token = nn.Parameter(_init_token(1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(_init_token(reg_tokens, embed_dim)) if reg_tokens else None
         self.attn_pool = None

@@ -1,0 +1,387 @@
+import inspect
+from typing import get_args
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.layers.pos_embed import PosEmbedName
+from vitlab.models.vit import SIZES, VisionTransformer
+from vitlab.tokenizers.build import TokenizerName
+
+TINY = {
+    "img_size": (16, 24),
+    "in_chans": 1,
+    "num_classes": 5,
+    "patch_size": 4,
+    "t2t_kernels": (3, 3),
+    "t2t_strides": (2, 2),
+    "t2t_dim": 4,
+    "embed_dim": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 2.0,
+}
+
+
+def tiny(**arguments):
+    return VisionTransformer(**TINY | arguments)
+
+
+def randomised(model):
+    for name, p in model.named_parameters():
+        nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return model
+
+
+@pytest.fixture
+def images():
+    return torch.randn(2, 1, 16, 24)
+
+
+@pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
+@pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
+def test_every_tokenizer_works_with_every_position_embedding(tokenizer, pos_embed, images):
+    model = tiny(tokenizer=tokenizer, pos_embed=pos_embed, reg_tokens=1).eval()
+    assert model.grid_size == (4, 6)
+    assert model.forward_features(images).shape == (2, 2 + 24, 16)
+    assert model(images).shape == (2, 5)
+
+
+@pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
+@pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
+@pytest.mark.parametrize("global_pool", ["token", "map"])
+def test_every_parameter_gets_a_gradient(tokenizer, pos_embed, global_pool, images):
+    options = {"reg_tokens": 1, "layer_scale": 0.5, "qk_norm": True, "head_hidden": 3}
+    model = randomised(tiny(tokenizer=tokenizer, pos_embed=pos_embed, global_pool=global_pool, **options)).eval()
+    model(images).square().sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    if global_pool == "map":
+        without.remove("attn_pool.kv.bias") if "attn_pool.kv.bias" in without else None
+    assert without == []
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_builds_without_memory(name):
+    with torch.device("meta"):
+        model = VisionTransformer(**SIZES[name])
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+def test_the_articles_and_jls_shapes():
+    model = VisionTransformer(embed_dim=768, depth=1, num_heads=12, num_classes=10, global_pool="avg")
+    assert model(torch.randn(4, 3, 224, 224)).shape == (4, 10)
+    regressor = VisionTransformer((400, 100), 1, 1, patch_size=50, embed_dim=24, depth=1, num_heads=4, mlp_ratio=1.5)
+    features = regressor.forward_features(torch.randn(1, 1, 400, 100))
+    assert features.shape == (1, 17, 24)
+    assert regressor.forward_head(features).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("img_size", "patch_size", "grid_size"), [([60, 100], 20, (3, 5)), (32, 8, (4, 4)), ([400, 100], 50, (8, 2))]
+)
+def test_the_patch_size_given_is_the_patch_size_used(img_size, patch_size, grid_size):
+    assert tiny(img_size=img_size, patch_size=patch_size).grid_size == grid_size
+
+
+@pytest.mark.parametrize("img_size", [(400, 100), (224, 160), (40, 40)])
+def test_t2t_grids_are_not_square_roots(img_size):
+    model = tiny(img_size=img_size, tokenizer="t2t", t2t_kernels=(7, 3, 3), t2t_strides=None)
+    assert model.grid_size == {(400, 100): (25, 7), (224, 160): (14, 10), (40, 40): (3, 3)}[img_size]
+    assert model.eval()(torch.randn(1, 1, *img_size)).shape == (1, 5)
+
+
+# What goes into the logits
+
+
+def test_the_walk_is_tokens_positions_prefix_blocks_norm_head(images):
+    model = randomised(tiny(reg_tokens=2)).eval()
+    x = model.tokenizer(images) + model.pos_embed.weight
+    x = torch.cat([model.cls_token.expand(2, -1, -1), model.reg_token.expand(2, -1, -1), x], dim=1)
+    for i, block in enumerate(model.blocks):
+        x = block(x, model.pos_embed, i)
+    torch.testing.assert_close(model(images), model.head(model.norm(x)[:, 0]))
+
+
+def test_token_pooling_reads_the_class_token_and_the_others_the_patches_only():
+    tokens = torch.randn(2, 3 + 24, 16)
+    changed = tokens.clone()
+    changed[:, :3] += 1
+    pools = {name: randomised(tiny(reg_tokens=2, global_pool=name)) for name in ("token", "avg", "max", "map")}
+    assert torch.equal(pools["token"].pool(tokens), tokens[:, 0])
+    torch.testing.assert_close(pools["avg"].pool(tokens), tokens[:, 3:].mean(1))
+    assert torch.equal(pools["max"].pool(tokens), tokens[:, 3:].amax(1))
+    assert torch.equal(pools["map"].pool(tokens), pools["map"].attn_pool(tokens[:, 3:]))
+    for name in ("avg", "max", "map"):
+        assert torch.equal(pools[name].pool(changed), pools[name].pool(tokens))
+
+
+@pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
+@pytest.mark.parametrize("global_pool", ["token", "avg", "max", "map"])
+def test_without_positions_the_order_of_tokens_does_not_matter(tokenizer, global_pool, images):
+    model = randomised(tiny(tokenizer=tokenizer, global_pool=global_pool, pos_embed="none")).double().eval()
+    images = images.double()
+    order = torch.randperm(24)
+    logits = model(images)
+    model.tokenizer.register_forward_hook(lambda _, x, tokens: tokens[:, order])
+    torch.testing.assert_close(model(images), logits, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("pos_embed", ["learned", "factorized", "sincos1d", "sincos2d"])
+def test_with_a_position_table_it_does(pos_embed, images):
+    model = tiny(pos_embed=pos_embed).eval()
+    logits = model(images)
+    model.tokenizer.register_forward_hook(lambda _, x, tokens: tokens.flip(1))
+    assert (model(images) - logits).abs().max() > 1e-5
+
+
+def test_num_heads_is_the_backbones_alone():
+    one, two = tiny(tokenizer="t2t", num_heads=1), tiny(tokenizer="t2t", num_heads=4)
+    assert repr(one.tokenizer) == repr(two.tokenizer)
+    assert tiny(tokenizer="t2t", qk_scale=0.0).tokenizer.attention1.kqv.bias is not None
+
+
+def test_batches_of_one_and_changed_neighbours_give_the_same_logits(images):
+    model = randomised(tiny()).eval()
+    torch.testing.assert_close(model(images[:1]), model(images)[:1])
+
+
+def test_images_are_not_changed(images):
+    before = images.clone()
+    tiny()(images)
+    assert torch.equal(images, before)
+
+
+# Training
+
+
+def test_evaluation_is_deterministic_and_training_is_not(images):
+    model = tiny(dropout=0.2, drop_path_rate=0.2)
+    assert not torch.equal(model(images), model(images))
+    model.eval()
+    assert torch.equal(model(images), model(images))
+
+
+def test_drop_path_grows_linearly_to_its_rate():
+    rates = [block.drop_path.rate for block in tiny(depth=5, drop_path_rate=0.2).blocks]
+    assert rates == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
+    assert [block.drop_path.rate for block in tiny(depth=1, drop_path_rate=0.2).blocks] == [0]
+
+
+def test_dropout_follows_positions_and_every_linear_layer_but_qkv(images):
+    model = tiny(dropout=0.5)
+    assert [m.p for m in model.modules() if isinstance(m, nn.Dropout)] == [0.5] * 5  # 2 a block, and the positions'
+    shapes = []
+    model.dropout.register_forward_hook(lambda _, x, y: shapes.append(tuple(y.shape)))
+    model(images)
+    assert shapes == [(2, 25, 16)]
+
+
+def test_checkpointing_recomputes_blocks_and_changes_no_gradient(images):
+    calls, gradients = [], []
+    for grad_checkpoint in (False, True):
+        torch.manual_seed(0)
+        model = tiny(grad_checkpoint=grad_checkpoint, dropout=0.2, drop_path_rate=0.2)
+        count = []
+        model.blocks[0].attn.register_forward_hook(lambda *_, count=count: count.append(1))
+        torch.manual_seed(1)
+        model(images).square().sum().backward()
+        calls.append(len(count))
+        gradients.append([p.grad for p in model.parameters()])
+    assert calls == [1, 2]
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_t2t_is_finite_under_autocast(t2t_attn, dtype, images):
+    model = tiny(tokenizer="t2t", t2t_attn=t2t_attn, norm_eps=1e-5).eval()
+    if t2t_attn == "performer":
+        with torch.no_grad():
+            model.tokenizer.attention1.kqv.weight *= 100
+    with torch.no_grad(), torch.autocast("cpu", dtype):
+        assert model(images).isfinite().all()
+
+
+@pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
+def test_float64_works(tokenizer, images):
+    model = tiny(tokenizer=tokenizer).eval()
+    logits = model(images)
+    torch.testing.assert_close(model.double()(images.double()).float(), logits, rtol=1e-4, atol=1e-5)
+
+
+# Initial values
+
+
+@pytest.mark.parametrize("tokenizer", ["patch", "t2t", "conv"])
+def test_initial_weights_have_std_002_and_biases_are_zero(tokenizer):
+    model = VisionTransformer(img_size=32, patch_size=8, tokenizer=tokenizer, depth=1, reg_tokens=4, global_pool="map")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            assert module.weight.std().item() == pytest.approx(0.02, rel=0.1), name
+            assert module.bias is None or not module.bias.any(), name
+        if isinstance(module, nn.LayerNorm):
+            assert torch.equal(module.weight, torch.ones_like(module.weight))
+            assert not module.bias.any()
+    assert model.cls_token.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.reg_token.std().item() == pytest.approx(0.02, rel=0.1)
+    assert model.attn_pool.latent.std().item() == pytest.approx(384**-0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
+@pytest.mark.parametrize("global_pool", ["token", "avg", "map"])
+def test_models_of_one_seed_share_all_but_their_positions(pos_embed, global_pool):
+    weights = []
+    for name in ("none", pos_embed):
+        torch.manual_seed(7)
+        weights.append(tiny(pos_embed=name, tokenizer="t2t", reg_tokens=1, global_pool=global_pool).state_dict())
+    for name in weights[0]:
+        assert torch.equal(weights[0][name], weights[1][name]), name
+
+
+def test_models_of_one_seed_share_what_comes_before_their_difference():
+    for changed in ({"tokenizer": "conv"}, {"global_pool": "map"}, {"reg_tokens": 3}, {"layer_scale": 1.0}):
+        torch.manual_seed(7)
+        one = tiny().state_dict()
+        torch.manual_seed(7)
+        two = tiny(**changed).state_dict()
+        for name in one:
+            if name.startswith(("blocks.", "norm.", "head.")):
+                assert torch.equal(one[name], two[name]), (changed, name)
+
+
+# Names and parts
+
+
+def test_state_dict_keys_are_the_contract():
+    names = list(tiny(layer_scale=0.1, qk_norm=True, reg_tokens=1, depth=1, global_pool="map").state_dict())
+    block = [f"{part}.{kind}" for part in ("norm1", "attn.qkv") for kind in ("weight", "bias")]
+    block += [f"attn.{part}.{kind}" for part in ("q_norm", "k_norm", "proj") for kind in ("weight", "bias")]
+    block += ["ls1.gamma"]
+    block += [f"{part}.{kind}" for part in ("norm2", "mlp.fc1", "mlp.fc2") for kind in ("weight", "bias")]
+    block += ["ls2.gamma"]
+    pool = ["latent"] + [
+        f"{p}.{k}" for p in ("q", "kv", "proj", "norm", "mlp.fc1", "mlp.fc2") for k in ("weight", "bias")
+    ]
+    assert sorted(names) == sorted(
+        [f"blocks.0.{name}" for name in block]
+        + [f"attn_pool.{name}" for name in pool]
+        + ["norm.weight", "norm.bias", "head.weight", "head.bias", "tokenizer.proj.weight", "tokenizer.proj.bias"]
+        + ["cls_token", "reg_token", "pos_embed.weight"]
+    )
+
+
+def test_tokens_that_are_not_asked_for_are_none():
+    model = tiny(class_token=False, global_pool="avg")
+    assert model.cls_token is None
+    assert model.reg_token is None
+    assert model.num_prefix_tokens == 0
+
+
+def test_a_head_is_linear_or_has_a_tanh_layer_or_is_missing():
+    assert isinstance(tiny().head, nn.Linear)
+    head = tiny(head_hidden=7).head
+    x = torch.randn(2, 16)
+    torch.testing.assert_close(head(x), head[2](torch.tanh(head[0](x))))
+    features = tiny(num_classes=0)
+    assert features(torch.randn(2, 1, 16, 24)).shape == (2, 16)
+
+
+@pytest.mark.parametrize("global_pool", ["token", "map"])
+def test_stages_hold_every_parameter_once_from_input_to_output(global_pool):
+    model = tiny(reg_tokens=1, global_pool=global_pool, head_hidden=3, tokenizer="t2t", pos_embed="rope_mixed")
+    stages = model.stages()
+    assert len(stages) == 2 + 2
+    assert sorted(id(p) for stage in stages for p in stage) == sorted(id(p) for p in model.parameters())
+    assert any(p is model.cls_token for p in stages[0])
+    assert any(p is model.pos_embed.freqs for p in stages[0])
+    assert any(p is model.head[0].weight for p in stages[-1])
+    assert any(p is model.norm.weight for p in stages[-1])
+
+
+def test_a_fixed_table_is_no_parameter_and_has_no_gradient():
+    model = tiny(pos_embed="sincos1d")
+    assert not [name for name, _ in model.named_parameters() if name.startswith("pos_embed")]
+    assert not model.pos_embed.table().requires_grad
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"qkv_bias": False},
+        {"qk_scale": 0.0},
+        {"qk_norm": True},
+        {"act_layer": "relu"},
+        {"norm_layer": "rmsnorm"},
+        {"norm_eps": 1.0},
+        {"mlp_ratio": 1.5},
+        {"pos_embed": "sincos2d"},
+        {"pos_embed_join": "every_layer"},
+        {"class_token": False, "global_pool": "avg"},
+        {"reg_tokens": 1},
+        {"layer_scale": 0.1},
+        {"num_heads": 4},
+        {"depth": 3},
+        {"patch_size": 2},
+        {"tokenizer": "conv"},
+        {"head_hidden": 3},
+    ],
+)
+def test_every_argument_reaches_the_logits(changed, images):
+    logits = []
+    for arguments in ({}, changed):
+        torch.manual_seed(0)
+        logits.append(tiny(**arguments).eval()(images))
+    assert (logits[0] - logits[1]).abs().max() > 1e-5
+
+
+def test_the_frozen_position_table_is_frozen():
+    assert not tiny(pos_embed_trainable=False).pos_embed.weight.requires_grad
+    assert tiny(pos_embed="rope2d", rope_theta=10.0).pos_embed is not None
+
+
+def test_every_argument_is_described_in_one_line():
+    lines = inspect.getdoc(VisionTransformer).split("Args:\n")[1].splitlines()
+    described = [line.strip().split(":")[0] for line in lines]
+    assert described == list(inspect.signature(VisionTransformer).parameters)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"img_size": 30}, r"`patch_size` must divide .* got patch_size=4 and img_size=\[30, 30\]"),
+        ({"img_size": (1, 16, 24)}, r"`img_size` must be one side or \[height, width\], in pixels, got \(1, 16, 24\)"),
+        ({"img_size": 0}, "`img_size` must be one side"),
+        ({"num_heads": 3}, "`num_heads` must divide `embed_dim`, got num_heads=3 and embed_dim=16"),
+        ({"in_chans": 0}, "`in_chans` must be at least 1, got 0"),
+        ({"depth": 0}, "`depth` must be at least 1, got 0"),
+        ({"embed_dim": 0}, "`embed_dim` must be at least 1, got 0"),
+        ({"reg_tokens": -1}, "`reg_tokens` must be at least 0, got -1"),
+        ({"num_classes": -1}, "`num_classes` must be at least 0, got -1"),
+        ({"dropout": 1.5}, "`dropout` must be at least 0 and below 1, got 1.5"),
+        ({"drop_path_rate": 1.0}, "`drop_path_rate` must be at least 0 and below 1, got 1.0"),
+        ({"mlp_ratio": 0.01}, "`mlp_ratio` must give the MLP at least one channel, got mlp_ratio=0.01"),
+        ({"class_token": False}, "needs `class_token=True`; without one use 'avg', 'max' or 'map'"),
+        ({"global_pool": "mean"}, "`global_pool` must be one of token, avg, max, map, got 'mean'"),
+        ({"tokenizer": "t2"}, "`tokenizer` must be one of patch, t2t, conv, got 't2'"),
+        ({"tokenizer": "t2t", "t2t_attn": "linear"}, "`t2t_attn` must be one of performer, transformer, got 'linear'"),
+        ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
+        ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
+        ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"),
+        ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, got 'batchnorm'"),
+        ({"rope_theta": 10.0}, "`rope_theta` belongs to"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_way_out(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny(**{"t2t_kernels": (9, 20)} | arguments if "t2t_strides" in arguments else arguments)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 16, 24), (2, 1, 24, 16), (1, 16, 24)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 24\), got \("):
+        tiny()(torch.randn(shape))
