@@ -3,7 +3,7 @@
 import argparse
 import json
 import pickle
-import zipfile
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,16 +68,15 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):  # published files carry their command line
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # in published files
+            warnings.simplefilter("ignore")  # about pickles of other protocols, which fail below
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if zipfile.is_zipfile(path) or "Unsupported" in str(error):
+    except (pickle.UnpicklingError, EOFError, RuntimeError, OSError, ValueError, LookupError) as error:
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(
                 f"{path} is refused: it holds objects other than weights, which could run code when they are loaded; "
                 f"where you trust its source, save its state dict alone, as safetensors"
             ) from error
-        raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
-    except (EOFError, RuntimeError, OSError, ValueError, KeyError, IndexError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict but {type(content).__name__}")

@@ -1,0 +1,368 @@
+import argparse
+import json
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer as TimmViT
+from torch import nn
+
+from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
+from vitlab.models.convert import from_t2t, load_weights, to_timm
+from vitlab.models.vit import VisionTransformer
+
+TINY = {
+    "img_size": 16,
+    "patch_size": 4,
+    "embed_dim": 16,
+    "depth": 2,
+    "num_heads": 2,
+    "mlp_ratio": 2.0,
+    "num_classes": 5,
+}
+T2T = TINY | {"tokenizer": "t2t", "t2t_kernels": (3, 3, 3), "t2t_strides": (2, 2, 1), "t2t_dim": 4}
+T2T |= {"pos_embed": "sincos1d", "qkv_bias": False, "norm_eps": 1e-5}
+
+
+def tiny(**arguments):
+    return VisionTransformer(**TINY | arguments)
+
+
+def randomised(model):
+    for name, p in model.named_parameters():
+        nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
+    return model.eval()
+
+
+def official(model, extra_rows=1):
+    """The state dict of ``model`` as the official T2T-ViT would have it, class position 0."""
+    table = torch.cat([torch.zeros(extra_rows, 16), model.pos_embed.table()])[None]
+    state = {name.replace("tokenizer.", "tokens_to_token."): value for name, value in model.state_dict().items()}
+    return state | {"pos_embed": table}
+
+
+def assert_same_outputs(one, two):
+    images = torch.randn(2, 3, *one.img_size)
+    with torch.no_grad():
+        torch.testing.assert_close(one.eval()(images), two.eval()(images), rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "weights.pth"
+
+
+# Our own files
+
+
+@pytest.mark.parametrize("pos_embed", ["none", "learned", "factorized", "relpos", "rope_mixed", "conv"])
+def test_a_plain_state_dict_is_loaded_without_a_word(path, pos_embed):
+    saved = randomised(tiny(pos_embed=pos_embed))
+    torch.save(saved.state_dict(), path)
+    model = tiny(pos_embed=pos_embed)
+    sentences = load_weights(model, path)
+    assert [s for s in sentences if "does not say its grid" not in s] == []
+    assert_same_outputs(model, saved)
+
+
+def test_safetensors_are_loaded_and_their_arguments_believed(tmp_path):
+    saved = randomised(tiny(pos_embed="sincos2d"))
+    path = tmp_path / "weights.safetensors"
+    save_file(saved.state_dict(), path, metadata={"hyper_parameters": json.dumps(TINY | {"pos_embed": "sincos2d"})})
+    model = tiny(pos_embed="sincos2d")
+    assert load_weights(model, path) == []
+    assert_same_outputs(model, saved)
+    with pytest.raises(ValueError, match="trained on a 4 x 4 grid and the model has 6 x 6"):
+        load_weights(tiny(img_size=24, pos_embed="sincos2d"), path)
+
+
+def test_a_lightning_checkpoint_is_loaded_and_other_entries_are_named(path):
+    saved = randomised(tiny())
+    state = {f"net.{name}": value for name, value in saved.state_dict().items()} | {"loss.weight": torch.ones(5)}
+    torch.save({"state_dict": state, "hyper_parameters": TINY | {"lr": 1e-3}, "epoch": 3}, path)
+    model = tiny()
+    assert load_weights(model, path) == ["weights: left out what lies outside the network, loss.weight"]
+    assert_same_outputs(model, saved)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "net._orig_mod."])
+def test_prefixes_of_wrappers_are_stripped(path, prefix):
+    saved = randomised(tiny())
+    torch.save({"state_dict": {prefix + name: value for name, value in saved.state_dict().items()}}, path)
+    model = tiny()
+    assert load_weights(model, path) == []
+    assert_same_outputs(model, saved)
+
+
+def test_averaged_weights_are_preferred(path):
+    raw, averaged = randomised(tiny()), randomised(tiny())
+    torch.save({"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
+    model = tiny()
+    assert load_weights(model, path) == ["weights: state_dict_ema, the averaged ones"]
+    assert_same_outputs(model, averaged)
+
+
+def test_a_published_command_line_in_the_file_does_no_harm(path):
+    saved = randomised(tiny())
+    torch.save({"model": saved.state_dict(), "args": argparse.Namespace(lr=1e-3)}, path)
+    model = tiny()
+    assert load_weights(model, path) == []
+    assert_same_outputs(model, saved)
+
+
+def test_weights_in_half_precision_fill_a_float32_model(path):
+    saved = randomised(tiny())
+    torch.save({name: value.bfloat16() for name, value in saved.state_dict().items()}, path)
+    model = tiny()
+    load_weights(model, path)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    torch.testing.assert_close(model.norm.weight, saved.norm.weight.bfloat16().float())
+
+
+# Other libraries
+
+
+@pytest.mark.parametrize("no_embed_class", [True, False])
+@pytest.mark.parametrize("reg_tokens", [0, 2])
+def test_a_timm_file_is_recognised(path, no_embed_class, reg_tokens):
+    arguments = {"no_embed_class": no_embed_class, "reg_tokens": reg_tokens}
+    theirs = randomised(TimmViT(**TINY, **arguments))
+    torch.save(theirs.state_dict(), path)
+    model = tiny(reg_tokens=reg_tokens)
+    assert load_weights(model, path) == ["layout: converted from timm"]
+    assert_same_outputs(model, theirs_with_size(theirs))
+
+
+def theirs_with_size(theirs):
+    theirs.img_size = (16, 16)
+    return theirs
+
+
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_an_official_t2t_file_is_recognised(path, t2t_attn):
+    saved = randomised(tiny(**T2T | {"t2t_attn": t2t_attn}))
+    state = {f"module.{name}": value for name, value in official(saved).items()}
+    torch.save({"state_dict": {}, "state_dict_ema": state}, path)
+    model = tiny(**T2T | {"t2t_attn": t2t_attn})
+    assert load_weights(model, path) == [
+        "weights: state_dict_ema, the averaged ones",
+        "layout: converted from the official T2T-ViT",
+        "positions: the file's table is the formula's, which the model computes by itself",
+    ]
+    assert_same_outputs(model, saved)
+
+
+def test_an_official_class_position_becomes_part_of_the_class_token():
+    state = official(randomised(tiny(**T2T)))
+    state["pos_embed"][:, 0] = torch.randn(16)
+    ours = from_t2t(state)
+    torch.testing.assert_close(ours["cls_token"], state["cls_token"] + state["pos_embed"][:, :1])
+    assert "pos_embed.weight" not in ours
+
+
+def test_an_official_table_that_is_not_the_formula_is_kept(path):
+    state = official(randomised(tiny(**T2T)))
+    state["pos_embed"][0, 5, 3] += 1e-5
+    assert torch.equal(from_t2t(state)["pos_embed.weight"], state["pos_embed"][:, 1:])
+    torch.save(state, path)
+    with pytest.raises(ValueError, match="build the model with pos_embed='learned' and pos_embed_trainable=False"):
+        load_weights(tiny(**T2T), path)
+    model = tiny(**T2T | {"pos_embed": "learned", "pos_embed_trainable": False})
+    assert load_weights(model, path) == ["layout: converted from the official T2T-ViT"]
+    assert torch.equal(model.pos_embed.weight, state["pos_embed"][:, 1:])
+
+
+def test_an_official_formula_starts_a_learned_table(path):
+    saved = randomised(tiny(**T2T))
+    torch.save(official(saved), path)
+    model = tiny(**T2T | {"pos_embed": "learned"})
+    load_weights(model, path)
+    assert torch.equal(model.pos_embed.weight[0], saved.pos_embed.table())
+
+
+def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
+    saved = randomised(tiny(pos_embed="sincos2d"))
+    torch.save(to_timm(saved.state_dict(), saved.pos_embed.table() + 1e-6), path)
+    model = tiny(pos_embed="sincos2d")
+    assert len(load_weights(model, path)) == 2
+    assert_same_outputs(model, saved)
+    torch.save(to_timm(saved.state_dict(), SinCos2d((4, 4), 16, style="moco").table()), path)
+    with pytest.raises(ValueError, match="not the formula's"):
+        load_weights(model, path)
+
+
+# Heads and grids
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"num_classes": 3}, "head: not loaded, the file's has 5 outputs and the model's new one 3"),
+        ({"num_classes": 0}, "head: not loaded, the file's has 5 outputs and the model's new one 0"),
+        ({"head_hidden": 4}, "head: not loaded, the file's has 5 outputs and the model's new one 5"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, sentence):
+    saved = randomised(tiny())
+    torch.save(saved.state_dict(), path)
+    model = tiny(**changed)
+    head = {name: value.clone() for name, value in model.head.state_dict().items()}
+    assert load_weights(model, path) == [sentence]
+    assert all(torch.equal(value, head[name]) for name, value in model.head.state_dict().items())
+    assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
+
+
+def test_features_without_a_head_fill_a_model_with_one(path):
+    torch.save(randomised(tiny(num_classes=0)).state_dict(), path)
+    assert load_weights(tiny(), path) == ["head: not loaded, the file's has 0 outputs and the model's new one 5"]
+
+
+@pytest.mark.parametrize("size", [24, (12, 20)])
+def test_a_learned_table_is_interpolated_when_asked(path, size):
+    from timm.layers import resample_abs_pos_embed
+
+    saved = randomised(tiny())
+    torch.save(saved.state_dict(), path)
+    model = tiny(img_size=size)
+    with pytest.raises(ValueError, match="resize policy must be one of interpolate"):
+        load_weights(model, path)
+    (sentence,) = load_weights(model, path, resize="interpolate")
+    h, w = model.grid_size
+    assert sentence.startswith(f"positions: interpolate from 4 x 4 to {h} x {w}")
+    expected = resample_abs_pos_embed(saved.pos_embed.weight, (h, w), (4, 4), num_prefix_tokens=0)
+    torch.testing.assert_close(model.pos_embed.weight, expected, rtol=0, atol=1e-6)
+
+
+def test_a_timm_file_of_another_grid_is_resized(path):
+    theirs = randomised(TimmViT(**TINY, reg_tokens=2))
+    torch.save(theirs.state_dict(), path)
+    sentences = load_weights(tiny(img_size=24, reg_tokens=2), path, resize="interpolate")
+    assert [s.split(" from")[0] for s in sentences] == ["layout: converted", "positions: interpolate"]
+
+
+@pytest.mark.parametrize("policy", ["interpolate", "extrapolate"])
+def test_official_t2t_positions_of_another_grid_are_resized_or_computed_anew(path, policy):
+    saved = randomised(tiny(**T2T))
+    torch.save(official(saved), path)
+    model = tiny(**T2T | {"img_size": 24})
+    sentences = load_weights(model, path, resize=policy)
+    assert sentences[-1].startswith(f"positions: {policy} from 4 x 4 to 6 x 6")
+    formula = SinCos1d((6, 6), 16).table()
+    assert torch.equal(model.pos_embed.table(), formula) == (policy == "extrapolate")
+    assert model(torch.randn(1, 3, 24, 24)).isfinite().all()
+
+
+def test_a_fixed_table_of_another_grid_is_noticed_by_the_files_arguments(path):
+    saved = randomised(tiny(pos_embed="sincos2d", img_size=(8, 16)))
+    state = {f"net.{name}": value for name, value in saved.state_dict().items()}
+    arguments = TINY | {"img_size": [8, 16], "pos_embed": "sincos2d"}
+    torch.save({"state_dict": state, "hyper_parameters": arguments}, path)
+    model = tiny(pos_embed="sincos2d")
+    with pytest.raises(ValueError, match="trained on a 2 x 4 grid and the model has 4 x 4"):
+        load_weights(model, path)
+    (sentence,) = load_weights(model, path, resize="rescale")
+    assert "rescale from 2 x 4 to 4 x 4" in sentence
+
+
+def test_a_file_that_does_not_say_its_grid_is_reported(path):
+    torch.save(randomised(tiny(pos_embed="rope2d")).state_dict(), path)
+    (sentence,) = load_weights(tiny(pos_embed="rope2d"), path)
+    assert sentence == "positions: the file does not say its grid, taken to be 4 x 4"
+
+
+def test_another_position_method_without_weights_is_reported(path):
+    saved = randomised(tiny(pos_embed="sincos1d"))
+    arguments = TINY | {"pos_embed": "sincos1d"}
+    torch.save({"state_dict": saved.state_dict(), "hyper_parameters": arguments}, path)
+    assert load_weights(tiny(pos_embed="rope2d"), path) == ["positions: trained with SinCos1d, the model has RoPE2d"]
+
+
+def test_positions_that_are_no_square_and_say_nothing_are_refused(path):
+    torch.save(randomised(tiny(img_size=(8, 12))).state_dict(), path)
+    with pytest.raises(ValueError, match="the file has 6 positions, no square, and does not say their grid"):
+        load_weights(tiny(), path, resize="interpolate")
+
+
+# What is refused
+
+
+def test_weights_of_another_network_are_refused_with_the_differences(path):
+    torch.save(randomised(tiny(depth=1, embed_dim=8, qk_norm=True)).state_dict(), path)
+    model = tiny(qkv_bias=False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(ValueError) as error:
+        load_weights(model, path)
+    message = str(error.value)
+    for part in ("missing (blocks.1.", "unexpected (blocks.0.attn.qkv.bias", "cls_token (1, 1, 8), not (1, 1, 16)"):
+        assert part in message
+    assert "\n" not in message
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_timm_weights_with_fc_norm_are_refused(path):
+    torch.save(TimmViT(**TINY, global_pool="avg").state_dict(), path)
+    with pytest.raises(ValueError, match="normalise after pooling"):
+        load_weights(tiny(global_pool="avg"), path)
+
+
+class Trap:
+    def __init__(self, flag):
+        self.flag = flag
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.flag),)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_a_file_that_would_run_code_is_refused_and_does_not(path, tmp_path, legacy):
+    flag = tmp_path / "it_ran"
+    torch.save({"state_dict": Trap(flag)}, path, _use_new_zipfile_serialization=not legacy)
+    with pytest.raises(ValueError, match="could run code") as error:
+        load_weights(tiny(), path)
+    assert not flag.exists()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_a_truncated_torch_file_is_refused_in_one_line(path, share, legacy):
+    torch.save(tiny().state_dict(), path, _use_new_zipfile_serialization=not legacy)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ValueError, match="truncated or not a file that torch wrote") as error:
+        load_weights(tiny(), path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.95])
+def test_a_truncated_safetensors_file_is_refused_in_one_line(tmp_path, share):
+    path = tmp_path / "weights.safetensors"
+    save_file(tiny().state_dict(), path)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ValueError, match="truncated or not a safetensors file") as error:
+        load_weights(tiny(), path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"<html>not found</html>", b"\x80\x02garbage", b"PK\x03\x04 no zip", pickle.dumps({"a": 1}, 4)]
+)
+def test_another_kind_of_file_is_refused_in_one_line(path, content):
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="truncated or not a file that torch wrote"):
+        load_weights(tiny(), path)
+
+
+@pytest.mark.parametrize(
+    "content", [[1, 2], {"epoch": 3}, torch.zeros(3), {"state_dict": {"a": torch.ones(1), "b": 2}}]
+)
+def test_a_file_without_a_state_dict_is_refused(path, content):
+    torch.save(content, path)
+    with pytest.raises(ValueError, match="holds no state dict"):
+        load_weights(tiny(), path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        load_weights(tiny(), tmp_path / "none.pth")
