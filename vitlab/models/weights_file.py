@@ -71,10 +71,10 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # in published files
             warnings.simplefilter("ignore")  # about pickles of other protocols, which fail below
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, OSError, ValueError, LookupError) as error:
+    except Exception as error:  # a damaged file fails as it likes: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(
-                f"{path} is refused: it holds objects other than weights, which could run code when they are loaded; "
+                f"{path} is refused: it is damaged or holds objects other than weights, which could run code when loaded; "
                 f"where you trust its source, save its state dict alone, as safetensors"
             ) from error
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
