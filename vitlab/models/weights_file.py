@@ -74,7 +74,7 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except Exception as error:  # a damaged file fails as it likes: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(
-                f"{path} is refused: it is damaged or holds objects other than weights, which could run code when loaded; "
+                f"{path} is refused: it is damaged or holds more than weights, which could run code when loaded; "
                 f"where you trust its source, save its state dict alone, as safetensors"
             ) from error
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
