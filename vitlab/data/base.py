@@ -6,14 +6,17 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
-import torch.nn.functional as F
+from lightning.pytorch.trainer.states import TrainerFn
+from PIL import Image
 from torch import Tensor
 
 from vitlab.data.loader import Batch, Loader
+from vitlab.data.mix import Mix
 from vitlab.data.order import EvalOrder, TrainOrder
-from vitlab.data.sets import TensorImages
-from vitlab.data.splits import Indices, SplitName, parse_fold, split
-from vitlab.data.tensor_loader import TensorLoader
+from vitlab.data.pipeline import Pipeline
+from vitlab.data.sets import Images, Statistics, duplicates
+from vitlab.data.splits import Indices, SplitName, SplitRule
+from vitlab.data.transforms import Interpolation, as_size
 
 Part = Literal["train", "test", "all"]
 
@@ -27,15 +30,24 @@ class ImageData(L.LightningDataModule):
         class_names: Name of each class.
         batch_size: Images per step over all devices and processes.
         img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
-        num_workers: Processes that decode images, beside each training process.
+        num_workers: Processes that decode images, beside each training process; images in memory need none.
         augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
+        crop_scale: Smallest share of a photo's area that a random crop keeps.
+        repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
+        random_erasing: Probability that a rectangle of a training image is filled with noise.
+        mixup: Parameter of mixup's beta distribution; 0 for none.
+        cutmix: Parameter of cutmix's beta distribution; 0 for none.
         val_share: Share of block 1 (what is not test) that becomes the validation split.
-        test_share: Share of all images that becomes the test split.
+        test_share: Share of all images that becomes the test split, where the data set has none of its own.
         split_seed: Another seed gives other splits.
+        split_file: JSON file with the lists train, val and test, of indices or relative paths.
         fold: k/n: validate on the k-th of n parts of block 1, instead of `val_share`.
         subset: Share of the training split to train on.
+        crop_pct: Share of a photo's shorter side that evaluation looks at.
         interpolation: How images are resized, bilinear or bicubic.
     """
+
+    has_test_split = False  # of its own; else one is cut off
 
     def __init__(
         self,
@@ -46,31 +58,40 @@ class ImageData(L.LightningDataModule):
         img_size: int | list[int] | None = None,
         num_workers: int = 2,
         augment: str = "none",
+        crop_scale: float = 0.08,
+        repeats: int = 1,
+        random_erasing: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
         val_share: float = 0.2,
         test_share: float = 0.2,
         split_seed: int = 0,
+        split_file: str | None = None,
         fold: str | None = None,
         subset: float = 1.0,
-        interpolation: Literal["bilinear", "bicubic"] = "bicubic",
+        crop_pct: float = 0.875,
+        interpolation: Interpolation = "bicubic",
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        self.native_size = native_size
-        self.img_size = _pair(img_size, native_size)
+        for name, number in (("batch_size", batch_size), ("num_workers", num_workers + 1), ("repeats", repeats)):
+            if number < 1:
+                raise ValueError(f"`data.{name}` is too small, got {number}")
+        self.img_size = as_size(img_size, native_size)
         self.in_chans = in_chans
         self.class_names = list(class_names)
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.augment = augment
-        self.val_share, self.test_share = val_share, test_share
-        self.split_seed = split_seed
-        self.fold = parse_fold(fold)
-        self.subset = subset
-        self.interpolation = interpolation
-        self._check()
-        self.splits: dict[SplitName, TensorImages] = {}
+        self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
+        self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
+        self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
+        if not 0 < test_share < 1:
+            raise ValueError(f"`data.test_share` must lie between 0 and 1, got {test_share}")
+        self.rule = SplitRule(
+            0.0 if self.has_test_split else test_share, val_share, split_seed, fold, subset, split_file
+        )
+        self.splits: dict[SplitName, Images] = {}
+        self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self._restored: dict[str, Any] = {}
-        self._statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+        self._statistics: Statistics | None = None
 
     @property
     def num_classes(self) -> int:
@@ -80,55 +101,89 @@ class ImageData(L.LightningDataModule):
     @property
     def mean(self) -> tuple[float, ...]:
         """Mean of each channel over the training split, of values in [0, 1]."""
-        return self._normalisation()[0]
+        return self.statistics()[0]
 
     @property
     def std(self) -> tuple[float, ...]:
         """Standard deviation of each channel over the training split, of values in [0, 1]."""
-        return self._normalisation()[1]
+        return self.statistics()[1]
 
-    def read(self, part: Part) -> TensorImages:
-        """Return block 1 (train), block 2 (test), or all images of a set without an official test split."""
+    def read(self, part: Part) -> Images:
+        """Return block 1 (train), block 2 (test), or all images of a set without a test split of its own."""
         raise NotImplementedError
+
+    def indices(self, images: Images) -> dict[SplitName, Indices]:
+        """Divide block 1, or all images of a set without a test split of its own."""
+        return self.rule.indices(images.ids, images.labels.numpy())
+
+    def admit(self, images: Images) -> Images:
+        """Return what can be used of a split."""
+        return images
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel over the training split."""
+        if self._statistics is None:
+            self.build("train")
+            self._statistics = self.splits["train"].statistics()
+        return self._statistics
 
     def setup(self, stage: str) -> None:
         """Build what a stage needs: training and validation for fit and validate, the test split for the others."""
-        if stage in ("fit", "validate"):
-            self._build("train")
-            self._normalisation()
-        else:
-            self._build("test")
+        self.build("train" if stage in ("fit", "validate") else "test")
+        if stage == "fit":
+            self.statistics()
+
+    def build(self, wanted: SplitName) -> None:
+        """Read the block that a split belongs to, unless it has been read."""
+        if wanted in self.splits:
+            return
+        if wanted == "test" and self.has_test_split:
+            self.splits["test"] = self.admit(self.read("test"))
+            return
+        images = self.read("train" if self.has_test_split else "all")
+        indices = self.indices(images)
+        names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
+        for name in names:
+            self.splits[name] = self.admit(images.take(indices[name]))
 
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
+        self.build("train")
         rank, world = self._place()
-        order = TrainOrder(len(self.splits["train"]), self.batch_size, self.seed, rank, world)
+        if self.mix.mixing and self.batch_size // world % 2:
+            raise ValueError(
+                "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "
+                f"got batch_size={self.batch_size} and {world} processes"
+            )
+        order = TrainOrder(len(self.splits["train"]), self.batch_size, self.seed, rank, world, self.repeats)
         return self._loader("train", order)
 
     def val_dataloader(self) -> Loader:
         """Return the validation batches of this process."""
+        self.build("val")
         return self._loader("val", EvalOrder(len(self.splits["val"]), self.batch_size, *self._place()))
 
     def test_dataloader(self) -> Loader:
         """Return the test batches of this process."""
+        self.build("test")
         return self._loader("test", EvalOrder(len(self.splits["test"]), self.batch_size, *self._place()))
 
     predict_dataloader = test_dataloader
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Map uint8 ``(B, C, H, W)`` images to normalised ones of `img_size`, on the device where they are."""
-        images, targets, _ = batch
-        images = images.float()
-        if images.shape[2:] != self.img_size:
-            images = F.interpolate(images, self.img_size, mode=self.interpolation, antialias=True).clamp(0, 255)
-        mean = torch.tensor(self.mean, device=images.device)[:, None, None]
-        std = torch.tensor(self.std, device=images.device)[:, None, None]
-        return torch.addcmul(-mean / std, images, 1 / (255 * std)), targets
+        """Normalise and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
+        images, targets, step = batch
+        images = self.pipeline.normalise(images, self.statistics())
+        return (images, targets) if step.mix_seed is None else self.mix(images, targets, step)
 
     def finished(self, loader: Iterable[Batch], device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task gets them, for use without a Trainer."""
-        for images, targets, mix_seed in loader:
-            yield self.on_after_batch_transfer((images.to(device), targets.to(device), mix_seed), 0)
+        for images, targets, step in loader:
+            yield self.on_after_batch_transfer((images.to(device), targets.to(device), step), 0)
+
+    def eval_transform(self, image: Image.Image) -> Tensor:
+        """Map one decoded image to a normalised ``(C, H, W)``, as in evaluation."""
+        return self.pipeline.eval_image(image.convert("L" if self.in_chans == 1 else "RGB"), self.statistics())
 
     @property
     def seed(self) -> int:
@@ -148,69 +203,49 @@ class ImageData(L.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over seed, classes and statistics of the run that wrote the state."""
+        if state_dict["class_names"] != self.class_names:
+            self.adopt_classes(list(state_dict["class_names"]))
+        fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+        if fitting and "train" in self.splits and "split_hash" in state_dict:
+            now, then = self.splits["train"].split_hash, state_dict["split_hash"]
+            if now != then:
+                raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
         self._restored = dict(state_dict)
-        self.class_names = list(state_dict["class_names"])
         if "mean" in state_dict:
             self._statistics = tuple(state_dict["mean"]), tuple(state_dict["std"])
 
+    def adopt_classes(self, class_names: list[str]) -> None:
+        """Number the classes as a trained run does."""
+        raise ValueError(f"the checkpoint knows the classes {class_names}, the data has {self.class_names}")
+
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        facts: dict[str, Any] = {"data": type(self).__name__, "class_names": self.class_names, "splits": {}}
+        splits = {}
         for name, images in self.splits.items():
             counts = torch.bincount(images.labels, minlength=self.num_classes).tolist()
-            facts["splits"][name] = {"n": len(images), "hash": images.split_hash, "class_counts": counts}
-        mean, std = self._normalisation()
-        return facts | {"mean": list(mean), "std": list(std), "statistics_from": "train"}
+            splits[name] = {"n": len(images), "hash": images.split_hash, "class_counts": counts}
+        return {
+            "data": type(self).__name__,
+            "class_names": self.class_names,
+            "splits": splits,
+            "duplicates": duplicates(self.splits),
+            "unreadable": self.unreadable,
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "statistics_from": "train",
+        }
 
-    def _check(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(f"`data.batch_size` must be at least 1, got {self.batch_size}")
-        if not 0 < self.val_share < 1:
-            raise ValueError(f"`data.val_share` must lie between 0 and 1, got {self.val_share}")
-        if not 0 <= self.test_share < 1:
-            raise ValueError(f"`data.test_share` must lie between 0 and 1, got {self.test_share}")
-        if not 0 < self.subset <= 1:
-            raise ValueError(f"`data.subset` must be above 0 and at most 1, got {self.subset}")
-        if self.augment not in ("none", "crop-flip"):
-            raise ValueError(f"`data.augment` must be none or crop-flip, got {self.augment!r}")
+    def complain(self, reason: str) -> None:
+        """Take note of a sample that could not be read after all, or raise."""
+        raise ValueError(reason)
 
-    def _indices(self, images: TensorImages) -> dict[SplitName, Indices]:
-        labels = images.labels.numpy()
-        return split(images.ids, labels, self.test_share, self.val_share, self.fold, self.subset, self.split_seed)
-
-    def _build(self, wanted: SplitName) -> None:
-        if wanted in self.splits:
-            return
-        if self.test_share == 0 and wanted == "test":
-            self.splits["test"] = self.read("test")
-            return
-        images = self.read("all" if self.test_share else "train")
-        names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
-        indices = self._indices(images)
-        self.splits |= {name: images.take(indices[name]) for name in names}
-
-    def _normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if self._statistics is None:
-            self._build("train")
-            self._statistics = self.splits["train"].statistics()
-        return self._statistics
+    @property
+    def _trainer(self) -> L.Trainer | None:
+        return getattr(self, "trainer", None)
 
     def _place(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return (self._trainer.global_rank, self._trainer.world_size) if self._trainer else (0, 1)
 
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder) -> Loader:
-        images = self.splits[name]
-        assert self.native_size is not None
-        moving = isinstance(order, TrainOrder) and self.augment == "crop-flip"
-        pad = max(1, round(max(self.native_size) / 8)) if moving else 0  # 4 pixels for CIFAR's 32, as usual
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        return TensorLoader(
-            images.images.to(device), images.labels.to(device), order, self.native_size, pad=pad, augment=moving
-        )
-
-
-def _pair(img_size: int | list[int] | None, native_size: tuple[int, int] | None) -> tuple[int, int]:
-    size = native_size if img_size is None else [img_size, img_size] if isinstance(img_size, int) else img_size
-    if size is None or len(size) != 2 or min(size) < 1:
-        raise ValueError(f"`data.img_size` must be a side or [height, width] in pixels, got {img_size}")
-    return int(size[0]), int(size[1])
+        device = self._trainer.strategy.root_device if self._trainer else torch.device("cpu")
+        return self.pipeline.loader(self.splits[name], order, self.mean, self.num_workers, device, self.complain)

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vitlab.data.base import ImageData
+from vitlab.data.base import ImageData, Part
 from vitlab.data.sets import TensorImages
 
 
@@ -18,7 +18,7 @@ class Digits(ImageData):
     def __init__(self, **data: Any) -> None:
         super().__init__(native_size=(8, 8), in_chans=1, class_names=[str(digit) for digit in range(10)], **data)
 
-    def read(self, part: str) -> TensorImages:
+    def read(self, part: Part) -> TensorImages:
         """Return all images."""
         from sklearn.datasets import load_digits
 

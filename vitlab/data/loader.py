@@ -6,7 +6,7 @@ from torch import Tensor
 
 from vitlab.data.order import EvalOrder, Step, TrainOrder
 
-Batch = tuple[Tensor, Tensor, int | None]  # uint8 images (B, C, H, W), targets (B,), seed of what is mixed
+Batch = tuple[Tensor, Tensor, Step]  # uint8 images (B, C, H, W), classes (B,), which samples they are
 
 
 class Loader:
@@ -36,10 +36,6 @@ class Loader:
         for batch in self.read(start):
             self._done += 1
             yield batch
-
-    def steps(self, start: int) -> Iterator[Step]:
-        """Yield which samples each batch from number ``start`` on consists of."""
-        return self.sampler.steps(start)
 
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""

@@ -1,7 +1,10 @@
 """Which sample belongs to which split: stratified by class, ranked by a hash of each sample's identity."""
 
 import hashlib
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -11,42 +14,64 @@ SplitName = Literal["train", "val", "test"]
 Indices = NDArray[np.int64]
 
 
-def split(
-    ids: Sequence[bytes],
-    labels: Indices,
-    test_share: float,
-    val_share: float,
-    fold: tuple[int, int] | None = None,
-    subset: float = 1.0,
-    seed: int = 0,
-) -> dict[SplitName, Indices]:
+class SplitRule:
     """Divide samples into three disjoint splits whose class counts differ from the exact share by less than one.
 
     Within a class the samples are ranked by a hash of (seed, identity) and the ranking is cut: first the test split,
     then the validation split. A new sample therefore moves at most one other sample of its class over each cut.
 
     Args:
-        ids: Identity of each sample, such as its relative path or its bytes.
-        labels: Class of each sample, in 0..K-1.
-        test_share: Share of all samples in the test split; 0 where the test split is given by the data set.
+        test_share: Share of all samples in the test split; 0 where the data set brings its own.
         val_share: Share of the rest in the validation split.
-        fold: (k, n): validate on part k (1..n) of n equal parts of what is not test, instead of ``val_share``.
-        subset: Share of the training split to keep, at least one sample a class; smaller subsets lie in larger ones.
         seed: Another seed gives other splits.
+        fold: k/n: validate on part k (1..n) of n equal parts of what is not test, instead of `val_share`.
+        subset: Share of the training split to keep, at least one sample a class; smaller subsets lie in larger ones.
+        file: JSON file with lists of indices or relative paths under train, val and test, used as they are.
     """
-    parts: dict[SplitName, list[Indices]] = {"train": [], "val": [], "test": []}
-    for ranked in _ranked_by_class(ids, labels, seed):
-        test, rest = np.split(ranked, [_count(len(ranked), test_share)])
-        if fold is None:
-            first, last = 0, _count(len(rest), val_share)
-        else:
-            first, last = ((fold[0] - 1 + i) * len(rest) // fold[1] for i in (0, 1))
-        train = np.concatenate([rest[last:], rest[:first]])
-        parts["test"].append(test)
-        parts["val"].append(rest[first:last])
-        parts["train"].append(train[: int(np.ceil(len(train) * subset - 1e-9))])
-    empty = np.empty(0, dtype=np.int64)
-    return {name: np.sort(np.concatenate([empty, *chosen])) for name, chosen in parts.items()}
+
+    def __init__(
+        self,
+        test_share: float,
+        val_share: float,
+        seed: int = 0,
+        fold: str | None = None,
+        subset: float = 1.0,
+        file: str | None = None,
+    ) -> None:
+        if not 0 < val_share < 1:
+            raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
+        if not 0 < subset <= 1:
+            raise ValueError(f"`data.subset` must be above 0 and at most 1, got {subset}")
+        if file is not None and fold is not None:
+            raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {file!r}")
+        self.test_share, self.val_share, self.seed, self.subset = test_share, val_share, seed, subset
+        self.fold = _parse_fold(fold)
+        self.file = file
+
+    def indices(self, ids: Sequence[bytes], labels: Indices) -> dict[SplitName, Indices]:
+        """Return the sorted indices of each split, given identity and class of each sample."""
+        if self.file is not None:
+            return _read_lists(self.file, ids)
+        parts: dict[SplitName, list[Indices]] = {"train": [], "val": [], "test": []}
+        for ranked in _ranked_by_class(ids, labels, self.seed):
+            test, rest = np.split(ranked, [_count(len(ranked), self.test_share)])
+            if self.fold is None:
+                first, last = 0, _count(len(rest), self.val_share)
+            else:
+                first, last = ((self.fold[0] - 1 + i) * len(rest) // self.fold[1] for i in (0, 1))
+            parts["test"].append(test)
+            parts["val"].append(rest[first:last])
+            parts["train"].append(self._keep(np.concatenate([rest[last:], rest[:first]])))
+        empty = np.empty(0, dtype=np.int64)
+        return {name: np.sort(np.concatenate([empty, *chosen])) for name, chosen in parts.items()}
+
+    def subset_of(self, ids: Sequence[bytes], labels: Indices) -> Indices:
+        """Return the sorted indices of the share of given training samples that `subset` keeps."""
+        kept = [self._keep(ranked) for ranked in _ranked_by_class(ids, labels, self.seed)]
+        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
+
+    def _keep(self, ranked: Indices) -> Indices:
+        return ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))]
 
 
 def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
@@ -58,8 +83,7 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
     return f"{total % 2**64:016x}"
 
 
-def parse_fold(fold: str | None) -> tuple[int, int] | None:
-    """Read ``"k/n"``, part k of n, as a pair of numbers."""
+def _parse_fold(fold: str | None) -> tuple[int, int] | None:
     if fold is None:
         return None
     k, slash, n = fold.partition("/")
@@ -68,11 +92,32 @@ def parse_fold(fold: str | None) -> tuple[int, int] | None:
     return int(k), int(n)
 
 
+def _read_lists(file: str, ids: Sequence[bytes]) -> dict[SplitName, Indices]:
+    try:
+        lists = json.loads(Path(file).read_text())
+        assert isinstance(lists, dict) and all(isinstance(chosen, list) for chosen in lists.values())
+    except (OSError, ValueError, AssertionError) as error:
+        raise ValueError(f"`data.split_file` must be a JSON object of lists, got {file}: {error}") from None
+    if not {"train", "val"} <= lists.keys() <= {"train", "val", "test"}:
+        raise ValueError(f"`data.split_file` must list train, val and, if any, test, got {sorted(lists)} in {file}")
+    number: dict[object, int] = {os.fsdecode(identity): i for i, identity in enumerate(ids)}
+    number |= {i: i for i in range(len(ids))}
+    indices: dict[SplitName, Indices] = {}
+    for name in ("train", "val", "test"):
+        unknown = [entry for entry in lists.get(name, []) if entry not in number]
+        if unknown:
+            raise ValueError(f"`data.split_file` {file} lists {unknown[0]!r} under {name}, which is not in the data")
+        indices[name] = np.array([number[entry] for entry in lists.get(name, [])], dtype=np.int64)
+    chosen = np.concatenate(list(indices.values()))
+    if len(np.unique(chosen)) < len(chosen):
+        raise ValueError(f"`data.split_file` {file} lists a sample twice: the splits must be disjoint")
+    return indices
+
+
 def _ranked_by_class(ids: Sequence[bytes], labels: Indices, seed: int) -> list[Indices]:
     key = str(seed).encode()
-    ranks = np.array(
-        [int.from_bytes(hashlib.blake2b(i, digest_size=8, key=key).digest()) for i in ids], dtype=np.uint64
-    )
+    digests = b"".join(hashlib.blake2b(identity, digest_size=8, key=key).digest() for identity in ids)
+    ranks = np.frombuffer(digests, dtype=">u8")
     order = np.lexsort((ranks, labels))
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if len(order) else []
 

@@ -19,7 +19,8 @@ def stream(*counters: int | NDArray[np.int64]) -> Seeds:
     """Return one 64-bit seed for each combination of counters, which are broadcast against each other."""
     state = np.zeros(1, dtype=np.uint64)
     for counter in counters:
-        state = _scramble((state ^ np.asarray(counter, dtype=np.int64).astype(np.uint64)) + _GOLDEN)
+        number = np.uint64(counter % 2**64) if isinstance(counter, int) else counter.astype(np.uint64)
+        state = _scramble((state ^ number) + _GOLDEN)
     return state
 
 

@@ -46,7 +46,7 @@ class TensorLoader(Loader):
 
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
-        steps = self.steps(start)
+        steps = self.sampler.steps(start)
         while first := next(steps, None):
             group = [first, *islice(steps, _CHUNK // len(first.indices))]
             yield from self._batches(group)
@@ -60,7 +60,7 @@ class TensorLoader(Loader):
             images = self._cut_centre(indices)
         labels = self.labels[self._index(indices)]
         for step, x, y in zip(group, images.split(sizes), labels.split(sizes), strict=True):
-            yield x, y, step.mix_seed
+            yield x, y, step
 
     def _cut_centre(self, indices: Indices) -> Tensor:
         return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]

@@ -1,0 +1,33 @@
+"""Random images, for tests and dry runs."""
+
+from typing import Any
+
+import torch
+
+from vitlab.data.base import ImageData, Part
+from vitlab.data.sets import TensorImages
+
+
+class FakeData(ImageData):
+    """Random images with random labels.
+
+    Args:
+        n: Number of images.
+        native_size: Side of the square images, in pixels.
+        in_chans: Number of channels, 1 or 3.
+        num_classes: Number of classes K.
+        **data: Passed to :class:`ImageData`.
+    """
+
+    def __init__(
+        self, n: int = 64, native_size: int = 32, in_chans: int = 3, num_classes: int = 10, **data: Any
+    ) -> None:
+        names = [f"class {k}" for k in range(num_classes)]
+        super().__init__(native_size=(native_size, native_size), in_chans=in_chans, class_names=names, **data)
+        self.shape = (n, in_chans, native_size, native_size)
+
+    def read(self, part: Part) -> TensorImages:
+        """Return all images; every call returns the same."""
+        rng = torch.Generator().manual_seed(0)
+        images = torch.randint(256, self.shape, generator=rng, dtype=torch.uint8)
+        return TensorImages(images, torch.arange(len(images)) % self.num_classes)

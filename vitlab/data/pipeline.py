@@ -1,0 +1,103 @@
+"""The way from stored images to the batches a network gets."""
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitlab.data.loader import Loader
+from vitlab.data.order import EvalOrder, TrainOrder
+from vitlab.data.sample_loader import Complain, SampleLoader
+from vitlab.data.sets import Images, Statistics, TensorImages
+from vitlab.data.tensor_loader import TensorLoader
+from vitlab.data.transforms import (
+    Augmented,
+    CentreCrop,
+    Interpolation,
+    RandomCropFlip,
+    ShiftFlip,
+    Size,
+    Transform,
+    policy_steps,
+    to_tensor,
+)
+
+
+class Pipeline:
+    """Cut, augment, resize and normalise.
+
+    Images of one native size are shifted over a black ground and resized by the batch; photos are cropped and resized
+    one by one. Images in memory that need no policy are handled by the chunk.
+
+    Args:
+        native_size: Height and width of the stored images, in pixels; None where they differ.
+        img_size: Height and width of the images the network gets, in pixels.
+        augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
+        crop_scale: Smallest share of a photo's area that a random crop keeps.
+        crop_pct: Share of a photo's shorter side that evaluation looks at.
+        interpolation: How images are resized.
+    """
+
+    def __init__(
+        self,
+        native_size: Size | None,
+        img_size: Size,
+        augment: str,
+        crop_scale: float,
+        crop_pct: float,
+        interpolation: Interpolation,
+    ) -> None:
+        for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
+            if not 0 < share <= 1:
+                raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
+        if augment not in ("none", "crop-flip"):
+            policy_steps(augment, (0.5,))  # refuses a name that timm does not know
+        self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
+        self.augment, self.crop_scale, self.crop_pct = augment, crop_scale, crop_pct
+        self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
+
+    def loader(
+        self,
+        images: Images,
+        order: TrainOrder | EvalOrder,
+        mean: tuple[float, ...],
+        num_workers: int,
+        device: torch.device,
+        complain: Complain,
+    ) -> Loader:
+        """Return the batches of a split: augmented ones in the order of training, plain ones else."""
+        augment = self.augment if isinstance(order, TrainOrder) else "none"
+        if isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
+            moving = augment == "crop-flip"
+            if device.type == "cuda" and images.images.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+                images = TensorImages(images.images.to(device), images.labels.to(device))
+            window = self.native_size or self.img_size
+            pad = self.pad if moving else 0
+            return TensorLoader(images.images, images.labels, order, window, pad=pad, augment=moving)
+        return SampleLoader(images, order, self._transform(augment, mean), num_workers, complain)
+
+    def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
+        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
+        images = images.float()
+        if images.shape[2:] != self.img_size:
+            images = F.interpolate(images, self.img_size, mode=self.interpolation, antialias=True).clamp(0, 255)
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
+        return torch.addcmul(-mean / std, images, 1 / (255 * std))
+
+    def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
+        """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""
+        crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
+        return self.normalise(to_tensor(crop(image))[None], statistics)[0]
+
+    def _transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
+        if augment == "none":
+            return None if self.native_size else self._centre()
+        move: Transform
+        if self.native_size:
+            move = ShiftFlip(self.pad)
+        else:
+            move = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
+        return move if augment == "crop-flip" else Augmented(move, augment, mean)
+
+    def _centre(self) -> CentreCrop:
+        return CentreCrop(self.img_size, self.crop_pct, self.interpolation)
