@@ -88,7 +88,7 @@ class DropPath(nn.Module):
         """Map ``(B, L, D)`` to ``(B, L, D)``."""
         if not self.training or self.rate == 0.0:
             return x
-        keep = x.new_empty(len(x), 1, 1).bernoulli_(1 - self.rate)
+        keep = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - self.rate)
         return x * (keep / (1 - self.rate))
 
     def extra_repr(self) -> str:

@@ -41,7 +41,7 @@ class AttentionPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` to ``(B, D)``."""
-        q = self.q(self.latent.expand(len(x), -1, -1)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
+        q = self.q(self.latent.expand(x.shape[0], -1, -1)).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         k, v = self.kv(x).unflatten(2, (2, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # two of (B, A, N, d)
         x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
         x = x + self.mlp(self.norm(x))

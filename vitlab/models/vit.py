@@ -152,7 +152,8 @@ class VisionTransformer(nn.Module):
             raise ValueError(f"images must be (B, {', '.join(map(str, expected))}), got {tuple(images.shape)}")
         x = self.tokenizer(images)  # (B, N, D)
         x = self.pos_embed(x)
-        prefix = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
+        prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
         for i, block in enumerate(self.blocks):
             if self.grad_checkpoint and torch.is_grad_enabled():
