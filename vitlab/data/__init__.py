@@ -1,0 +1,9 @@
+"""LightningDataModules: images with their splits, statistics and loaders."""
+
+from vitlab.data.cifar import CIFAR10, CIFAR100
+from vitlab.data.digits import Digits
+from vitlab.data.fake import FakeData
+from vitlab.data.fashion_mnist import FashionMNIST
+from vitlab.data.image_folder import ImageFolder, ImageNet
+
+__all__ = ["CIFAR10", "CIFAR100", "Digits", "FakeData", "FashionMNIST", "ImageFolder", "ImageNet"]

@@ -74,9 +74,13 @@ class ImageData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        for name, number in (("batch_size", batch_size), ("num_workers", num_workers + 1), ("repeats", repeats)):
-            if number < 1:
-                raise ValueError(f"`data.{name}` is too small, got {number}")
+        for name, number, least in (
+            ("batch_size", batch_size, 1),
+            ("num_workers", num_workers, 0),
+            ("repeats", repeats, 1),
+        ):
+            if number < least:
+                raise ValueError(f"`data.{name}` must be at least {least}, got {number}")
         self.img_size = as_size(img_size, native_size)
         self.in_chans = in_chans
         self.class_names = list(class_names)

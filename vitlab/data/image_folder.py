@@ -81,8 +81,8 @@ class ImageFolder(ImageData):
             more = [f"... and {len(self.unreadable) - 10} more"] if len(self.unreadable) > 10 else []
             raise ValueError(
                 f"{len(self.unreadable)} files cannot be read, `data.max_unreadable` allows {self.max_unreadable}; "
-                f"repair or remove them, or leave them out by --data.max_unreadable={len(self.unreadable)}:\n"
-                + "\n".join(shown + more)
+                f"repair or remove them, or leave them out by --data.max_unreadable={len(self.unreadable)}: "
+                + "; ".join(shown + more)
             )
         return readable
 
