@@ -14,7 +14,7 @@ from vitlab.data.loader import Batch, Loader
 from vitlab.data.mix import Mix
 from vitlab.data.order import EvalOrder, TrainOrder
 from vitlab.data.pipeline import Pipeline
-from vitlab.data.sets import Images, Statistics, duplicates
+from vitlab.data.sets import Images, Statistics, duplicates, summary
 from vitlab.data.splits import Indices, SplitName, SplitRule
 from vitlab.data.transforms import Interpolation, as_size
 
@@ -224,14 +224,10 @@ class ImageData(L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        splits = {}
-        for name, images in self.splits.items():
-            counts = torch.bincount(images.labels, minlength=self.num_classes).tolist()
-            splits[name] = {"n": len(images), "hash": images.split_hash, "class_counts": counts}
         return {
             "data": type(self).__name__,
             "class_names": self.class_names,
-            "splits": splits,
+            "splits": {name: summary(images, self.num_classes) for name, images in self.splits.items()},
             "duplicates": duplicates(self.splits),
             "unreadable": self.unreadable,
             "mean": list(self.mean),

@@ -74,7 +74,7 @@ class TrainOrder:
 class EvalOrder:
     """The order of evaluation: every sample once, whatever the number of processes.
 
-    All processes take the same number of batches where there are samples enough, so that none waits for another.
+    All processes take the same number of batches, so that none waits for another, unless they take single images.
 
     Args:
         n: Number of samples.
@@ -89,7 +89,7 @@ class EvalOrder:
         share = max(batch_size // world, 1)
         cuts = list(range(share, len(self.indices), share))
         most = -(-n // world)  # samples of rank 0
-        if len(self.indices) > 1 and len(cuts) + 1 < -(-most // share):
+        if share > 1 and len(self.indices) and len(cuts) + 1 < -(-most // share):
             cuts.append(len(self.indices) - 1)  # one sample fewer than rank 0, yet as many batches
         self.cuts = cuts
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,6 +134,12 @@ class FileImages:
 
 
 Images = TensorImages | FileImages
+
+
+def summary(images: Images, num_classes: int) -> dict[str, Any]:
+    """Return number, hash and class counts of a split."""
+    counts = torch.bincount(images.labels, minlength=num_classes).tolist()
+    return {"n": len(images), "hash": images.split_hash, "class_counts": counts}
 
 
 def duplicates(splits: Mapping[SplitName, Images]) -> list[list[str]]:

@@ -1,0 +1,147 @@
+"""Image files as they come: Pillow's own awkward ones, broken ones, random damage."""
+
+import csv
+import io
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.data.images import MAX_PIXELS, decode, decode_bytes
+
+SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
+OTHER_FORMATS = {"AVIF", "JPEG2000", "PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
+
+
+def _pixels(image):
+    return np.asarray(image).astype(float)
+
+
+@pytest.fixture(scope="module")
+def weird(tmp_path_factory):
+    if not (SHARED / "weird" / "MANIFEST.tsv").is_file():
+        pytest.skip("the folder of awkward images is not here")
+    return Path(shutil.copytree(SHARED / "weird", tmp_path_factory.mktemp("weird") / "copy"))
+
+
+def _manifest(weird):
+    with (weird / "MANIFEST.tsv").open() as lines:
+        return list(csv.DictReader(lines, delimiter="\t"))
+
+
+def test_every_awkward_file_is_decoded_or_refused_as_the_manifest_says(weird):
+    rows = _manifest(weird)
+    assert len(rows) == 50
+    for row in rows:
+        path = weird / row["file"]
+        good = row["PIL_13_open+load+convert(RGB)"].startswith("ok") and row["format"] not in OTHER_FORMATS
+        if not good:
+            with pytest.raises(ValueError, match=row["file"]):
+                decode(path)
+            continue
+        image = decode(path)
+        width, height = map(int, row["size"].split("x"))
+        turned = row["exif_orientation"] in ("5", "6", "7", "8")
+        assert image.mode == "RGB"
+        assert image.size == ((height, width) if turned else (width, height)), row["file"]
+
+
+@pytest.mark.parametrize(
+    "name, tolerance",
+    [
+        ("hopper.webp", 5), ("hopper.gif", 25), ("hopper_rle8.bmp", 25), ("hopper.Lab.tif", 8),
+        ("hopper_orientation_2.jpg", 5), ("hopper_orientation_3.webp", 5), ("hopper_orientation_6.jpg", 5),
+        ("hopper_orientation_8.jpg", 5), ("hopper_idat_after_image_end.png", 1), ("hopper_float_dpi_2.tif", 1),
+    ],
+)  # fmt: skip
+def test_one_photo_looks_the_same_in_every_format(weird, name, tolerance):
+    assert abs(_pixels(decode(weird / name)) - _pixels(decode(weird / "hopper.tif"))).mean() < tolerance
+
+
+@pytest.mark.parametrize("name", ["hopper_gray.jpg", "hopper.pfm", "hopper_16bit.pgm"])
+def test_grey_and_deep_versions_have_the_photo_s_brightness(weird, name):
+    grey = _pixels(decode(weird / "hopper.tif", "L"))
+    assert abs(_pixels(decode(weird / name, "L")) - grey).mean() < 3
+
+
+def test_16_bits_are_scaled_and_not_clipped(weird):
+    assert len(np.unique(_pixels(decode(weird / "16bit.cropped.tif")))) > 100
+    deep = np.linspace(0, 65535, 1000).astype(np.uint16).reshape(20, 50)
+    assert abs(_pixels(_reopen(Image.fromarray(deep), "PNG"))[:, :, 0] - deep / 257).max() <= 0.5
+
+
+def test_values_that_are_not_finite_do_not_spoil_a_float_image(tmp_path):
+    values = np.linspace(-2, 2, 100, dtype=np.float32).reshape(10, 10)
+    values[0, 0] = np.nan
+    values[0, 1] = np.inf
+    Image.fromarray(values).save(tmp_path / "x.tif")
+    pixels = _pixels(decode(tmp_path / "x.tif", "L"))
+    assert pixels[0, 0] == 0 and pixels[0, 1] == 255 and len(np.unique(pixels)) > 90
+
+
+def test_transparent_parts_are_white(weird):
+    for name, place in (("l_trns.png", (32, 32)), ("i_trns.png", (32, 32)), ("pil123rgba.png", (0, 0))):
+        assert decode(weird / name).getpixel(place) == (255, 255, 255), name
+
+
+def test_half_transparent_black_over_white_is_grey():
+    assert _reopen(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), "PNG").getpixel((0, 0)) == (127, 127, 127)
+
+
+def test_cmyk_is_red_where_it_says_red(weird):
+    pixels = _pixels(decode(weird / "pil_sample_cmyk.jpg")).reshape(-1, 3)
+    assert pixels.max(0)[0] > 200 and pixels.max(0)[1:].max() < 80
+
+
+def test_the_suffix_says_nothing(tmp_path):
+    Image.new("RGB", (3, 2), "red").save(tmp_path / "photo.png", "JPEG")
+    assert decode(tmp_path / "photo.png").size == (3, 2)
+
+
+def test_a_bomb_is_refused_from_its_header():
+    bomb = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(bomb, "PNG")
+    assert MAX_PIXELS < 8000**2 and len(bomb.getvalue()) < 50_000
+    with pytest.raises(ValueError, match=r"bomb\.png: 8000 x 8000 pixels, more than 50 million"):
+        decode_bytes(bomb.getvalue(), "bomb.png")
+
+
+@pytest.mark.parametrize("content, reason", [(b"", "the file is empty"), (b"hello", "not one of JPEG")])
+def test_what_is_no_image_is_refused_with_its_path(tmp_path, content, reason):
+    (tmp_path / "a b\u00e9.jpg").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"a b\u00e9\.jpg: {reason}"):
+        decode(tmp_path / "a b\u00e9.jpg")
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    for path in (tmp_path / "no.jpg", tmp_path):
+        with pytest.raises(ValueError, match=str(path)):
+            decode(path)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF"])
+def test_damaged_files_are_decoded_or_refused_and_nothing_else(kind):
+    rng = np.random.default_rng(0)
+    file = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(file, kind)
+    whole = np.frombuffer(file.getvalue(), dtype=np.uint8)
+    refused = 0
+    for trial in range(60):
+        data = whole[: rng.integers(len(whole))].copy() if trial % 2 else whole.copy()
+        places = rng.integers(0, max(len(data), 1), 4)
+        data[places[places < len(data)]] = rng.integers(0, 256)
+        try:
+            assert decode_bytes(data.tobytes(), "damaged").mode == "RGB"
+        except ValueError as error:
+            assert str(error).startswith("damaged: ")
+            refused += 1
+    assert refused > 15
+
+
+def _reopen(image, kind):
+    file = io.BytesIO()
+    image.save(file, kind)
+    return decode_bytes(file.getvalue(), "image")

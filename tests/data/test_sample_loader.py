@@ -1,0 +1,108 @@
+"""Samples read in worker processes."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.order import EvalOrder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 9), ("val", 5)):
+        for name in ("cat", "dog"):
+            place = tmp_path / "photos" / part / name
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 256, (20 + i, 30, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def _data(folder, **settings):
+    data = ImageFolder(str(folder), img_size=16, **{"batch_size": 4, "num_workers": 0, **settings})
+    data.setup("fit")
+    return data
+
+
+def _epochs(data, epochs=(0, 1)):
+    loader = data.train_dataloader()
+    batches = []
+    for epoch in epochs:
+        loader.sampler.set_epoch(epoch)
+        batches += list(data.finished(loader))
+    return batches
+
+
+def _equal(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(a, b) for one, two in zip(first, second, strict=True) for a, b in zip(one, two, strict=True)
+    )
+
+
+@pytest.mark.parametrize("augment", ["crop-flip", "rand-m9-mstd0.5-inc1", "3-augment"])
+def test_batches_do_not_depend_on_the_number_of_workers(folder, augment):
+    settings = {"augment": augment, "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0}
+    alone, one, two = (_epochs(_data(folder, num_workers=n, **settings)) for n in (0, 1, 2))
+    assert _equal(alone, one) and _equal(alone, two)
+    assert not torch.equal(alone[0][0], alone[3][0])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_batches_after_a_resume_are_those_that_were_left(folder, num_workers):
+    whole = _epochs(_data(folder, augment="crop-flip"))
+    data = _data(folder, augment="crop-flip", num_workers=num_workers)
+    loader = data.train_dataloader()
+    loader.load_state_dict({"epoch": 1, "batches": 1})
+    loader.sampler.set_epoch(1)
+    assert _equal(list(data.finished(loader)), whole[-2:])
+
+
+def test_policies_leave_the_global_generators_alone(folder):
+    import random
+
+    data = _data(folder, augment="rand-m9-mstd0.5-inc1", mixup=0.2)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    _epochs(data)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_file_that_vanishes_after_the_scan_is_an_error_with_its_path(folder, num_workers):
+    data = _data(folder, num_workers=num_workers)
+    gone = folder / data.splits["train"].files[3]
+    gone.unlink()
+    with pytest.raises(ValueError, match=str(gone)):
+        _epochs(data)
+
+
+def test_a_file_that_vanishes_is_replaced_in_training_and_counted_where_that_is_allowed(folder):
+    data = _data(folder, max_unreadable=1)
+    gone = folder / data.splits["train"].files[3]
+    gone.unlink()
+    batches = _epochs(data, epochs=range(4))
+    assert all(len(x) == 4 for x, _ in batches)
+    assert list(data.unreadable) == [str(gone)] and data.fingerprint()["unreadable"] == data.unreadable
+
+
+def test_a_file_that_vanishes_is_left_out_of_evaluation(folder):
+    data = _data(folder, max_unreadable=1)
+    (folder / data.splits["val"].files[0]).unlink()
+    n = len(data.splits["val"])
+    assert sum(len(x) for x, _ in data.finished(data.val_dataloader())) == n - 1
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_evaluation_on_three_processes_counts_every_sample_once(folder, n):
+    data = _data(folder, num_workers=0, subset=1.0)
+    data.build("test")
+    assert len(data.splits["test"]) == 10
+    labels = []
+    for rank in range(3):
+        order = EvalOrder(10, n, rank, 3)
+        labels += [y for _, y, _ in data._loader("test", order)]
+    assert sorted(torch.cat(labels).tolist()) == [0] * 5 + [1] * 5

@@ -1,0 +1,126 @@
+"""Splits: disjoint, complete, stratified, stable, seeded."""
+
+import json
+
+import numpy as np
+import pytest
+
+from vitlab.data.digits import Digits
+from vitlab.data.splits import SplitRule, split_hash
+
+
+def _samples(counts=(50, 31, 7, 1)):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return [f"{label}/{i}".encode() for i, label in enumerate(labels)], labels
+
+
+def _names(ids, indices):
+    return {name: {ids[i] for i in chosen} for name, chosen in indices.items()}
+
+
+@pytest.mark.parametrize("test_share, val_share", [(0.2, 0.2), (0.4, 0.1), (0.33, 0.3), (0.0, 0.01)])
+def test_splits_are_disjoint_complete_and_stratified(test_share, val_share):
+    ids, labels = _samples()
+    splits = SplitRule(test_share, val_share).indices(ids, labels)
+    assert sorted(np.concatenate(list(splits.values()))) == list(range(len(ids)))
+    for label in range(4):
+        n = (labels == label).sum()
+        test, val = ((labels[splits[name]] == label).sum() for name in ("test", "val"))
+        assert abs(test - n * test_share) < 1
+        assert abs(val - (n - test) * val_share) < 1
+
+
+def test_equal_seeds_give_equal_splits_and_other_seeds_other_ones():
+    ids, labels = _samples()
+    first, again, other = (SplitRule(0.2, 0.2, seed).indices(ids, labels) for seed in (0, 0, 1))
+    assert all((first[name] == again[name]).all() for name in first)
+    assert any(set(first[name]) != set(other[name]) for name in first)
+
+
+def test_the_order_of_the_samples_does_not_matter():
+    ids, labels = _samples()
+    order = np.random.default_rng(0).permutation(len(ids))
+    shuffled = [ids[i] for i in order]
+    rule = SplitRule(0.2, 0.2)
+    assert _names(ids, rule.indices(ids, labels)) == _names(shuffled, rule.indices(shuffled, labels[order]))
+
+
+def test_one_more_file_moves_at_most_one_other_over_each_cut_and_none_of_another_class():
+    ids, labels = _samples()
+    rule = SplitRule(0.2, 0.2)
+    before = _names(ids, rule.indices(ids, labels))
+    for i in range(40):
+        new = f"0/new {i}".encode()
+        after = _names([*ids, new], rule.indices([*ids, new], np.append(labels, 0)))
+        moved = {x for name in before for x in before[name] - after[name]}
+        assert len(moved) <= 2 and all(x.startswith(b"0/") for x in moved)
+
+
+def test_folds_partition_block_1_and_leave_the_test_split_alone():
+    ids, labels = _samples()
+    folds = [SplitRule(0.2, 0.2, fold=f"{k}/5").indices(ids, labels) for k in range(1, 6)]
+    block_1 = np.sort(np.concatenate([folds[0]["train"], folds[0]["val"]]))
+    assert (np.sort(np.concatenate([fold["val"] for fold in folds])) == block_1).all()
+    assert all((fold["test"] == folds[0]["test"]).all() for fold in folds)
+    for fold in folds:
+        for label in range(4):
+            n = (labels[block_1] == label).sum()
+            assert abs((labels[fold["val"]] == label).sum() - n / 5) < 1
+
+
+def test_a_smaller_subset_lies_in_a_larger_one_and_keeps_every_class():
+    ids, labels = _samples()
+    whole, half, tenth = (SplitRule(0.2, 0.2, subset=share).indices(ids, labels) for share in (1.0, 0.5, 0.1))
+    assert set(tenth["train"]) < set(half["train"]) < set(whole["train"])
+    assert (whole["val"] == tenth["val"]).all() and (whole["test"] == tenth["test"]).all()
+    assert set(labels[tenth["train"]]) == set(labels[whole["train"]])
+    for label in range(4):
+        n = (labels[whole["train"]] == label).sum()
+        assert abs((labels[tenth["train"]] == label).sum() - n / 10) < 1
+
+
+def test_given_lists_are_used_as_they_are(tmp_path):
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps({"train": [5, 3], "val": [0], "test": [1790]}))
+    data = Digits(split_file=str(path), batch_size=1)
+    data.setup("fit")
+    data.setup("test")
+    everything = data.read("all")
+    assert (data.splits["train"].images == everything.images[[5, 3]]).all()
+    assert (data.splits["test"].images == everything.images[[1790]]).all()
+
+
+@pytest.mark.parametrize(
+    "lists, message",
+    [
+        ({"train": [1], "val": [1]}, "disjoint"),
+        ({"train": [1], "val": [5000]}, "5000"),
+        ({"train": [1]}, "must list train, val"),
+        ([1], "JSON object of lists"),
+    ],
+)
+def test_wrong_lists_are_refused(tmp_path, lists, message):
+    path = tmp_path / "split.json"
+    path.write_text(json.dumps(lists))
+    with pytest.raises(ValueError, match=message):
+        Digits(split_file=str(path)).setup("fit")
+
+
+@pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "1", "a/b", "1/"])
+def test_a_wrong_fold_is_refused(fold):
+    with pytest.raises(ValueError, match=r"`data\.fold` must be k/n"):
+        Digits(fold=fold)
+
+
+@pytest.mark.parametrize("name", ["val_share", "test_share", "subset"])
+@pytest.mark.parametrize("share", [-0.1, 0.0, 1.5])
+def test_a_wrong_share_is_refused(name, share):
+    with pytest.raises(ValueError, match=rf"`data\.{name}`"):
+        Digits(**{name: share})
+
+
+def test_the_hash_names_the_set_and_not_its_order():
+    ids, labels = _samples()
+    assert split_hash(ids, labels) == split_hash(ids[::-1], labels[::-1])
+    assert split_hash(ids, labels) != split_hash(ids, labels[::-1])
+    assert split_hash(ids, labels) != split_hash(ids[:-1], labels[:-1])
