@@ -130,12 +130,15 @@ def test_performer_works_in_float64_and_returns_it():
     torch.testing.assert_close(layer.float()(x.float()).double(), layer.double()(x), rtol=0, atol=1e-5)
 
 
-def test_performer_drops_a_tenth_in_training():
-    layer = TokenPerformer(12, 8)
-    assert [m.p for m in layer.modules() if isinstance(m, nn.Dropout)] == [0.1, 0.1]
-    x = torch.randn(1, 200, 12)
-    assert not torch.equal(layer(x), layer(x))
-    torch.testing.assert_close(layer.eval()(x), layer.eval()(x))
+def test_performer_drops_a_tenth_after_projection_and_mlp_in_training():
+    layer, dropped = TokenPerformer(12, 8), []
+    assert (layer.dropout.p, layer.mlp[3].p) == (0.1, 0.1)
+    for part in (layer.dropout, layer.mlp[3]):
+        part.register_forward_hook(lambda _, x, y: dropped.append((y == 0).float().mean().item()))
+    x = torch.randn(1, 500, 12)
+    layer(x)
+    assert dropped == pytest.approx([0.1, 0.1], abs=0.02)
+    assert torch.equal(layer.eval()(x), layer(x))
 
 
 def test_performer_cost_is_linear_in_tokens():

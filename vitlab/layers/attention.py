@@ -64,8 +64,7 @@ class Attention(nn.Module):
     def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))  # (B, L, 3, A, d)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # three of (B, A, L, d)
-        q, k = pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer)
-        return q.to(v.dtype), k.to(v.dtype), v  # under autocast a normalisation returns float32
+        return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
 
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
