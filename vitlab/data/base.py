@@ -19,6 +19,7 @@ from vitlab.data.splits import Indices, SplitName, SplitRule
 from vitlab.data.transforms import Interpolation, as_size
 
 Part = Literal["train", "test", "all"]
+_LEAST = {"batch_size": 1, "num_workers": 0, "repeats": 1}
 
 
 class ImageData(L.LightningDataModule):
@@ -48,6 +49,7 @@ class ImageData(L.LightningDataModule):
     """
 
     has_test_split = False  # of its own; else one is cut off
+    statistics_from = "train"
 
     def __init__(
         self,
@@ -74,11 +76,7 @@ class ImageData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        for name, number, least in (
-            ("batch_size", batch_size, 1),
-            ("num_workers", num_workers, 0),
-            ("repeats", repeats, 1),
-        ):
+        for (name, least), number in zip(_LEAST.items(), (batch_size, num_workers, repeats), strict=True):
             if number < least:
                 raise ValueError(f"`data.{name}` must be at least {least}, got {number}")
         self.img_size = as_size(img_size, native_size)
@@ -209,7 +207,7 @@ class ImageData(L.LightningDataModule):
         """Take over seed, classes and statistics of the run that wrote the state."""
         if state_dict["class_names"] != self.class_names:
             self.adopt_classes(list(state_dict["class_names"]))
-        fitting = self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
         if fitting and "train" in self.splits and "split_hash" in state_dict:
             now, then = self.splits["train"].split_hash, state_dict["split_hash"]
             if now != then:
@@ -232,20 +230,16 @@ class ImageData(L.LightningDataModule):
             "unreadable": self.unreadable,
             "mean": list(self.mean),
             "std": list(self.std),
-            "statistics_from": "train",
+            "statistics_from": self.statistics_from,
         }
 
     def complain(self, reason: str) -> None:
         """Take note of a sample that could not be read after all, or raise."""
         raise ValueError(reason)
 
-    @property
-    def _trainer(self) -> L.Trainer | None:
-        return getattr(self, "trainer", None)
-
     def _place(self) -> tuple[int, int]:
-        return (self._trainer.global_rank, self._trainer.world_size) if self._trainer else (0, 1)
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder) -> Loader:
-        device = self._trainer.strategy.root_device if self._trainer else torch.device("cpu")
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         return self.pipeline.loader(self.splits[name], order, self.mean, self.num_workers, device, self.complain)

@@ -51,8 +51,8 @@ class ImageFolder(ImageData):
 
     def prepare_data(self) -> None:
         """Look at all files in one process; the others then find in the cache what it saw."""
-        if self._trainer is not None and self._trainer.world_size > 1:
-            self.setup(self._trainer.state.fn or "fit")
+        if self.trainer is not None and self.trainer.world_size > 1:
+            self.setup(self.trainer.state.fn or "fit")
 
     def read(self, part: Part) -> FileImages:
         """Return the files of a part, unopened; `val` belongs to block 1."""
@@ -131,6 +131,8 @@ class ImageNet(ImageFolder):
         val_share: Share of the training images that becomes the validation split.
         **folder: Passed to :class:`ImageFolder`.
     """
+
+    statistics_from = "published"
 
     def __init__(self, val_share: float = 0.01, **folder: Any) -> None:
         super().__init__(val_share=val_share, **folder)

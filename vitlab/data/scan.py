@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import tempfile
@@ -105,9 +106,9 @@ def _cache_file(root: Path) -> Path:
 
 def _load(root: Path) -> dict[str, tuple[np.ndarray, str]]:
     try:
-        with np.load(_cache_file(root), allow_pickle=False) as stored:
-            facts = stored["facts"]
-            files, reasons = json.loads(stored["names"].tobytes())
+        stored = np.load(io.BytesIO(_cache_file(root).read_bytes()), allow_pickle=False)
+        facts = stored["facts"]
+        files, reasons = json.loads(stored["names"].tobytes())
         if facts.dtype != _FACTS or len(files) != len(facts):
             return {}
         return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}

@@ -1,0 +1,228 @@
+"""Folders of photos in every layout, with every fault."""
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.data.image_folder import ImageFolder, ImageNet
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+
+
+def _fill(folder, counts, seed=0):
+    rng = np.random.default_rng([seed, len(str(folder))])
+    for name, n in counts.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i in range(n):
+            pixels = rng.integers(0, 256, (8, 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i:02}.png")
+    return folder
+
+
+def _open(root, *stages, **settings):
+    data = ImageFolder(str(root), img_size=8, **{"num_workers": 0, "batch_size": 2, **settings})
+    for stage in stages or ("fit", "test"):
+        data.setup(stage)
+    return data
+
+
+def _files(data):
+    return {name: set(images.files) for name, images in data.splits.items()}
+
+
+def test_one_folder_is_split_three_ways(tmp_path):
+    data = _open(_fill(tmp_path / "photos", {"cat": 10, "dog": 20}), test_share=0.2, val_share=0.25)
+    assert data.class_names == ["cat", "dog"] and data.num_classes == 2
+    counts = {name: summary["class_counts"] for name, summary in data.fingerprint()["splits"].items()}
+    assert counts == {"train": [6, 12], "val": [2, 4], "test": [2, 4]}
+
+
+def test_three_folders_stay_as_they_are(tmp_path):
+    for part, n in (("train", 9), ("valid", 4), ("test", 5)):
+        _fill(tmp_path / "photos" / part, {"cat": n, "dog": n})
+    files = _files(_open(tmp_path / "photos"))
+    assert {name: {f.split(os.sep)[0] for f in chosen} for name, chosen in files.items()} == {
+        "train": {"train"}, "val": {"valid"}, "test": {"test"},
+    }  # fmt: skip
+    assert {name: len(chosen) for name, chosen in files.items()} == {"train": 18, "val": 8, "test": 10}
+
+
+def test_without_a_test_folder_val_is_the_test_split_and_validation_is_carved_from_train(tmp_path):
+    for part, n in (("train", 10), ("val", 4)):
+        _fill(tmp_path / "photos" / part, {"cat": n, "dog": n})
+    files = _files(_open(tmp_path / "photos", val_share=0.2))
+    assert {f.split(os.sep)[0] for f in files["train"] | files["val"]} == {"train"}
+    assert {f.split(os.sep)[0] for f in files["test"]} == {"val"}
+    assert {name: len(chosen) for name, chosen in files.items()} == {"train": 16, "val": 4, "test": 8}
+
+
+def test_folds_of_three_folders_join_train_and_val(tmp_path):
+    for part, n in (("train", 6), ("val", 4), ("test", 3)):
+        _fill(tmp_path / "photos" / part, {"cat": n})
+    folds = [_files(_open(tmp_path / "photos", fold=f"{k}/5")) for k in range(1, 6)]
+    assert all(len(fold["val"]) == 2 for fold in folds)
+    assert len(set.union(*(fold["val"] for fold in folds))) == 10
+    assert len({frozenset(fold["test"]) for fold in folds}) == 1
+
+
+def test_fit_and_validate_do_not_touch_the_test_split(tmp_path):
+    _fill(tmp_path / "photos" / "train", {"cat": 10, "dog": 10})
+    (tmp_path / "photos" / "test" / "cat").mkdir(parents=True)
+    (tmp_path / "photos" / "test" / "cat" / "broken.png").write_bytes(b"broken")
+    data = _open(tmp_path / "photos", "fit", "validate")
+    data.fingerprint()
+    assert set(data.splits) == {"train", "val"}
+    with pytest.raises(ValueError, match=r"broken\.png"):
+        data.setup("test")
+
+
+def test_the_test_part_of_one_folder_is_never_opened_by_fit(tmp_path):
+    root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
+    held_back = _files(_open(root, "test"))["test"]
+    shutil.rmtree(tmp_path / "cache")
+    for file in held_back:
+        (root / file).write_bytes(b"broken")
+    _open(root, "fit", "validate").fingerprint()
+    with pytest.raises(ValueError, match="4 files cannot be read"):
+        _open(root, "test")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_unreadable_files_are_refused_with_the_list_or_left_out_and_listed(tmp_path, num_workers):
+    root = _fill(tmp_path / "photos", {"cat": 20, "dog": 20})
+    (root / "cat" / "03.png").write_bytes(b"")
+    (root / "dog" / "04.png").write_bytes((root / "dog" / "05.png").read_bytes()[:60])
+    files = [str(root / "cat" / "03.png"), str(root / "dog" / "04.png")]
+    with pytest.raises(ValueError, match=r"allows 0; .*--data.max_unreadable=\d: .*0[34]\.png: "):
+        _open(root, num_workers=num_workers)
+    data = _open(root, max_unreadable=2, num_workers=num_workers)
+    assert sorted(data.unreadable) == files and data.unreadable[files[0]] == "the file is empty"
+    assert sum(len(images) for images in data.splits.values()) == 38
+    again = _open(root, max_unreadable=2)  # from the cache
+    assert again.unreadable == data.unreadable
+
+
+def test_many_unreadable_files_are_counted_and_ten_are_shown(tmp_path):
+    root = _fill(tmp_path / "photos" / "train", {"cat": 2})
+    for i in range(15):
+        (root / "cat" / f"bad {i}.jpg").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"1\d files cannot be read.*and \d more"):
+        _open(tmp_path / "photos", val_share=0.01, test_share=0.01)
+
+
+def test_a_file_that_changes_is_looked_at_again(tmp_path):
+    root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
+    before = _open(root)
+    Image.new("RGB", (9, 9), "red").save(root / before.splits["train"].files[0])
+    after = _open(root)
+    assert _files(before) == _files(after) and before.mean != after.mean
+    hashes = [data.fingerprint()["splits"] for data in (before, after)]
+    assert hashes[0]["train"]["hash"] != hashes[1]["train"]["hash"]
+    assert hashes[0]["val"] == hashes[1]["val"]
+
+
+def test_files_seen_before_are_not_decoded_again(tmp_path, monkeypatch):
+    root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
+    first = _open(root)
+    monkeypatch.setattr("vitlab.data.scan.decode_bytes", lambda *_, **__: pytest.fail("decoded again"))
+    assert _open(root).fingerprint() == first.fingerprint()
+
+
+def test_a_cache_that_cannot_be_read_or_written_costs_nothing_but_time(tmp_path, monkeypatch):
+    root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
+    first = _open(root).fingerprint()
+    (stored,) = (tmp_path / "cache").iterdir()
+    stored.write_bytes(stored.read_bytes()[:100])
+    assert _open(root).fingerprint() == first
+    (tmp_path / "no folder").write_text("")
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "no folder"))
+    assert _open(root).fingerprint() == first
+
+
+def test_equal_files_in_two_splits_are_reported(tmp_path):
+    for part in ("train", "val", "test"):
+        _fill(tmp_path / "photos" / part, {"cat": 3}, seed=len(part))
+    root = tmp_path / "photos"
+    shutil.copy(root / "train" / "cat" / "00.png", root / "test" / "cat" / "copy.png")
+    shutil.copy(root / "train" / "cat" / "01.png", root / "train" / "cat" / "twin.png")
+    found = _open(root).fingerprint()["duplicates"]
+    assert found == [["train: train/cat/00.png", "test: test/cat/copy.png"]]
+
+
+def test_suffixes_odd_names_links_and_hidden_files(tmp_path):
+    root = _fill(tmp_path / "photos" / "train", {"cat \u00e9\u732b": 2, "dog": 3})
+    os.rename(root / "dog" / "00.png", root / "dog" / "no suffix, but a 'quote'\n and a newline")
+    os.rename(root / "dog" / "01.png", os.fsencode(root / "dog") + b"/latin-\xe9.jpg")
+    (root / "dog" / ".hidden").write_text("x")
+    (root / "dog" / "Thumbs.db").write_text("x")
+    (root / ".git").mkdir()
+    (root / "dog" / "deeper").mkdir()
+    os.rename(root / "dog" / "02.png", root / "dog" / "deeper" / "x.png")
+    os.symlink(root / "dog", root / "dog" / "deeper" / "loop")
+    _fill(tmp_path / "photos" / "test", {"dog": 1})
+    data = _open(tmp_path / "photos", val_share=0.01)
+    assert data.class_names == ["cat \u00e9\u732b", "dog"]
+    assert len(data.splits["train"]) == 5 and len(_files(data)["train"]) == 5
+    assert len(list(data.finished(data.train_dataloader()))) == 2
+    data.fingerprint()
+
+
+def test_an_empty_class_keeps_its_number_and_a_class_may_be_missing_in_a_split(tmp_path):
+    _fill(tmp_path / "photos" / "train", {"a": 3, "b": 0, "c": 3})
+    _fill(tmp_path / "photos" / "test", {"c": 2})
+    data = _open(tmp_path / "photos", val_share=0.3)
+    counts = {name: summary["class_counts"] for name, summary in data.fingerprint()["splits"].items()}
+    assert data.num_classes == 3 and counts == {"train": [2, 0, 2], "val": [1, 0, 1], "test": [0, 0, 2]}
+
+
+def test_a_class_that_training_lacks_is_refused(tmp_path):
+    _fill(tmp_path / "photos" / "train", {"a": 3})
+    _fill(tmp_path / "photos" / "test", {"a": 1, "b": 1})
+    with pytest.raises(ValueError, match="test/b: this class is not among those of"):
+        _open(tmp_path / "photos")
+
+
+@pytest.mark.parametrize("layout", ["", "val/cat", "flat"])
+def test_a_folder_that_does_not_look_right_is_refused_with_how_it_should_look(tmp_path, layout):
+    root = tmp_path / "photos"
+    if layout == "flat":
+        root.mkdir()
+        Image.new("L", (2, 2)).save(root / "x.png")
+    elif layout:
+        _fill(root / "val", {"cat": 1})
+    with pytest.raises(ValueError, match=r"`data\.root` .*photos.*ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE"):
+        ImageFolder(str(root))
+
+
+def test_the_class_map_of_a_trained_run_wins(tmp_path):
+    trained = _open(_fill(tmp_path / "one", {"cat": 10, "dog": 10, "fox": 10}), "fit")
+    state = trained.state_dict()
+    other = _open(_fill(tmp_path / "two", {"cat": 10, "fox": 10}), "test", test_share=0.5)
+    other.load_state_dict(state)
+    assert other.class_names == ["cat", "dog", "fox"] and (other.mean, other.std) == (trained.mean, trained.std)
+    assert set(other.splits["test"].labels.tolist()) == {0, 2}
+    stranger = _open(_fill(tmp_path / "three", {"cat": 10, "gnu": 10}), "test")
+    with pytest.raises(ValueError, match="does not know the classes gnu"):
+        stranger.load_state_dict(state)
+
+
+def test_grey_images_have_one_channel(tmp_path):
+    data = _open(_fill(tmp_path / "photos", {"cat": 10, "dog": 10}), in_chans=1)
+    images, _ = next(data.finished(data.train_dataloader()))
+    assert images.shape[1:] == (1, 8, 8) and len(data.mean) == 1
+
+
+def test_imagenet_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
+    for part, n in (("train", 200), ("val", 2)):
+        _fill(tmp_path / part, {"n01440764": n})
+    data = ImageNet(root=str(tmp_path), num_workers=0)
+    data.setup("fit")
+    data.setup("test")
+    assert {name: len(images) for name, images in data.splits.items()} == {"train": 198, "val": 2, "test": 2}
+    assert data.mean == (0.485, 0.456, 0.406) and data.fingerprint()["statistics_from"] == "published"

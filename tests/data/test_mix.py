@@ -1,0 +1,97 @@
+"""Erasing, mixup and cutmix by the batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.data.fake import FakeData
+from vitlab.data.mix import Mix
+from vitlab.data.order import Step, TrainOrder
+
+
+def _batch(n=8, size=12):
+    images = torch.arange(n).float().view(n, 1, 1, 1).expand(n, 3, size, size).clone()
+    return images, torch.arange(n), Step(np.arange(n), np.arange(n, dtype=np.uint64) + 100, 7)
+
+
+def test_mixup_mixes_neighbours_and_their_targets_by_the_same_weight():
+    images, targets = Mix(1.0, 0.0, 0.0, 8)(*_batch())
+    assert targets.shape == (8, 8) and torch.allclose(targets.sum(1), torch.ones(8))
+    for image, target in zip(images, targets, strict=True):
+        first, second = (target > 0).nonzero().flatten().tolist()
+        assert first % 2 == 0 and second == first + 1
+        assert torch.allclose(image, (target * torch.arange(8)).sum().expand_as(image), atol=1e-5)
+
+
+def test_cutmix_pastes_the_share_that_the_target_says():
+    for seed in range(5):
+        images, labels, step = _batch()
+        images, targets = Mix(0.0, 1.0, 0.0, 8)(images, labels, step._replace(mix_seed=seed))
+        for image, target in zip(images, targets, strict=True):
+            shares = torch.stack([(image == k).float().mean() for k in range(8)])
+            assert torch.allclose(shares, target, atol=1e-5)
+
+
+def test_the_mixture_depends_on_the_step_alone():
+    images, labels, step = _batch()
+    same = [Mix(0.8, 1.0, 0.0, 8)(images.clone(), labels, step)[1] for _ in range(2)]
+    other = Mix(0.8, 1.0, 0.0, 8)(images.clone(), labels, step._replace(mix_seed=8))[1]
+    assert torch.equal(*same) and not torch.equal(same[0], other)
+
+
+def test_erasing_fills_one_rectangle_with_noise_in_about_the_share_asked_for():
+    n, size = 400, 16
+    step = Step(np.arange(n), np.arange(n, dtype=np.uint64), None)
+    images, _ = Mix(0.0, 0.0, 0.25, 8)(torch.full((n, 3, size, size), 9.0), torch.zeros(n), step)
+    erased = (images != 9).all(dim=1)
+    share = erased.flatten(1).any(1).float().mean()
+    assert 0.18 < share < 0.32
+    for mask in erased[erased.flatten(1).any(1)]:
+        rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        assert mask.sum() == len(rows) * len(columns)  # a full rectangle ...
+        assert rows[-1] - rows[0] + 1 == len(rows) and columns[-1] - columns[0] + 1 == len(columns)  # ... in one piece
+        assert 0.01 < mask.float().mean() < 0.4
+    noise = images.permute(0, 2, 3, 1)[erased]
+    assert abs(noise.mean()) < 0.05 and abs(noise.std() - 1) < 0.05
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_every_image_is_the_same_on_any_number_of_processes(world):
+    data = FakeData(n=64, native_size=8, batch_size=16, augment="crop-flip", mixup=0.8, cutmix=1.0, random_erasing=0.5)
+    data.setup("fit")
+
+    def steps(rank, world):
+        order = TrainOrder(len(data.splits["train"]), 16, 0, rank, world)
+        return list(data.finished(data._loader("train", order)))
+
+    alone = steps(0, 1)
+    ranks = [steps(rank, world) for rank in range(world)]
+    assert len(alone) == 2
+    for i, (images, targets) in enumerate(alone):
+        parts = [torch.cat(pair) for pair in zip(*(rank[i] for rank in ranks), strict=True)]
+        keys, part_keys = (x.flatten(1).sum(1).argsort() for x in (images, parts[0]))
+        assert torch.equal(images[keys], parts[0][part_keys])
+        assert torch.equal(targets[keys], parts[1][part_keys])
+
+
+def test_an_odd_number_of_images_cannot_be_mixed():
+    data = FakeData(batch_size=9, mixup=0.2)
+    with pytest.raises(ValueError, match="must be even for each process, got batch_size=9 and 1 processes"):
+        data.train_dataloader()
+
+
+def test_evaluation_is_never_mixed():
+    data = FakeData(batch_size=9, mixup=0.2, random_erasing=1.0)
+    data.setup("test")
+    plain = FakeData(batch_size=9)
+    plain.setup("test")
+    for (x, y), (x_plain, y_plain) in zip(
+        data.finished(data.test_dataloader()), plain.finished(plain.test_dataloader()), strict=True
+    ):
+        assert torch.equal(x, x_plain) and torch.equal(y, y_plain)
+
+
+@pytest.mark.parametrize("name, value", [("mixup", -1.0), ("cutmix", -0.1), ("random_erasing", 1.1)])
+def test_wrong_values_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"`data\.{name}` must .* got {value}"):
+        FakeData(**{name: value})

@@ -1,0 +1,132 @@
+"""Statistics come from the training split alone, and travel with the checkpoint."""
+
+import lightning as L
+import pytest
+import torch
+
+from vitlab.data.digits import Digits
+from vitlab.data.fake import FakeData
+from vitlab.data.sets import TensorImages
+
+
+class _Loud(FakeData):
+    """Images of the splits in ``loud`` are white."""
+
+    loud = ()
+
+    def read(self, part):
+        images = super().read(part)
+        indices = self.rule.indices(images.ids, images.labels.numpy())
+        loud = images.images.clone()
+        for name in self.loud:
+            loud[indices[name]] = 255
+        return TensorImages(loud, images.labels, images.ids)
+
+
+def _statistics(loud=(), **settings):
+    data = _Loud(native_size=8, **settings)
+    data.loud = loud
+    data.setup("fit")
+    return data.mean, data.std
+
+
+def test_no_validation_or_test_image_is_in_any_statistic():
+    assert _statistics() == _statistics(loud=("val", "test"))
+    assert _statistics() != _statistics(loud=("train",))
+
+
+def test_another_split_seed_and_another_subset_give_other_statistics():
+    assert len({_statistics(), _statistics(split_seed=1), _statistics(subset=0.5), _statistics(fold="1/3")}) == 4
+
+
+def test_fit_and_validate_pass_where_the_test_part_raises_and_test_raises():
+    class Guarded(FakeData):
+        has_test_split = True
+
+        def read(self, part):
+            if part == "test":
+                raise RuntimeError("the test part was read")
+            return super().read(part)
+
+    data = Guarded(batch_size=8)
+    for stage in ("fit", "validate"):
+        data.setup(stage)
+    list(data.finished(data.train_dataloader()))
+    list(data.finished(data.val_dataloader()))
+    data.fingerprint()
+    data.state_dict()
+    with pytest.raises(RuntimeError, match="the test part was read"):
+        data.setup("test")
+
+
+def test_the_statistics_of_a_checkpoint_win():
+    trained = FakeData(batch_size=8)
+    trained.setup("fit")
+    later = FakeData(batch_size=8, split_seed=5)
+    later.setup("test")
+    later.load_state_dict(trained.state_dict())
+    assert (later.mean, later.std) == (trained.mean, trained.std)
+    assert set(later.splits) == {"test"}  # nothing else was read for them
+
+
+def test_the_state_is_made_of_primitives(tmp_path):
+    data = FakeData(batch_size=8)
+    data.setup("fit")
+    torch.save(data.state_dict(), tmp_path / "x.ckpt")
+    assert torch.load(tmp_path / "x.ckpt", weights_only=True) == data.state_dict()
+
+
+def test_a_checkpoint_of_other_classes_is_refused():
+    data = Digits()
+    with pytest.raises(ValueError, match="the checkpoint knows the classes"):
+        data.load_state_dict(FakeData().state_dict())
+
+
+def test_a_run_is_not_continued_on_another_training_split():
+    trained, other = FakeData(batch_size=8), FakeData(batch_size=8, split_seed=5)
+    for data in (trained, other):
+        data.setup("fit")
+    other.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    other.trainer.state.fn = "fit"
+    with pytest.raises(ValueError, match="start a new run"):
+        other.load_state_dict(trained.state_dict())
+
+
+def test_hashes_change_with_seed_and_data_and_not_with_batch_size_or_workers():
+    def hashes(**settings):
+        data = FakeData(**settings)
+        data.setup("fit")
+        return {name: facts["hash"] for name, facts in data.fingerprint()["splits"].items()}
+
+    assert hashes() == hashes(batch_size=4, num_workers=0, augment="crop-flip")
+    assert len({hashes()["train"], hashes(split_seed=1)["train"], hashes(n=65)["train"]}) == 3
+
+
+def test_a_flat_channel_is_not_divided_by_zero():
+    images = TensorImages(torch.full((4, 1, 2, 2), 51, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+    assert images.statistics() == ((pytest.approx(0.2),), (1.0,))
+
+
+@pytest.mark.parametrize("augment", ["none", "rand-m9-mstd0.5-inc1"])
+def test_prediction_sees_an_image_as_evaluation_does(augment):
+    data = FakeData(n=100, native_size=12, img_size=20, augment=augment, num_workers=0)
+    data.setup("test")
+    (images, _), *_ = data.finished(data.test_dataloader())
+    for i in range(len(images)):
+        assert torch.allclose(data.eval_transform(data.splits["test"].image(i)), images[i], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("augment", "mixup", "none, crop-flip, 3-augment or a timm string"),
+        ("augment", "rand-x9", "none, crop-flip, 3-augment or a timm string"),
+        ("batch_size", 0, "at least 1"),
+        ("num_workers", -1, "at least 0"),
+        ("crop_pct", 1.5, "at most 1"),
+        ("img_size", [8], r"a side or \[height, width\]"),
+    ],
+)
+def test_wrong_values_name_the_argument_and_the_rule(name, value, message):
+    with pytest.raises(ValueError, match=rf"`data\.{name}` must .*{message}"):
+        FakeData(**{name: value})

@@ -1,0 +1,76 @@
+"""What happens to one image before it joins a batch."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.data.transforms import Augmented, CentreCrop, RandomCropFlip, policy_steps, to_image, to_tensor
+
+
+def _ramp(width=60, height=40):
+    x, y = np.meshgrid(np.arange(width) * 4, np.arange(height) * 4)
+    return Image.fromarray(np.stack([x, y, 0 * x], axis=2).astype(np.uint8))
+
+
+@pytest.mark.parametrize("size", [(20, 20), (30, 20), (10, 40)])
+def test_the_centre_crop_keeps_centre_and_proportions(size):
+    image = CentreCrop(size, 0.8, "bilinear")(_ramp())
+    pixels = np.asarray(image).astype(float)
+    scale = min(40 / size[0], 60 / size[1]) * 0.8
+    assert pixels.shape == (*size, 3)
+    assert abs(pixels[..., 0].mean() - 118) < 1.5 and abs(pixels[..., 1].mean() - 78) < 1.5
+    assert np.diff(pixels[size[0] // 2, :, 0]).mean() == pytest.approx(4 * scale, rel=0.1)
+    assert np.diff(pixels[:, size[1] // 2, 1]).mean() == pytest.approx(4 * scale, rel=0.1)
+
+
+def test_the_centre_crop_equals_cutting_and_resizing():
+    cut = _ramp().crop((10, 0, 50, 40)).resize((16, 16), Image.Resampling.BICUBIC)
+    assert CentreCrop((16, 16), 1.0, "bicubic")(_ramp()) == cut
+
+
+@pytest.mark.parametrize("size", [(16, 16), (8, 24)])
+def test_random_crops_keep_between_the_smallest_share_and_all_of_the_area(size):
+    crop = RandomCropFlip(size, 0.3, "bilinear")
+    shares, mirrored, lefts = [], 0, []
+    for seed in range(300):
+        pixels = np.asarray(crop(_ramp(), seed)).astype(float)
+        width = abs(pixels[:, -1, 0] - pixels[:, 0, 0]).mean() / 4 * size[1] / (size[1] - 1)
+        height = (pixels[-1, :, 1] - pixels[0, :, 1]).mean() / 4 * size[0] / (size[0] - 1)
+        shares.append(width * height / 2400)
+        mirrored += pixels[0, 0, 0] > pixels[0, -1, 0]
+        lefts.append(pixels[0, :, 0].min())
+    assert min(shares) > 0.2 and max(shares) < 1.1
+    assert max(shares) - min(shares) > 0.15 and 110 < mirrored < 190 and np.std(lefts) > 10
+
+
+def test_a_seed_gives_one_image_and_another_seed_another():
+    for transform in (RandomCropFlip((8, 8), 0.1, "bicubic"), _policy("rand-m9-mstd0.5-inc1"), _policy("3-augment")):
+        first, again, other = (np.asarray(transform(_ramp(), seed)) for seed in (2**63 + 5, 2**63 + 5, 6))
+        assert (first == again).all() and (first != other).any()
+
+
+def _policy(name):
+    return Augmented(RandomCropFlip((8, 8), 0.1, "bicubic"), name, (0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize("name", ["rand-m10-mstd0.5-inc1", "3-augment"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_policies_keep_size_and_mode_at_every_strength(name, mode):
+    transform = Augmented(lambda image, seed: image, name, (0.5,) if mode == "L" else (0.5, 0.4, 0.3))
+    for seed in range(100):
+        image = transform(_ramp(12, 10).convert(mode), seed)
+        assert image.mode == mode and image.size == (12, 10)
+
+
+def test_posterize_never_leaves_a_black_image():
+    (policy,) = policy_steps("rand-m10-inc1", (0.5,))
+    (op,) = [op for op in policy.ops if op.name == "PosterizeIncreasing"]
+    op.prob = 1.0
+    assert np.asarray(op(_ramp())).max() == 128
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_tensor_and_image_are_the_same(mode):
+    image = _ramp().convert(mode)
+    assert to_tensor(image).shape == (len(mode), 40, 60)
+    assert to_image(to_tensor(image)) == image
