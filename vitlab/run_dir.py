@@ -32,9 +32,14 @@ class RunDir:
         """Return whether the directory exists and holds something."""
         return self.path.is_dir() and any(self.path.iterdir())
 
-    def checkpoint(self, name: str = "best") -> Path:
-        """Return the checkpoint called ``name``, or the last one where the run kept no best."""
-        for path in (self.checkpoints / f"{name}.ckpt", self.checkpoints / "last.ckpt"):
+    def last_checkpoint(self) -> Path | None:
+        """Return the checkpoint to continue from; None if the run was stopped before it had one."""
+        path = self.checkpoints / "last.ckpt"
+        return path if path.is_file() else None
+
+    def checkpoint(self) -> Path:
+        """Return the checkpoint to use: of the best epoch, or the last one where the run kept no best."""
+        for path in (self.checkpoints / "best.ckpt", self.checkpoints / "last.ckpt"):
             if path.is_file():
                 return path
         raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
@@ -68,19 +73,23 @@ def write_text(path: Path, text: str) -> None:
 
 def find_run(text: str) -> tuple[RunDir, Path]:
     """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``."""
-    if text == "last":
-        run = last_run()
-        return run, run.checkpoint()
     path = Path(text)
     if path.is_file():
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
             raise UsageError(f"{path} lies in no run directory: there is no {run.config}")
         return run, path
-    for directory in (path, RUNS / text):
+    run = find_directory(text)
+    return run, run.checkpoint()
+
+
+def find_directory(text: str) -> RunDir:
+    """Return the run that a user means by a directory, a name in ``runs/``, or ``last``."""
+    if text == "last":
+        return last_run()
+    for directory in (Path(text), RUNS / text):
         if (directory / "config.yaml").is_file():
-            run = RunDir(directory)
-            return run, run.checkpoint()
+            return RunDir(directory)
     known = ", ".join(run.path.name for run in all_runs()[-3:]) or "none yet"
     raise UsageError(f'no run or checkpoint called "{text}" (newest in {RUNS}/: {known})')
 

@@ -15,8 +15,8 @@ from vitlab.errors import UsageError
 class Checkpoint(callbacks.Checkpoint):
     """Keep ``checkpoints/last.ckpt`` and, of the best epoch on validation data, ``checkpoints/best.ckpt``.
 
-    Lightning's ``ModelCheckpoint`` writes over the only good file; this one writes beside it, syncs, and renames, so that
-    whatever moment the process ends, both names hold a whole checkpoint. ``manifest.json`` holds their checksums.
+    Lightning's ``ModelCheckpoint`` writes over the only good file; this one writes beside it, syncs and renames, so
+    that both names hold a whole checkpoint whenever the process ends. ``manifest.json`` holds their checksums.
 
     Args:
         monitor: Metric that tells which epoch is the best; null takes the task's own.
@@ -39,7 +39,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_epoch: int | None = None
         self.directory = Path("checkpoints")
 
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the task's own choice and the place of the run."""
         mode, monitor = pl_module.monitor
         self.monitor = self.monitor or monitor
@@ -50,12 +50,18 @@ class Checkpoint(callbacks.Checkpoint):
         """Save after the epoch's validation, when the epoch is complete."""
         epoch = trainer.current_epoch
         is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
-        if trainer.fast_dev_run or ((epoch + 1) % self.every_n_epochs and not is_last):
+        if getattr(trainer, "fast_dev_run", False) or ((epoch + 1) % self.every_n_epochs and not is_last):
             return
         improved = self._improved(trainer)
         if improved:
             self.best_epoch = epoch
         self._save(trainer, ["last", "best"] if improved else ["last"])
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Refuse a metric that does not exist before the first step, not after the first epoch."""
+        if trainer.sanity_checking and self.monitor not in trainer.callback_metrics:
+            known = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
+            raise UsageError(f"`checkpoint.monitor` must be one of {known}, got {self.monitor}")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best epoch so far."""
@@ -67,10 +73,7 @@ class Checkpoint(callbacks.Checkpoint):
 
     def _improved(self, trainer: L.Trainer) -> bool:
         if self.monitor not in trainer.callback_metrics:
-            if trainer.num_val_batches and any(trainer.num_val_batches):
-                known = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
-                raise UsageError(f"`checkpoint.monitor` must be one of {known}, got {self.monitor}")
-            return False  # trained without validation: there is a last state, and no best
+            return False  # no validation so far: there is a last state, and no best
         score = float(trainer.callback_metrics[self.monitor])
         if self.best_score is None or (score < self.best_score if self.mode == "min" else score > self.best_score):
             self.best_score = score

@@ -128,13 +128,17 @@ class EvaluationConsole(ProgressBar):
         """Move the bar."""
         self._advance()
 
-    on_test_batch_end = on_validation_batch_end
+    def on_test_batch_end(self, *args: Any) -> None:
+        """Move the bar."""
+        self._advance()
 
     def on_validation_end(self, *args: Any) -> None:
         """Close the bar."""
         self._close()
 
-    on_test_end = on_validation_end
+    def on_test_end(self, *args: Any) -> None:
+        """Close the bar."""
+        self._close()
 
 
 def _shown(trainer: L.Trainer) -> list[str]:

@@ -50,9 +50,7 @@ class RunRecord(Callback):
         """Forget the sums of the epoch before."""
         self.epoch_sums = {}
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
         last = batch_idx + 1 == trainer.num_training_batches
         if not last and (batch_idx + 1) % (trainer.log_every_n_steps * trainer.accumulate_grad_batches):

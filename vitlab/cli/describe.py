@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import lightning as L
 import torch
 import yaml
+from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.record import now_utc
+from vitlab.data.base import ImageData
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
-from vitlab.optim.param_groups import describe_groups, param_groups
+from vitlab.optim.param_groups import describe_groups
 from vitlab.run_dir import write_text
+from vitlab.tasks.base import Task
 
 if TYPE_CHECKING:
     from vitlab.cli.training import FitCLI
@@ -39,46 +42,52 @@ def model_facts(net: Any) -> dict[str, Any]:
 
 def header(cli: "FitCLI", trainer: L.Trainer) -> str:
     """Return the lines that say what is trained, on what, and where."""
-    net, hparams, data = cli.model.net, cli.model.hparams, cli.datamodule
-    facts, splits = model_facts(net), data.fingerprint()["splits"]
-    size = "x".join(map(str, (net.in_chans, *net.img_size)))
-    groups = param_groups(
-        net, hparams["lr"], hparams["weight_decay"], hparams["layer_decay"], hparams["pos_embed_lr_mult"]
-    )
-    decayed = sum(p.numel() for g in groups if g["weight_decay"] for p in g["params"])
-    lines = {
-        "model": f"{type(net.tokenizer).__name__} -> {facts['grid'][0]}x{facts['grid'][1]} tokens, "
-        f"{len(net.blocks)} blocks, position embedding {hparams.get('pos_embed', 'learned')}; "
-        f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image",
-        "data": f"{type(data).__name__}: {splits['train']['n']:,} training and {splits['val']['n']:,} validation images of {size}, "
-        f"{data.num_classes} classes",
-        "train": f"{trainer.max_epochs} epochs, batch {data.batch_size}, lr {hparams['lr']:g}, weight decay "
-        f"{hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
-        f"{trainer.num_devices * trainer.num_nodes} x {trainer.accelerator.__class__.__name__.removesuffix('Accelerator')}, "
-        f"precision {trainer.precision}",
-        "run": f"{cli.run.path}" + (" (continued)" if cli.resumed else ""),
-    }
+    lines = {"model": _model_line(cli.model), "data": _data_line(cli.datamodule), "train": _train_line(cli, trainer)}
+    lines["run"] = str(cli.run.path) + (" (continued)" if cli.resumed else "")
     if cli.wandb_line:
         lines["W&B"] = cli.wandb_line
     return "\n".join(f"{name:<6} {text}" for name, text in lines.items())
 
 
+def _model_line(task: Task) -> str:
+    net, facts = task.net, model_facts(task.net)
+    h, w = net.grid_size
+    size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
+    tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
+    return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}"
+
+
+def _data_line(data: ImageData) -> str:
+    splits = data.fingerprint()["splits"]
+    size = "x".join(map(str, (data.in_chans, *data.img_size)))
+    counts = f"{splits['train']['n']:,} training and {splits['val']['n']:,} validation images"
+    return f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes"
+
+
+def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:
+    hparams = cli.model.hparams
+    decayed = sum(p.numel() for g in cli.model.optimizer_groups() if g["weight_decay"] for p in g["params"])
+    device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+    return (
+        f"{trainer.max_epochs} epochs, batch {cli.datamodule.batch_size}, lr {hparams['lr']:g}, weight decay "
+        f"{hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
+        f"{trainer.num_devices * trainer.num_nodes} x {device}, precision {trainer.precision}"
+    )
+
+
 def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     """Write the files that make the run directory self-sufficient."""
-    run, net, hparams = cli.run, cli.model.net, cli.model.hparams
-    if not run.config.is_file():
-        write_text(run.config, cli.config_text)
+    run, net = cli.run, cli.model.net
+    write_text(run.config, cli.config_text)
+    if not cli.resumed:
         write_text(run.path / "overrides.yaml", yaml.safe_dump(cli.overrides(), sort_keys=False))
-    groups = param_groups(
-        net, hparams["lr"], hparams["weight_decay"], hparams["layer_decay"], hparams["pos_embed_lr_mult"]
-    )
-    run.write("param_groups.json", describe_groups(net, groups, hparams["lr"]))
+    run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
     run.write("model.json", model_facts(net))
     run.write("data.json", cli.datamodule.fingerprint())
     record = run.read("run.json")
     run.write("run.json", {**record, **_facts(cli, trainer), "started": record.get("started") or now_utc()})
     for logger in trainer.loggers:
-        if type(logger).__name__ == "WandbLogger":
+        if isinstance(logger, WandbLogger):
             logger.experiment.config.update(yaml.safe_load(cli.config_text), allow_val_change=True)
 
 

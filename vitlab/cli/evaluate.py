@@ -1,7 +1,6 @@
 """``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
 
 import argparse
-import os
 from typing import Any, Literal, NoReturn
 
 from vitlab.errors import UsageError

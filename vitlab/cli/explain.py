@@ -23,10 +23,10 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     outer = found[1] if found else ""
     if found := re.search(r"unrecognized arguments: --([\w.]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
-        return f"there is no argument `--{key}`{did_you_mean(key, known)}"
+        return f"there is no argument `--{key}`{_closest_key(key, known)}"
     if found := re.search(r"[Oo]ption '([\w.]+)' is not accepted|accept option '([\w.]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
-        return f"there is no key `{key}`{did_you_mean(key, known)}"
+        return f"there is no key `{key}`{_closest_key(key, known)}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
         return f'`{outer}`: there is no class "{found[1]}"{did_you_mean(found[1], class_names)}'
     if found := re.search(r"the following arguments are required: (.*)", message):
@@ -38,6 +38,12 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"Subtypes: \[(.*)\](?s:.*)Given value: (.*)", message):
         return _wrong_value(outer, found[1], found[2])
     return re.sub(r"\s+", " ", message).strip()
+
+
+def _closest_key(key: str, known: set[str]) -> str:
+    group = key.rpartition(".")[0]
+    beside = [k for k in known if k.rpartition(".")[0] == group]
+    return did_you_mean(key, beside) or did_you_mean(key.split(".")[0], {k.split(".")[0] for k in known})
 
 
 def _wrong_value(key: str, expected: str, value: str) -> str:
@@ -57,7 +63,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         near = sorted(str(p) for p in Path(path).parent.glob("*.yaml"))
         raise UsageError(f"`--config {path}`: {error.strerror}{did_you_mean(str(path), near)}") from error
     try:
-        content = yaml.load(text, _UniqueKeys)  # noqa: S506  a SafeLoader
+        content = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

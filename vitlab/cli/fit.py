@@ -4,15 +4,16 @@ import argparse
 import os
 import shutil
 import time
-from pathlib import Path
 from typing import Any, NoReturn
 
-from vitlab.errors import UsageError, did_you_mean
-from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_run
+from vitlab.errors import UsageError
+from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_directory
 
-# Two resolved configurations that differ in these keys alone are the same experiment: a run may be resumed with the other.
-FREE_KEYS = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger")
-FREE_KEYS += ("trainer.log_every_n_steps", "trainer.default_root_dir", "data.num_workers", "data.root", "data.download")
+# Configurations that differ in these keys alone are one experiment: a run may be resumed with the other.
+FREE_KEYS = (
+    *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "logger", "log_every_n_steps")),
+    *(f"data.{key}" for key in ("num_workers", "root", "download")),
+)
 
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
         from vitlab.cli.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
-    run, checkpoint = _resumed(options) if options.resume else (None, None)
+    run = _resumed(options) if options.resume else None
     from vitlab.cli.terminal import open_terminal
     from vitlab.cli.training import FitCLI, config_paths, train
 
@@ -61,21 +62,21 @@ def main(argv: list[str]) -> int:
     cli = FitCLI(rest, options, run)
     if "--print_config" in rest:
         return 0
-    return train(cli, checkpoint, started)
+    return train(cli, started)
 
 
-def _resumed(options: argparse.Namespace) -> tuple[RunDir, Path]:
+def _resumed(options: argparse.Namespace) -> RunDir:
     for flag in ("init_from", "overwrite"):
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
     if options.resume != "auto":
-        return find_run(options.resume)[0], find_run(options.resume)[0].checkpoint("last")
+        return find_directory(options.resume)
     if not options.name and not options.run_dir:
         raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
     run = RunDir(options.run_dir or RUNS / check_name(options.name))
     if not run.config.is_file():
         raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
-    return run, run.checkpoint("last")
+    return run
 
 
 def choose_run(options: argparse.Namespace, configs: list[str], seed: Any, resolved: str) -> RunDir:

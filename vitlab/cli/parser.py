@@ -3,26 +3,32 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import lightning as L
 import yaml
 from jsonargparse import ArgumentParser, Namespace
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch.nn.parallel import DistributedDataParallel
 
 import vitlab.data
-import vitlab.data.digits
 import vitlab.tasks  # both imported so that a class is found by its short name
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.explain import explain, read_yaml
+from vitlab.cli.fit import options_parser
 from vitlab.errors import UsageError
 
 LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
 
-# Buffers are constants, so DDP need not send them; sending them would also stop ranks that evaluate unequal numbers of batches.
-StrategyRegistry.register("ddp", DDPStrategy, override=True, broadcast_buffers=False, gradient_as_bucket_view=True)
+# Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
+# torch 2.14 has a new word for it.
+SEND = "forward_sync_buffers"
+SEND = SEND if SEND in inspect.signature(DistributedDataParallel.__init__).parameters else "broadcast_buffers"
+StrategyRegistry.register("ddp", DDPStrategy, override=True, gradient_as_bucket_view=True, **{SEND: False})
 
 
 class Parser(LightningArgumentParser):
@@ -39,13 +45,13 @@ class Parser(LightningArgumentParser):
 
     def all_keys(self) -> list[str]:
         """Return every dotted key, with the arguments of every task and data set of vitlab."""
-        keys = [action.dest for action in self._actions]
+        keys = [action.dest for action in self._actions] + [action.dest for action in options_parser()._actions]
         for group, module in (("model", vitlab.tasks), ("data", vitlab.data)):
             for cls in _classes(module):
                 parser = ArgumentParser()
                 parser.add_class_arguments(cls, fail_untyped=False)
                 keys += [f"{group}.{action.dest}" for action in parser._actions]
-        return keys
+        return [key for key in keys if key.split(".")[-1] != "help"]
 
 
 class VitlabCLI(LightningCLI):
@@ -82,7 +88,7 @@ class VitlabCLI(LightningCLI):
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", _reader(name), apply_on="instantiate")
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args`` alone; the words of the command line have been seen to by the command."""
         self.config = parser.parse_args(args)
 
@@ -118,8 +124,6 @@ class VitlabCLI(LightningCLI):
 @contextmanager
 def user_mistakes() -> Iterator[None]:
     """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote."""
-    from lightning.fabric.utilities.exceptions import MisconfigurationException
-
     try:
         yield
     except UsageError:
@@ -133,13 +137,13 @@ def user_mistakes() -> Iterator[None]:
 
 def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
-    paths = [value for flag, value in zip(args, args[1:], strict=False) if flag in ("-c", "--config")]
+    paths = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
     return paths + [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
 
 
 def _settings(args: list[str]) -> list[tuple[str, Any]]:
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
-    pairs = [(w[2:], v) for w, v in zip(words, words[1:], strict=False) if w.startswith("--") and w != "--config"]
+    pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
     return [(key, yaml.safe_load(value)) for key, value in pairs]
 
 

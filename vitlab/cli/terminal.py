@@ -9,9 +9,10 @@ LOG = logging.getLogger("vitlab")
 
 KNOWN_WARNINGS = (
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
-    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # in vitlab test
+    r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # by test
+    r"It is recommended to use `self.log\('(val|test)/.*sync_dist=True",  # Meter has summed over the processes
     r"The `srun` command is available on your system but is not used",  # one process on a login node is no mistake
-    r"The number of training batches \(\d+\) is smaller than the logging interval",  # an epoch's last step always logs
+    r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
     r"The '\w+_dataloader' does not have many workers",  # a set that fits into memory needs none
 )
 

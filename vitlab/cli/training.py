@@ -68,7 +68,7 @@ class FitCLI(VitlabCLI):
         describe(self, trainer)
 
 
-def train(cli: FitCLI, checkpoint: Path | None, started: float) -> int:
+def train(cli: FitCLI, started: float) -> int:
     """Train, and return the exit code."""
     if cli.options.init_from:
         load_initial_weights(cli)
@@ -79,6 +79,7 @@ def train(cli: FitCLI, checkpoint: Path | None, started: float) -> int:
         say(header(cli, cli.trainer) + "\n\ndry run: all of it can be built; nothing was written")
         return 0
     is_new = not cli.run.exists()
+    checkpoint = cli.run.last_checkpoint() if cli.resumed else None
     os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
@@ -115,7 +116,7 @@ def load_initial_weights(cli: FitCLI) -> None:
 def close(cli: FitCLI, seconds: float) -> None:
     """Write the weights and results of a finished run, and print them."""
     keeper: Checkpoint = cli.config_init.checkpoint
-    if cli.trainer.fast_dev_run:
+    if cli.config.trainer.fast_dev_run:
         return
     cli.run.weights.mkdir(exist_ok=True)
     for name in ("best", "last"):
@@ -125,11 +126,11 @@ def close(cli: FitCLI, seconds: float) -> None:
     best = [row for row in rows if row["epoch"] == keeper.best_epoch]
     lines = []
     if best:
-        path = cli.run.checkpoint("best")
+        path = cli.run.checkpoint()
         values = {k.removeprefix("val/"): v for k, v in best[-1].items() if k.startswith("val/")}
         cli.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
         shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
-        lines.append(f"best epoch {keeper.best_epoch + 1}: {shown} on {values['n']:.0f} validation images")
+        lines.append(f"best epoch {best[-1]['epoch'] + 1}: {shown} on {values['n']:.0f} validation images")
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {cli.run.path}"]))
     say(f"next  vitlab test {cli.run.path}")

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 def param_groups(
-    net: nn.Module,
+    net: Any,
     lr: float,
     weight_decay: float,
     layer_decay: float = 1.0,
@@ -41,14 +41,19 @@ def param_groups(
             if p.requires_grad:
                 scale = layer_decay ** (len(stages) - 1 - i) * (pos_embed_lr_mult if id(p) in positions else 1.0)
                 groups.setdefault((lr * scale, weight_decay if id(p) in decays else 0.0), []).append(p)
-    return [dict(params=params, lr=rate, weight_decay=decay) for (rate, decay), params in groups.items()]
+    return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
 def describe_groups(net: nn.Module, groups: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
     """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``."""
     names = {id(p): name for name, p in net.named_parameters()}
     rows = [
-        dict(name=names[id(p)], shape=list(p.shape), weight_decay=group["weight_decay"], lr_scale=group["lr"] / lr)
+        {
+            "name": names[id(p)],
+            "shape": list(p.shape),
+            "weight_decay": group["weight_decay"],
+            "lr_scale": group["lr"] / lr,
+        }
         for group in groups
         for p in group["params"]
     ]

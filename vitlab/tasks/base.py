@@ -7,7 +7,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection, SumMetric
+from torchmetrics import MetricCollection, SumMetric
 
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim.param_groups import param_groups
@@ -50,7 +50,7 @@ class Task(L.LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
-        self._optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
+        self.optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
         self.val_meter = Meter(metrics)
         self.test_meter = Meter(metrics)
         self.train_sums: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ class Task(L.LightningModule):
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> Tensor:
         return self.net(batch if isinstance(batch, Tensor) else batch[0])
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         lr, epochs = self.hparams["lr"], self.trainer.max_epochs or 0
         steps = float(self.trainer.estimated_stepping_batches)
         if not 0 < steps < float("inf"):
@@ -129,7 +129,7 @@ class Task(L.LightningModule):
             start=self.hparams["warmup_lr"] / lr,
             final=self.hparams["min_lr"] / lr,
         )
-        optimizer = torch.optim.AdamW(self._optimizer_groups(), fused=True)
+        optimizer = torch.optim.AdamW(self.optimizer_groups(), fused=True)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -143,7 +143,8 @@ class Task(L.LightningModule):
         if gradient_clip_val is not None:
             torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
 
-    def _optimizer_groups(self) -> list[dict[str, Any]]:
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """Return the parameter groups: what decays, and how fast each learns."""
         names = ("lr", "weight_decay", "layer_decay", "pos_embed_lr_mult")
         return param_groups(self.net, **{name: self.hparams[name] for name in names})
 
@@ -163,18 +164,19 @@ class Meter(nn.Module):
     def __init__(self, metrics: MetricCollection) -> None:
         super().__init__()
         self.metrics = metrics.clone()
-        self.loss = MeanMetric(nan_strategy="disable")
-        self.n = SumMetric()
+        self.loss = SumMetric(nan_strategy="disable")  # MeanMetric drops its weights when it lets NaN through
+        self.n = SumMetric(nan_strategy="disable")
 
     def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
         """Add a batch."""
         self.metrics.update(outputs, targets)
-        self.loss.update(loss, len(outputs))
+        self.loss.update(loss * len(outputs))
         self.n.update(len(outputs))
 
     def read(self, prefix: str) -> dict[str, Tensor]:
         """Return every value under ``prefix`` and start anew."""
-        values = {"loss": self.loss.compute(), **self.metrics.compute(), "n": self.n.compute()}
+        n = self.n.compute()
+        values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
         for metric in (self.loss, self.metrics, self.n):
             metric.reset()
         return {prefix + name: value for name, value in values.items()}

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import MetricCollection
+from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from vitlab.tasks.base import Task
@@ -24,7 +24,7 @@ class Classifier(Task):
     def __init__(self, num_classes: int = 1000, label_smoothing: float = 0.1, **task: Any) -> None:
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
-        accuracy = {
+        accuracy: dict[str, Metric | MetricCollection] = {
             f"acc{k}": MulticlassAccuracy(num_classes, top_k=k, average="micro") for k in (1, 5) if k < num_classes
         }
         super().__init__(num_outputs=num_classes, metrics=MetricCollection(accuracy), **task)

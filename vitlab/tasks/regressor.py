@@ -23,7 +23,7 @@ class Regressor(Task):
     monitor = ("min", "val/mae")
 
     def __init__(self, num_targets: int = 1, **task: Any) -> None:
-        metrics = MetricCollection({"mae": MeanAbsoluteError(num_outputs=num_targets)})
+        metrics = MetricCollection({"mae": MeanAbsoluteError()})
         super().__init__(num_outputs=num_targets, metrics=metrics, **task)
 
     def as_targets(self, targets: Tensor) -> Tensor:

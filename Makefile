@@ -1,0 +1,30 @@
+# `make run` and `make test` are all that a fresh machine needs: both set up .venv first.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: run test check gpu setup
+
+run: setup  ## train T2T-ViT on real images, measure it, print where the run is
+	$(BIN)/vitlab fit --config configs/t2t.yaml
+	$(BIN)/vitlab test last
+
+test: setup  ## everything but the GPU's tests
+	$(BIN)/python -m pytest -m "not gpu" -n 2
+
+check: setup  ## the fast part: lint, format, types, unit tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+gpu: setup  ## the GPU's tests alone
+	$(BIN)/python -m pytest -m gpu
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer: make PYTHON=python3.11")'
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev,export]"
+	touch $@

@@ -1,0 +1,91 @@
+import pytest
+import torch
+from torch import nn
+
+from vitlab.models.vit import VisionTransformer
+from vitlab.optim.param_groups import describe_groups, param_groups
+
+TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 12, "depth": 2, "num_heads": 3}
+FULL = TINY | {"reg_tokens": 2, "layer_scale": 0.1, "qk_norm": True}
+
+
+def decayed_names(net, **options):
+    groups = param_groups(net, lr=1.0, weight_decay=0.1, **options)
+    names = {id(p): name for name, p in net.named_parameters()}
+    return {names[id(p)] for g in groups if g["weight_decay"] for p in g["params"]}
+
+
+@pytest.mark.parametrize("tokenizer", ["patch", "t2t", "conv"])
+@pytest.mark.parametrize("pos_embed", ["learned", "relpos", "rope_mixed", "conv", "none"])
+def test_every_trained_parameter_is_in_exactly_one_group(tokenizer, pos_embed):
+    net = VisionTransformer(**FULL, tokenizer=tokenizer, pos_embed=pos_embed)
+    groups = param_groups(net, lr=1.0, weight_decay=0.1, layer_decay=0.5)
+    trained = [id(p) for p in net.parameters() if p.requires_grad]
+    assert sorted(id(p) for g in groups for p in g["params"]) == sorted(trained)
+
+
+def test_tokens_positions_norms_scales_and_biases_do_not_decay():
+    net = VisionTransformer(**FULL, tokenizer="t2t", global_pool="map", pos_embed="learned")
+    decayed = decayed_names(net)
+    expected = {
+        name
+        for name, p in net.named_parameters()
+        if p.ndim > 1 and name.endswith("weight") and not name.startswith("pos_embed")
+    }
+    assert decayed == expected
+    assert not {"cls_token", "reg_token", "pos_embed.weight", "norm.weight", "blocks.0.ls1.gamma"} & decayed
+
+
+def test_the_convolution_of_a_position_embedding_does_not_decay():
+    assert not [n for n in decayed_names(VisionTransformer(**TINY, pos_embed="conv")) if n.startswith("pos_embed")]
+
+
+def test_frozen_tables_are_in_no_group():
+    net = VisionTransformer(**TINY, pos_embed="learned", pos_embed_trainable=False)
+    groups = param_groups(net, lr=1.0, weight_decay=0.1)
+    assert id(net.pos_embed.weight) not in {id(p) for g in groups for p in g["params"]}
+
+
+def test_wrapping_or_renaming_the_network_changes_nothing():
+    net = VisionTransformer(**FULL)
+    before = [(g["weight_decay"], [id(p) for p in g["params"]]) for g in param_groups(net, 1.0, 0.1)]
+    wrapper = nn.Module()
+    wrapper.module = net
+    wrapper.module.compile(backend="eager")
+    after = [(g["weight_decay"], [id(p) for p in g["params"]]) for g in param_groups(wrapper.module, 1.0, 0.1)]
+    assert before == after
+
+
+def test_layer_decay_slows_each_stage_by_the_same_factor():
+    net = VisionTransformer(**TINY)
+    rows = {r["name"]: r for r in describe_groups(net, param_groups(net, 0.2, 0.1, layer_decay=0.5), 0.2)}
+    scales = [
+        rows[name]["lr_scale"]
+        for name in ("tokenizer.proj.weight", "blocks.0.attn.qkv.weight", "blocks.1.norm1.bias", "head.weight")
+    ]
+    assert scales == pytest.approx([0.125, 0.25, 0.5, 1.0])
+
+
+def test_pos_embed_lr_mult_reaches_the_positions_alone():
+    net = VisionTransformer(**TINY)
+    rows = describe_groups(net, param_groups(net, 0.1, 0.1, pos_embed_lr_mult=10), 0.1)
+    assert {r["name"] for r in rows if r["lr_scale"] != 1} == {"pos_embed.weight"}
+    assert next(r for r in rows if r["name"] == "pos_embed.weight")["lr_scale"] == pytest.approx(10)
+
+
+def test_a_multiplier_that_meets_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"`pos_embed_lr_mult` must stay 1 .* got 10"):
+        param_groups(VisionTransformer(**TINY, pos_embed="rope2d"), 0.1, 0.1, pos_embed_lr_mult=10)
+
+
+def test_few_groups_keep_the_optimizer_fast():
+    assert len(param_groups(VisionTransformer(**FULL), 0.1, 0.1)) == 2
+
+
+def test_a_step_of_the_optimizer_moves_only_what_is_trained():
+    net = VisionTransformer(**TINY, pos_embed="learned", pos_embed_trainable=False)
+    before = net.pos_embed.weight.clone()
+    optimizer = torch.optim.AdamW(param_groups(net, 0.1, 0.1))
+    net(torch.randn(2, 1, 16, 16)).sum().backward()
+    optimizer.step()
+    assert torch.equal(net.pos_embed.weight, before)

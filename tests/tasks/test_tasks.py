@@ -1,0 +1,143 @@
+import math
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitlab.tasks import Classifier, Regressor
+
+TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2}
+
+
+def fit(task, targets, **trainer):
+    images = torch.randn(len(targets), 1, 8, 8)
+    loader = DataLoader(TensorDataset(images, targets), batch_size=4)
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options |= {"enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
+    runner = L.Trainer(**options | trainer)
+    runner.fit(task, loader, loader)
+    return runner, images, loader
+
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+]
+
+
+def test_validation_metrics_are_those_of_the_whole_set_at_once():
+    torch.manual_seed(0)
+    targets = torch.randint(0, 7, (10,))  # 4 + 4 + 2: a mean of batch means would be wrong
+    task = Classifier(num_classes=7, **TINY)
+    trainer, images, _ = fit(task, targets)
+    task.eval()
+    with torch.no_grad():
+        logits = task(images)
+    metrics = trainer.callback_metrics
+    assert metrics["val/n"] == 10
+    assert metrics["val/loss"].item() == pytest.approx(F.cross_entropy(logits, targets).item(), rel=1e-5)
+    assert metrics["val/acc1"].item() == pytest.approx((logits.argmax(1) == targets).float().mean().item())
+    top5 = (logits.topk(5).indices == targets[:, None]).any(1).float().mean().item()
+    assert metrics["val/acc5"].item() == pytest.approx(top5)
+
+
+def test_training_sums_are_read_once():
+    task = Classifier(num_classes=3, **TINY)
+    fit(task, torch.randint(0, 3, (10,)))
+    sums = task.read_train_sums()
+    assert sums["n"] == 10
+    assert 0 <= sums["acc1"] <= 10
+    assert sums["loss"] / 10 == pytest.approx(math.log(3), rel=0.3)
+    assert task.train_sums == {}
+
+
+def test_label_smoothing_acts_in_training_alone():
+    task = Classifier(num_classes=3, label_smoothing=0.5, **TINY)
+    logits, labels = torch.tensor([[9.0, 0.0, 0.0]]), torch.tensor([0])
+    assert task.train_loss(logits, labels) > 1
+    assert task.eval_loss(logits, labels) < 0.01
+
+
+def test_mixed_targets_count_as_their_largest_share():
+    task = Classifier(num_classes=3, **TINY)
+    shares = torch.tensor([[0.7, 0.3, 0.0], [0.1, 0.1, 0.8]])
+    logits = torch.tensor([[5.0, 0.0, 0.0], [5.0, 0.0, 0.0]])
+    assert task.train_measures(logits, shares)["acc1"] == 1
+    assert torch.isfinite(task.train_loss(logits, shares))
+
+
+def test_a_regressor_takes_labels_and_numbers():
+    task = Regressor(num_targets=1, **TINY)
+    trainer, images, _ = fit(task, torch.arange(10))
+    task.eval()
+    with torch.no_grad():
+        error = (task(images)[:, 0] - torch.arange(10)).abs().mean()
+    assert trainer.callback_metrics["val/mae"].item() == pytest.approx(error.item(), rel=1e-5)
+    fit(Regressor(num_targets=2, **TINY), torch.randn(8, 2))
+
+
+def test_hyper_parameters_are_primitives_and_complete():
+    task = Classifier(num_classes=3, lr=0.1, **TINY)
+    assert task.hparams["num_classes"] == 3
+    assert task.hparams["embed_dim"] == 8
+    assert "metrics" not in task.hparams
+    assert all(isinstance(v, int | float | str | list | tuple | None) for v in task.hparams.values())
+
+
+def test_the_learning_rate_follows_the_schedule_by_step():
+    task = Classifier(num_classes=3, lr=0.1, min_lr=0.01, warmup_epochs=1, warmup_lr=0.02, cooldown_epochs=1, **TINY)
+    rates = []
+
+    class Rates(L.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    fit(task, torch.randint(0, 3, (16,)), max_epochs=4, callbacks=[Rates()])  # 4 steps an epoch
+    cosine = [0.01 + 0.09 * 0.5 * (1 + math.cos(math.pi * t / 12)) for t in range(4, 12)]
+    assert rates == pytest.approx([0.02, 0.04, 0.06, 0.08, *cosine, *[0.01] * 4])
+
+
+def test_dropout_depends_on_seed_epoch_and_batch_alone():
+    drawn = {}
+
+    def draw(seed, noise):
+        numbers = []
+
+        class Draw(L.Callback):
+            def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+                torch.rand(noise)  # another arm draws another amount
+                numbers.append(torch.rand(1).item())
+
+            def on_before_zero_grad(self, trainer, pl_module, optimizer):
+                numbers.append(torch.rand(1).item())
+
+        L.seed_everything(seed, verbose=False)
+        fit(Classifier(num_classes=3, **TINY), torch.randint(0, 3, (8,)), callbacks=[Draw()])
+        return numbers[::2]
+
+    drawn["a"], drawn["b"], drawn["c"] = draw(0, 0), draw(0, 5), draw(1, 0)
+    assert drawn["a"] == drawn["b"] != drawn["c"]
+
+
+def test_one_class_is_no_classification():
+    with pytest.raises(ValueError, match="`num_classes` must be at least 2, got 1"):
+        Classifier(num_classes=1, **TINY)
+
+
+def test_a_schedule_without_an_end_is_refused():
+    with pytest.raises(ValueError, match=r"`trainer.max_epochs` or `trainer.max_steps` must be set"):
+        fit(Classifier(num_classes=3, **TINY), torch.randint(0, 3, (8,)), max_epochs=-1)
+
+
+def test_clipping_works_with_the_fused_optimizer():
+    task = Classifier(num_classes=3, **TINY)
+    norms = []
+
+    class Norms(L.Callback):
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            norms.append(torch.nn.utils.get_total_norm([p.grad for p in pl_module.parameters()]).item())
+
+    fit(task, torch.randint(0, 3, (8,)), gradient_clip_val=1e-3)
+    assert all(p.grad is None or p.grad.norm() <= 1.1e-3 for p in task.parameters())

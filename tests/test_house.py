@@ -1,0 +1,72 @@
+"""The house: who may import whom, and how long things may get."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitlab
+
+PACKAGE = Path(vitlab.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
+    "layers": set(),
+    "tokenizers": {"layers"},
+    "models": {"layers", "tokenizers"},
+    "optim": set(),
+    "data": set(),
+    "callbacks": set(),
+    "tasks": {"layers", "tokenizers", "models", "optim"},
+    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks"},
+}
+GROUND = {"errors", "run_dir"}  # standard library only; every room may stand on it
+TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
+
+
+def imports_of(path: Path, everywhere: bool = True) -> set[str]:
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if everywhere else tree.body
+    names = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module)
+    return names
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_down_only(path):
+    room = room_of(path)
+    if room in ("__init__", "__main__"):
+        return
+    allowed = FLOORS.get(room, set()) | {room} | GROUND
+    inside = {name.split(".")[1] for name in imports_of(path) if name.startswith("vitlab.")}
+    assert inside <= allowed, f"{room} must not import {inside - allowed}"
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ALONE], ids=lambda p: p.stem)
+def test_the_network_imports_torch_alone(path):
+    outside = {name.split(".")[0] for name in imports_of(path, everywhere=False)} - {"vitlab"}
+    assert outside <= {"torch"} | sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_tail_stays_short(path):
+    text = path.read_text()
+    assert text.count("\n") <= 250, "a file is one concept: split it"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            where = f"{node.name}, line {node.lineno}"
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if path.name == "vit.py" and node.name == "__init__":
+                continue
+            docstring = len((ast.get_docstring(node) or "").splitlines())
+            assert node.end_lineno - node.lineno + 1 - docstring <= 40, f"{where}: a function fits a screen"
+            assert len(arguments) - 1 <= 20, f"{where}: too many arguments"
