@@ -23,6 +23,8 @@ def test_splits_are_disjoint_complete_and_stratified(test_share, val_share):
     ids, labels = _samples()
     splits = SplitRule(test_share, val_share).indices(ids, labels)
     assert sorted(np.concatenate(list(splits.values()))) == list(range(len(ids)))
+    assert len(splits["test"]) == round(len(ids) * test_share)
+    assert len(splits["val"]) == round((len(ids) - len(splits["test"])) * val_share)
     for label in range(4):
         n = (labels == label).sum()
         test, val = ((labels[splits[name]] == label).sum() for name in ("test", "val"))
@@ -45,7 +47,7 @@ def test_the_order_of_the_samples_does_not_matter():
     assert _names(ids, rule.indices(ids, labels)) == _names(shuffled, rule.indices(shuffled, labels[order]))
 
 
-def test_one_more_file_moves_at_most_one_other_over_each_cut_and_none_of_another_class():
+def test_one_more_file_moves_at_most_two_others_over_each_cut():
     ids, labels = _samples()
     rule = SplitRule(0.2, 0.2)
     before = _names(ids, rule.indices(ids, labels))
@@ -53,7 +55,7 @@ def test_one_more_file_moves_at_most_one_other_over_each_cut_and_none_of_another
         new = f"0/new {i}".encode()
         after = _names([*ids, new], rule.indices([*ids, new], np.append(labels, 0)))
         moved = {x for name in before for x in before[name] - after[name]}
-        assert len(moved) <= 2 and all(x.startswith(b"0/") for x in moved)
+        assert len(moved) <= 4
 
 
 def test_folds_partition_block_1_and_leave_the_test_split_alone():

@@ -5,5 +5,17 @@ from vitlab.data.digits import Digits
 from vitlab.data.fake import FakeData
 from vitlab.data.fashion_mnist import FashionMNIST
 from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.pack import Packed
+from vitlab.data.position_probe import PositionProbe
 
-__all__ = ["CIFAR10", "CIFAR100", "Digits", "FakeData", "FashionMNIST", "ImageFolder", "ImageNet"]
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "Digits",
+    "FakeData",
+    "FashionMNIST",
+    "ImageFolder",
+    "ImageNet",
+    "Packed",
+    "PositionProbe",
+]

@@ -57,19 +57,16 @@ class ImageFolder(ImageData):
     def read(self, part: Part) -> FileImages:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         if part == "test":
-            return self._list([self.folders["test"]])
-        return self._list([self.folders[name] for name in ("train", "val") if name in self.folders])
+            return self.list_files([self.folders["test"]])
+        return self.list_files([self.folders[name] for name in ("train", "val") if name in self.folders])
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1; a val folder stays what it is unless folds are asked for."""
-        if "val" not in self.folders or self.rule.fold or self.rule.file:
-            return super().indices(images)
-        assert isinstance(images, FileImages)
-        folder = self.folders["val"].name + os.sep
-        given = np.array([file.startswith(folder) for file in images.files])
-        val, rest = np.flatnonzero(given), np.flatnonzero(~given)
-        train = self.rule.subset_of([images.ids[i] for i in rest], images.labels.numpy()[rest])
-        return {"train": rest[train], "val": val, "test": np.empty(0, dtype=np.int64)}
+        given = None
+        if "val" in self.folders:
+            folder = os.fsencode(self.folders["val"].name + os.sep)
+            given = np.array([identity.startswith(folder) for identity in images.ids], dtype=bool)
+        return self.rule.indices(images.ids, images.labels.numpy(), given)
 
     def admit(self, images: Images) -> Images:
         """Return the files that can be read; more unreadable ones than allowed are an error that lists them."""
@@ -104,7 +101,8 @@ class ImageFolder(ImageData):
         for name in built:
             self.build(name)
 
-    def _list(self, folders: list[Path]) -> FileImages:
+    def list_files(self, folders: list[Path]) -> FileImages:
+        """Return the files in the class folders of some folders, unopened."""
         mode: Mode = "L" if self.in_chans == 1 else "RGB"
         number = {name: k for k, name in enumerate(self.class_names)}
         files: list[str] = []

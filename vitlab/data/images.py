@@ -51,6 +51,14 @@ def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None 
             raise ValueError(f"{name}: {error or type(error).__name__}") from None
 
 
+def header(data: bytes) -> tuple[str, tuple[int, int]]:
+    """Return format and mode, such as "JPEG CMYK", and stored height and width of a file that can be decoded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            return f"{image.format} {image.mode}", (image.height, image.width)
+
+
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)

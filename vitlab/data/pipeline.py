@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlab.data.loader import Loader
 from vitlab.data.order import EvalOrder, TrainOrder
 from vitlab.data.sample_loader import Complain, SampleLoader
-from vitlab.data.sets import Images, Statistics, TensorImages
+from vitlab.data.sets import Images, MappedImages, Statistics, TensorImages
 from vitlab.data.tensor_loader import TensorLoader
 from vitlab.data.transforms import (
     Augmented,
@@ -69,12 +69,13 @@ class Pipeline:
         augment = self.augment if isinstance(order, TrainOrder) else "none"
         if isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
             moving = augment == "crop-flip"
-            if device.type == "cuda" and images.images.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
-                images = TensorImages(images.images.to(device), images.labels.to(device))
+            rows = images.rows if isinstance(images, MappedImages) else None
+            pixels, labels = images.images, images.labels
+            if rows is None and device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+                pixels, labels = pixels.to(device), labels.to(device)
             window = self.native_size or self.img_size
-            pad = self.pad if moving else 0
-            return TensorLoader(images.images, images.labels, order, window, pad=pad, augment=moving)
-        return SampleLoader(images, order, self._transform(augment, mean), num_workers, complain)
+            return TensorLoader(pixels, labels, order, window, self.pad if moving else 0, moving, rows)
+        return SampleLoader(images, order, self.transform(augment, mean), num_workers, complain)
 
     def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
         """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
@@ -89,7 +90,8 @@ class Pipeline:
         crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
         return self.normalise(to_tensor(crop(image))[None], statistics)[0]
 
-    def _transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
+    def transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
+        """Return what is done to each image under an augmentation; None for nothing."""
         if augment == "none":
             return None if self.native_size else self._centre()
         move: Transform

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from vitlab.data.images import decode_bytes
+from vitlab.data.images import decode_bytes, header
 
 Facts = np.ndarray  # one record of this type for each file
 _FACTS = np.dtype(
@@ -22,7 +22,8 @@ _FACTS = np.dtype(
         ("modified", "i8"),  # nanoseconds
         ("readable", "?"),
         ("digest", "u8", 2),  # of the file's bytes
-        ("size", "i4", 2),  # height and width after turning, in pixels
+        ("kind", "S16"),  # format and mode, such as JPEG RGB
+        ("size", "i4", 2),  # height and width as stored, in pixels
         ("moments", "f4", (2, 4)),  # mean and mean square of red, green, blue and luma, of values in [0, 1]
     ]
 )
@@ -59,7 +60,7 @@ def scan(root: Path, files: list[str], num_workers: int = 0) -> tuple[Facts, dic
             generator=torch.Generator(),
         )
         for i, (look, reason) in zip(todo, (look for batch in batches for look in batch), strict=True):
-            for name in ("readable", "digest", "size", "moments"):
+            for name in ("readable", "digest", "kind", "size", "moments"):
                 facts[i][name] = look[name]
             if reason:
                 reasons[files[i]] = reason
@@ -87,12 +88,14 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
             image = decode_bytes(data, "", shrink=224)
         except ValueError as error:
             return record, str(error).removeprefix(": ")
-        record["readable"], record["size"] = True, (image.height, image.width)
-        record["moments"] = _moments(image)
+        record["readable"] = True
+        record["kind"], record["size"] = header(data)
+        record["moments"] = moments(image)
         return record, ""
 
 
-def _moments(image: Image.Image) -> np.ndarray:
+def moments(image: Image.Image) -> np.ndarray:
+    """Return mean and mean square of red, green, blue and luma of an RGB image, of values in [0, 1]."""
     counts = np.array([*image.histogram(), *image.convert("L").histogram()], dtype=np.float64).reshape(4, 256)
     counts /= image.width * image.height
     return np.stack([counts @ _LEVELS, counts @ _LEVELS**2])

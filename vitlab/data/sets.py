@@ -50,8 +50,8 @@ class TensorImages:
 
     @property
     def split_hash(self) -> str:
-        """16 hex digits that name this set of labelled images."""
-        return split_hash(self.ids, self.labels.numpy())
+        """16 hex digits that name this set of labelled images and their contents."""
+        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int) -> Image.Image:
         """Return one image."""
@@ -70,6 +70,40 @@ class TensorImages:
             values = chunk.double().div(255).transpose(0, 1).flatten(1)  # (C, n H W)
             total += torch.stack([values.sum(1), values.square().sum(1)]).numpy()
         return _mean_and_std(*(total / max(self.images[:, 0].numel(), 1)))
+
+
+class MappedImages(TensorImages):
+    """Labelled images in a file that is mapped into memory; what is not asked for is not read.
+
+    Args:
+        images: ``(M, C, H, W)`` uint8, all images of the file.
+        labels: ``(N,)`` classes.
+        ids: Identity of each of the N images.
+        rows: Where each of the N images lies among the M.
+        known: Digest of the source file and moments of each of the M images.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes], rows: Indices, known: Facts) -> None:
+        super().__init__(images, labels, ids)
+        self.rows, self.known = rows, known
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """A digest of each source file's bytes."""
+        return [row.tobytes() for row in self.known["digest"][self.rows]]
+
+    def image(self, index: int) -> Image.Image:
+        """Return one image."""
+        return to_image(self.images[self.rows[index]])
+
+    def take(self, indices: Indices) -> "MappedImages":
+        """Return the images at ``indices`` as a set of their own."""
+        labels, ids = self.labels[torch.from_numpy(indices)], [self.ids[i] for i in indices]
+        return MappedImages(self.images, labels, ids, self.rows[indices], self.known)
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel, of values in [0, 1]."""
+        return _mean_and_std(*self.known["moments"][self.rows].astype(np.float64).mean(axis=0)[:, :3])
 
 
 class FileImages:
@@ -133,7 +167,7 @@ class FileImages:
         return _mean_and_std(*moments[:, channels])
 
 
-Images = TensorImages | FileImages
+Images = TensorImages | FileImages  # MappedImages are TensorImages
 
 
 def summary(images: Images, num_classes: int) -> dict[str, Any]:

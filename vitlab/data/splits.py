@@ -18,7 +18,7 @@ class SplitRule:
     """Divide samples into three disjoint splits whose class counts differ from the exact share by less than one.
 
     Within a class the samples are ranked by a hash of (seed, identity) and the ranking is cut: first the test split,
-    then the validation split. A new sample therefore moves at most one other sample of its class over each cut.
+    then the validation split. A new sample therefore moves next to nothing: one or two others over each cut.
 
     Args:
         test_share: Share of all samples in the test split; 0 where the data set brings its own.
@@ -48,30 +48,38 @@ class SplitRule:
         self.fold = _parse_fold(fold)
         self.file = file
 
-    def indices(self, ids: Sequence[bytes], labels: Indices) -> dict[SplitName, Indices]:
-        """Return the sorted indices of each split, given identity and class of each sample."""
+    def indices(
+        self, ids: Sequence[bytes], labels: Indices, given_val: NDArray[np.bool_] | None = None
+    ) -> dict[SplitName, Indices]:
+        """Return the sorted indices of each split.
+
+        Args:
+            ids: Identity of each sample.
+            labels: Class of each sample.
+            given_val: Which samples the data set itself sets apart for validation; folds and lists overrule it.
+        """
         if self.file is not None:
             return _read_lists(self.file, ids)
-        parts: dict[SplitName, list[Indices]] = {"train": [], "val": [], "test": []}
-        for ranked in _ranked_by_class(ids, labels, self.seed):
-            test, rest = np.split(ranked, [_count(len(ranked), self.test_share)])
-            if self.fold is None:
-                first, last = 0, _count(len(rest), self.val_share)
-            else:
-                first, last = ((self.fold[0] - 1 + i) * len(rest) // self.fold[1] for i in (0, 1))
-            parts["test"].append(test)
-            parts["val"].append(rest[first:last])
-            parts["train"].append(self._keep(np.concatenate([rest[last:], rest[:first]])))
+        given = None if self.fold else given_val
+        classes = _ranked_by_class(ids, labels, self.seed)
+        test, rest = _cut(classes, self.test_share)
+        if given is not None:
+            val, train = [x[given[x]] for x in rest], [x[~given[x]] for x in rest]
+        elif self.fold is not None:
+            (k, n), val, train = self.fold, [], []
+            for ranked in rest:
+                first, last = (k - 1) * len(ranked) // n, k * len(ranked) // n
+                val.append(ranked[first:last])
+                train.append(np.concatenate([ranked[last:], ranked[:first]]))
+        else:
+            val, train = _cut(rest, self.val_share)
+        train = [ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))] for ranked in train]
         empty = np.empty(0, dtype=np.int64)
-        return {name: np.sort(np.concatenate([empty, *chosen])) for name, chosen in parts.items()}
-
-    def subset_of(self, ids: Sequence[bytes], labels: Indices) -> Indices:
-        """Return the sorted indices of the share of given training samples that `subset` keeps."""
-        kept = [self._keep(ranked) for ranked in _ranked_by_class(ids, labels, self.seed)]
-        return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *kept]))
-
-    def _keep(self, ranked: Indices) -> Indices:
-        return ranked[: int(np.ceil(len(ranked) * self.subset - 1e-9))]
+        return {
+            "train": np.sort(np.concatenate([empty, *train])),
+            "val": np.sort(np.concatenate([empty, *val])),
+            "test": np.sort(np.concatenate([empty, *test])),
+        }
 
 
 def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
@@ -122,5 +130,12 @@ def _ranked_by_class(ids: Sequence[bytes], labels: Indices, seed: int) -> list[I
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1) if len(order) else []
 
 
-def _count(n: int, share: float) -> int:
-    return int(n * share + 0.5)
+def _cut(classes: list[Indices], share: float) -> tuple[list[Indices], list[Indices]]:
+    """Cut each class in two; the first parts have together the share asked for, rounded, and each of them nearly so."""
+    exact = np.array([len(ranked) * share for ranked in classes])
+    counts = np.floor(exact + 1e-9).astype(int)
+    missing = int(exact.sum() + 0.5) - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1  # where most was cut off
+    pairs = zip(classes, counts, strict=True)
+    first, second = zip(*(np.split(ranked, [count]) for ranked, count in pairs), strict=True) if classes else ((), ())
+    return list(first), list(second)

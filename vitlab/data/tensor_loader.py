@@ -13,7 +13,8 @@ from vitlab.data.order import EvalOrder, Step, TrainOrder
 from vitlab.data.splits import Indices
 from vitlab.data.streams import uniforms
 
-_CHUNK = 4096  # images augmented at once: enough of each shift to be copied together, few enough to stay small
+_CHUNK = 4096  # images augmented at once: enough of each shift to be copied together ...
+_CHUNK_BYTES = 2**26  # ... few enough to stay small
 
 
 class TensorLoader(Loader):
@@ -26,6 +27,7 @@ class TensorLoader(Loader):
         window: Height and width of what is cut out.
         pad: Black pixels added on every side before cutting.
         augment: Draw place and mirroring from each sample's seed; else the centre is cut out.
+        rows: Where each sample lies among the images; default: sample i is image i.
     """
 
     def __init__(
@@ -36,11 +38,13 @@ class TensorLoader(Loader):
         window: tuple[int, int],
         pad: int = 0,
         augment: bool = False,
+        rows: Indices | None = None,
     ) -> None:
         super().__init__(order)
         self.images = F.pad(images, (pad, pad, pad, pad)) if pad else images
-        self.labels = labels
+        self.labels, self.rows = labels, rows
         self.window = window
+        self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.shape[1] * window[0] * window[1]))
         self.augment = augment
         self.room = (self.images.shape[2] - window[0], self.images.shape[3] - window[1])
 
@@ -48,17 +52,19 @@ class TensorLoader(Loader):
         """Yield the batches from number ``start`` on."""
         steps = self.sampler.steps(start)
         while first := next(steps, None):
-            group = [first, *islice(steps, _CHUNK // len(first.indices))]
+            group = [first, *islice(steps, max(self.chunk // len(first.indices) - 1, 0))]
             yield from self._batches(group)
 
     def _batches(self, group: list[Step]) -> Iterator[Batch]:
         sizes = [len(step.indices) for step in group]
         indices = np.concatenate([step.indices for step in group])
+        labels = self.labels[self._index(indices)]
+        if self.rows is not None:
+            indices = self.rows[indices]
         if self.augment:
             images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
         else:
             images = self._cut_centre(indices)
-        labels = self.labels[self._index(indices)]
         for step, x, y in zip(group, images.split(sizes), labels.split(sizes), strict=True):
             yield x, y, step
 

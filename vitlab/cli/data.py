@@ -1,0 +1,43 @@
+"""``vitlab data FOLDER``: what is in a folder of photos."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from vitlab.errors import UsageError
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab data``."""
+    parser = _Parser("vitlab data", description="Look at every file of a folder of photos.", allow_abbrev=False)
+    parser.add_argument("folder", metavar="FOLDER", help="FOLDER/CLASS/IMAGE or FOLDER/{train,val,test}/CLASS/IMAGE")
+    parser.add_argument("--augment", default="crop-flip", help="augmentation to picture (default: %(default)s)")
+    parser.add_argument("--img_size", type=int, default=128, help="side of the pictured images (default: %(default)s)")
+    parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
+    parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the report there too")
+    options = parser.parse_args(argv)
+    from vitlab.data.image_folder import ImageFolder
+    from vitlab.data.report import as_text, picture, report
+
+    try:
+        data = ImageFolder(
+            options.folder, img_size=options.img_size, augment=options.augment, num_workers=options.num_workers
+        )
+        found = report(data)
+        sys.stdout.write(as_text(found) + "\n")
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+        if found["images"].get("train"):
+            picture(data, options.output)
+            sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {options.augment}\n")
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")

@@ -1,0 +1,129 @@
+"""What is in a folder of photos: classes, sizes, faults, and how augmentation makes them look."""
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.sets import FileImages, duplicates
+from vitlab.data.splits import SplitName
+from vitlab.data.streams import stream
+
+
+def report(data: ImageFolder) -> dict[str, Any]:
+    """Look at every file of all three splits, and return what was found as plain values.
+
+    Args:
+        data: The folder; its `max_unreadable` is lifted, because unreadable files are what is asked for.
+    """
+    data.max_unreadable = 10**9
+    names: tuple[SplitName, ...] = ("train", "val", "test")
+    problems = []
+    for name in names:
+        try:
+            data.build(name)
+        except ValueError as error:
+            problems.append(str(error))
+    splits = {name: images for name in names if isinstance(images := data.splits.get(name), FileImages)}
+    facts = np.concatenate([images.known for images in splits.values()])
+    counts = {name: np.bincount(images.labels.numpy(), minlength=data.num_classes) for name, images in splits.items()}
+    for k, class_name in enumerate(data.class_names):
+        without = [name for name in splits if counts[name][k] == 0]
+        if without:
+            problems.append(f"class {class_name} has no image in {', '.join(without)}")
+    if "train" in splits and len(splits["train"]):
+        mean, std = data.statistics()
+    else:
+        mean, std = (), ()
+    return {
+        "root": os.fspath(data.root),
+        "class_names": data.class_names,
+        "class_counts": {name: counts[name].tolist() for name in splits},
+        "images": {name: len(images) for name, images in splits.items()},
+        "kinds": dict(Counter(kind.decode() for kind in facts["kind"]).most_common()),
+        "height": _range(facts["size"][:, 0]),
+        "width": _range(facts["size"][:, 1]),
+        "megabytes": round(float(facts["bytes"].sum()) / 1e6, 1),
+        "unreadable": dict(sorted(data.unreadable.items())),
+        "duplicates_across_splits": duplicates(splits),
+        "duplicates_within_splits": sum(len(x) - len(set(x.digests)) for x in splits.values()),
+        "problems": problems,
+        "mean": mean,
+        "std": std,
+    }
+
+
+def as_text(found: dict[str, Any]) -> str:
+    """Return a report in the words of the command line."""
+    counts = found["class_counts"]
+    names = list(counts)
+    lines = [
+        f"{found['root']}: {sum(found['images'].values()):,} readable images, {found['megabytes']:,} MB, "
+        f"{len(found['class_names'])} classes",
+        "splits      " + ", ".join(f"{name} {n:,}" for name, n in found["images"].items()),
+        "kinds       " + ", ".join(f"{n:,} {kind}" for kind, n in found["kinds"].items()),
+        "height      {min} to {max} pixels, median {median}".format(**found["height"]),
+        "width       {min} to {max} pixels, median {median}".format(**found["width"]),
+    ]
+    if found["mean"]:
+        lines.append("mean        " + " ".join(f"{value:.4f}" for value in found["mean"]) + " (training split)")
+        lines.append("std         " + " ".join(f"{value:.4f}" for value in found["std"]) + " (training split)")
+    lines.append(f"duplicates  {len(found['duplicates_across_splits'])} across splits, "
+                 f"{found['duplicates_within_splits']} within them")  # fmt: skip
+    lines += [f"            {first} = {second}" for first, second in found["duplicates_across_splits"]]
+    lines.append(f"unreadable  {len(found['unreadable'])}")
+    lines += [f"            {path}: {reason}" for path, reason in found["unreadable"].items()]
+    lines += [f"problem     {problem}" for problem in found["problems"]]
+    width = max(map(len, found["class_names"]))
+    lines += ["", f"{'class':<{width}}" + "".join(f"{name:>8}" for name in names)]
+    for k, class_name in enumerate(found["class_names"]):
+        lines.append(f"{class_name:<{width}}" + "".join(f"{counts[name][k]:>8,}" for name in names))
+    return _printable("\n".join(lines))
+
+
+def picture(data: ImageFolder, path: str, rows: int = 8, columns: int = 7) -> None:
+    """Write a picture of training images: each as evaluation sees it, then as training sees it in several epochs.
+
+    Args:
+        data: The folder, with the augmentation to show.
+        path: File to write.
+        rows: Number of images, of different classes as far as there are.
+        columns: Number of augmented versions.
+    """
+    data.build("train")
+    images = data.splits["train"]
+    plain, augmented = (data.pipeline.transform(name, data.mean) for name in ("none", data.pipeline.augment))
+    assert plain is not None and augmented is not None
+    order = _one_of_each_class_first(images.labels.numpy())[:rows]
+    height, width = data.img_size
+    sheet = Image.new("RGB", ((columns + 1) * (width + 2), len(order) * (height + 2)), "white")
+    for row, index in enumerate(order.tolist()):
+        image = images.image(index)
+        seeds = stream(0, np.arange(columns), index).tolist()
+        for column, cell in enumerate([plain(image, 0), *(augmented(image, seed) for seed in seeds)]):
+            sheet.paste(cell, (column * (width + 2), row * (height + 2)))
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(target)
+
+
+def _one_of_each_class_first(labels: np.ndarray) -> np.ndarray:
+    by_class = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[by_class], labels[by_class])
+    return by_class[np.argsort(np.arange(len(labels)) - starts, kind="stable")]
+
+
+def _range(values: np.ndarray) -> dict[str, int]:
+    if not len(values):
+        return {"min": 0, "median": 0, "max": 0}
+    return {"min": int(values.min()), "median": int(np.median(values)), "max": int(values.max())}
+
+
+def _printable(text: str) -> str:
+    """Return text without the bytes of file names that are not text, and without their control characters."""
+    text = text.encode("utf-8", "replace").decode()
+    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
