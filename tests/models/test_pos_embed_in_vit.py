@@ -3,6 +3,7 @@ from typing import get_args
 
 import pytest
 import torch
+from lightning.pytorch.plugins import HalfPrecision
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.layers.pos_embed import PosEmbedName
@@ -197,3 +198,26 @@ def test_a_bfloat16_model_and_autocast_run_and_stay_near(name):
     assert cast.dtype == torch.bfloat16
     for other in (automatic, cast):
         assert (other.float() - logits).abs().max() <= 0.15 * logits.abs().max()
+
+
+@pytest.mark.parametrize("name", ["relpos", "alibi2d", "rope2d", "rope_mixed"])
+def test_lightnings_bf16_true_leaves_rotations_and_biases_in_float32_and_trains(name):
+    precision = HalfPrecision("bf16-true")
+    with precision.module_init_context():
+        model = tiny(name, randomise=False)
+    model = precision.convert_module(model).train()
+    assert model.head.weight.dtype == torch.bfloat16
+    reference = tiny(name, randomise=False).pos_embed
+    reference.load_state_dict(model.pos_embed.state_dict())
+    for ours, theirs in zip(position_numbers(model.pos_embed), position_numbers(reference), strict=True):
+        assert ours.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(images().bfloat16()).square().sum().backward()
+    optimizer.step()
+    assert all(p.grad is not None for p in model.pos_embed.parameters())
+
+
+def position_numbers(pos_embed):
+    """Return cosines and sines of block 1, or its biases."""
+    return pos_embed.cos_sin(1) if hasattr(pos_embed, "cos_sin") else (pos_embed.bias(1),)

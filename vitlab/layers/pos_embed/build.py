@@ -52,10 +52,9 @@ def build_pos_embed(
     _check_options(name, trainable, join, theta)
     own: PosEmbedJoin = join or (JOINS[name] or ("stem",))[0]
     head_dim = embed_dim // num_heads
-    module: PosEmbed
     match name:
         case "none":
-            module = PosEmbed(grid_size)
+            module: PosEmbed = PosEmbed(grid_size)
         case "learned":
             module = Learned(grid_size, embed_dim, depth, own)
         case "factorized":
