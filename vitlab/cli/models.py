@@ -1,0 +1,97 @@
+"""``vitlab models``: the published networks, without building one."""
+
+import argparse
+import fnmatch
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vitlab.cli.table import columns
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.models.published import AGAIN, PUBLISHED
+from vitlab.models.sizes import SIZES
+
+_SHAPE = ("tokenizer", "patch_size", "t2t_attn", "embed_dim", "depth", "num_heads", "mlp_ratio")
+_DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0}
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab models`` and return its exit code."""
+    parser = _Parser(
+        "vitlab models",
+        description="List the published networks, or explain one.",
+        epilog="examples: vitlab models 't2t*'; vitlab models t2t_vit_14",
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="?", default="*", metavar="PATTERN|NAME", help="name, part of one, or pattern")
+    name = parser.parse_args(argv).name
+    if name in SIZES:
+        sys.stdout.write(_one(name))
+        return 0
+    found = [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
+    if not found:
+        raise UsageError(f'there is no model called "{name}"{did_you_mean(name, SIZES)} `vitlab models` lists them')
+    sys.stdout.write(_table(found))
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def _table(names: list[str]) -> str:
+    configs = _configs()
+    rows = [["model", "parameters", "GMACs", "tokens", "top-1", "config", "source of top-1"]]
+    for name in names:
+        facts = PUBLISHED[name]
+        top1 = "-" if facts.top1 is None else f"{facts.top1:.1f}"
+        size = [f"{facts.parameters / 1e6:.1f} M", f"{facts.macs / 1e9:.2f}", str(facts.tokens)]
+        rows.append([name, *size, top1, ", ".join(_trainers(name, configs)) or "-", facts.source])
+    return (
+        f"{columns(rows, right=(1, 2, 3, 4))}\n\n"
+        "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, two GFLOPs; products within\n"
+        "attention are counted. top-1: published accuracy in percent, trained and tested on ImageNet-1k alone.\n"
+    )
+
+
+def _one(name: str) -> str:
+    facts, arguments = PUBLISHED[name], SIZES[name]
+    top1 = facts.source if facts.top1 is None else f"{facts.top1:.1f} % on ImageNet-1k: {facts.source}"
+    lines = [
+        ("parameters", f"{facts.parameters / 1e6:.1f} M ({facts.parameters:,} trained)"),
+        ("cost", f"{facts.macs / 1e9:.2f} GMACs, {2 * facts.macs / 1e9:.2f} GFLOPs an image of 224 x 224"),
+        ("tokens", f"{facts.tokens}, the class token included"),
+        ("top-1", top1),
+    ]
+    if facts.again:
+        lines.append(("", f"measured again: {facts.again[0]:.2f} %, top-5 {facts.again[1]:.2f} % ({AGAIN})"))
+    lines.append(("config", ", ".join(_trainers(name, _configs())) or "none yet"))
+    lines += [("arguments" if i == 0 else "", f"{key}: {value}") for i, (key, value) in enumerate(arguments.items())]
+    text = "\n".join(f"{key:<11} {value}" for key, value in lines)
+    return f'{name}\n{text}\n\nin Python   VisionTransformer(**SIZES["{name}"])\n'
+
+
+def _configs() -> dict[str, dict[str, Any]]:
+    """Return the arguments of the model in each config for ImageNet, of this folder or of the repository."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {}
+    for folder in (Path("configs"), Path(__file__).parents[2] / "configs"):
+        for path in sorted((folder / "imagenet").glob("*.yaml")):
+            try:
+                arguments = yaml.safe_load(path.read_text())["model"]["init_args"]
+            except (OSError, yaml.YAMLError, KeyError, TypeError):  # not a config: `vitlab fit` says what is wrong
+                continue
+            found.setdefault(f"configs/imagenet/{path.name}", arguments)
+    return found
+
+
+def _trainers(name: str, configs: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the configs whose network has the tokenizer, width and depth of a published one."""
+    return [path for path, arguments in configs.items() if _shape(arguments) == _shape(SIZES[name])]
+
+
+def _shape(arguments: dict[str, Any]) -> list[Any]:
+    unread = "patch_size" if arguments.get("tokenizer") == "t2t" else "t2t_attn"
+    return [arguments.get(key, _DEFAULTS.get(key)) for key in _SHAPE if key != unread]
