@@ -144,7 +144,7 @@ def test_the_report_tells_what_is_there(photos):
     assert list(found["unreadable"].values()) == ["the file is empty"]
     assert found["duplicates_across_splits"] == [["train: train/cat/0.png", "test: test/dog/twin.png"]]
     assert found["problems"] == ["class empty has no image in train, val, test"]
-    assert "\x1b" not in as_text(found) and "dog           10       4       4" in as_text(found)
+    assert "\x1b" not in as_text(found) and "\ndog        10       4       4" in as_text(found)
 
 
 def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):

@@ -25,10 +25,11 @@ def _loaders(order, channels=3, pad=2):
     return fast, SampleLoader(data, order, ShiftFlip(pad), num_workers=0, complain=_refuse)
 
 
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels, large", [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, epoch):
-    monkeypatch.setattr("vitlab.data.tensor_loader._CHUNK", 8)
+def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, large, epoch):
+    monkeypatch.setattr("vitlab.data.tensor_loader._CHUNK", 13)
+    monkeypatch.setattr("vitlab.data.tensor_loader._LARGE", 0 if large else 2**14)
     fast, slow = _loaders(TrainOrder(40, 6, seed=1), channels)
     fast.sampler.set_epoch(epoch)
     pairs = list(zip(fast, slow, strict=True))

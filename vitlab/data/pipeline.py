@@ -79,11 +79,11 @@ class Pipeline:
 
     def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
         """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
-        images = images.float()
+        images = images.to(torch.float32, copy=True)
         if images.shape[2:] != self.img_size:
             images = F.interpolate(images, self.img_size, mode=self.interpolation, antialias=True).clamp(0, 255)
         mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
-        return torch.addcmul(-mean / std, images, 1 / (255 * std))
+        return images.mul_(1 / (255 * std)).sub_(mean / std)  # in place: half the time on a CPU, which is the memory's
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.loader import Batch, Loader
@@ -15,6 +17,7 @@ from vitlab.data.streams import uniforms
 
 _CHUNK = 4096  # images augmented at once: enough of each shift to be copied together ...
 _CHUNK_BYTES = 2**26  # ... few enough to stay small
+_LARGE = 2**14  # bytes of an image from which copying takes longer than asking for it
 
 
 class TensorLoader(Loader):
@@ -71,21 +74,29 @@ class TensorLoader(Loader):
     def _cut_centre(self, indices: Indices) -> Tensor:
         return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]
 
-    def _cut_at_random(self, indices: Indices, draws: np.ndarray) -> Tensor:
-        columns = self.room[1] + 1
-        shifts = (draws[:, 0] * (self.room[0] + 1)).astype(int) * columns + (draws[:, 1] * columns).astype(int)
+    def _cut_at_random(self, indices: Indices, draws: NDArray[np.float64]) -> Tensor:
+        tops, lefts = ((draws[:, i] * (self.room[i] + 1)).astype(int) for i in (0, 1))
+        mirrored = draws[:, 2] < 0.5
+        if self.images.device.type == "cpu" and self.images[0].numel() > _LARGE:
+            return self._cut_one_by_one(indices, tops, lefts, mirrored)
+        shifts = tops * (self.room[1] + 1) + lefts
         order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
-        ends = np.flatnonzero(np.diff(shifts[order])) + 1
-        parts = [
-            self._view(*divmod(int(shifts[rows[0]]), columns))[self._index(indices[rows])]
-            for rows in np.split(order, ends)
-        ]
+        groups = np.split(order, np.flatnonzero(np.diff(shifts[order])) + 1)
+        parts = [self._view(tops[rows[0]], lefts[rows[0]])[self._index(indices[rows])] for rows in groups]
         images = torch.cat(parts)[self._index(np.argsort(order))]
-        mirrored = torch.from_numpy(draws[:, 2] < 0.5).to(images.device)
-        return torch.where(mirrored[:, None, None, None], images.flip(3), images)
+        return torch.where(self._index(mirrored)[:, None, None, None], images.flip(3), images)
+
+    def _cut_one_by_one(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
+        images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=torch.uint8)
+        source, target = self.images.numpy(), images.numpy()  # numpy copies rows faster
+        for j, (i, top, left) in enumerate(zip(indices, tops, lefts, strict=True)):
+            target[j] = source[i, :, top : top + self.window[0], left : left + self.window[1]]
+        for j in np.flatnonzero(mirrored).tolist():
+            images[j] = images[j].flip(2)
+        return images
 
     def _view(self, top: int, left: int) -> Tensor:
         return self.images[:, :, top : top + self.window[0], left : left + self.window[1]]
 
-    def _index(self, indices: Indices) -> Tensor:
-        return torch.from_numpy(indices).to(self.images.device)
+    def _index(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.images.device)
