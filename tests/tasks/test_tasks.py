@@ -21,10 +21,7 @@ def fit(task, targets, **trainer):
     return runner, images, loader
 
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*LeafSpec"),
-    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
 
 
 def test_validation_metrics_are_those_of_the_whole_set_at_once():

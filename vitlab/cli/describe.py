@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.record import now_utc
+from vitlab.cli.parser import settings
 from vitlab.data.base import ImageData
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
@@ -80,7 +81,7 @@ def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     run, net = cli.run, cli.model.net
     write_text(run.config, cli.config_text)
     if not cli.resumed:
-        write_text(run.path / "overrides.yaml", yaml.safe_dump(cli.overrides(), sort_keys=False))
+        write_text(run.path / "overrides.yaml", yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False))
     run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
     run.write("model.json", model_facts(net))
     run.write("data.json", cli.datamodule.fingerprint())

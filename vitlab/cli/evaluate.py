@@ -46,7 +46,7 @@ def _main(command: Split, argv: list[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     run, checkpoint = find_run(options.run)
     from vitlab.callbacks.console import EvaluationConsole
-    from vitlab.cli.parser import VitlabCLI, user_mistakes
+    from vitlab.cli.parser import VitlabCLI, settings, user_mistakes
     from vitlab.cli.terminal import open_terminal, say
     from vitlab.cli.training import checkpoint_facts
 
@@ -58,8 +58,7 @@ def _main(command: Split, argv: list[str]) -> int:
     if cli.trainer.is_global_zero:
         found = {k: float(v) for k, v in cli.trainer.callback_metrics.items() if k.startswith(f"{split}/")}
         values = {k.removeprefix(f"{split}/"): v for k, v in found.items()}
-        overrides = cli.overrides() if rest else {}
-        result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": overrides}
+        result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": dict(settings(rest))}
         _keep(run, split, result)
         shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
         say(f"{shown} on {values['n']:.0f} images")

@@ -98,17 +98,13 @@ class VitlabCLI(LightningCLI):
             super().instantiate_classes()
         self._check_links()
 
-    def overrides(self) -> dict[str, Any]:
-        """Return what the command line sets beside config files, under dotted keys."""
-        return dict(_settings(self.arguments))
-
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
         return self._instantiate_trainer(config, self.added_callbacks)
 
     def _check_links(self) -> None:
-        given = [pair for content in self.contents for pair in flatten(content).items()] + _settings(self.arguments)
+        given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
         for key, value in given:
             name = key.removeprefix("model.").removeprefix("init_args.")
             if key.startswith("model.") and name in LINKS:
@@ -141,7 +137,8 @@ def config_paths(args: list[str]) -> list[str]:
     return paths + [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
 
 
-def _settings(args: list[str]) -> list[tuple[str, Any]]:
+def settings(args: list[str]) -> list[tuple[str, Any]]:
+    """Return what arguments set beside config files, as dotted keys and values."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
     return [(key, yaml.safe_load(value)) for key, value in pairs]

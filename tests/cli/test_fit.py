@@ -1,0 +1,272 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from vitlab.cli.main import COMMANDS, main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
+SHORT = [*T2T, "--trainer.max_epochs=2", "--data.subset=0.2"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run of two short epochs."""
+    folder = tmp_path_factory.mktemp("fit")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        assert main(["fit", *SHORT, "--name", "short", "--model.pos_embed=sincos2d"]) == 0
+        yield folder / "runs" / "short"
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(path):
+    return json.loads(path.read_text())
+
+
+def test_a_run_leaves_all_that_later_commands_need(run):
+    left = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
+    expected = {"config.yaml", "overrides.yaml", "run.json", "metrics.jsonl", "results.json", "param_groups.json"}
+    expected |= {"model.json", "data.json", "train.log", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
+    expected |= {"checkpoints/manifest.json", "weights/best.safetensors", "weights/last.safetensors"}
+    assert left == expected
+    record = read(run / "run.json")
+    assert (record["status"], record["attempts"], record["seed"]) == ("done", 1, 0)
+    assert yaml.safe_load((run / "overrides.yaml").read_text())["model.pos_embed"] == "sincos2d"
+    assert read(run / "results.json")["val"]["n"] == sum(read(run / "data.json")["splits"]["val"]["class_counts"])
+
+
+def test_its_config_runs_again_by_itself(run, here):
+    assert main(["fit", "--config", str(run / "config.yaml"), "--name", "again"]) == 0
+    ours, theirs = load_file(run / "weights/last.safetensors"), load_file(here / "runs/again/weights/last.safetensors")
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_training_reads_neither_loggers_nor_the_test_split(run):
+    assert set(read(run / "data.json")["splits"]) == {"train", "val"}
+    assert "test" not in read(run / "results.json")
+
+
+def test_its_checkpoints_load_without_running_code(run):
+    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["hyper_parameters"]["pos_embed"] == "sincos2d"
+    weights = load_file(run / "weights" / "last.safetensors")
+    assert all(torch.equal(state["state_dict"][f"net.{k}"], v) for k, v in weights.items())
+
+
+def test_rows_of_metrics_are_means_over_all_samples(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["epoch"] for r in rows if "val/loss" in r] == [0, 1]
+    assert all(r["lr"] > 0 and r["images_per_second"] > 0 for r in rows if "train/loss" in r)
+
+
+def test_what_decays_is_written_down(run):
+    rows = {r["name"]: r for r in read(run / "param_groups.json")}
+    assert rows["cls_token"]["weight_decay"] == rows["norm.weight"]["weight_decay"] == 0
+    assert rows["head.weight"]["weight_decay"] == 0.05
+
+
+def test_a_finished_run_is_measured_without_a_config(run, capsys):
+    assert main(["test", str(run)]) == 0
+    assert main(["validate", "last"]) == 0
+    results = read(run / "results.json")
+    assert results["test"]["n"] == 359
+    assert "test/acc1" in capsys.readouterr().out
+    fit, alone = results["val"], read(run / "results.json")["val"]
+    assert alone["loss"] == pytest.approx(fit["loss"], abs=1e-6)
+
+
+def test_a_variation_stands_beside_the_result(run):
+    main(["test", str(run)])
+    before = read(run / "results.json")["test"]
+    assert main(["test", str(run), "--data.batch_size=32"]) == 0
+    after = read(run / "results.json")
+    assert after["test"] == before
+    assert after["variations"][-1]["overrides"] == {"data.batch_size": 32}
+    assert after["variations"][-1]["loss"] == pytest.approx(before["loss"], abs=1e-6)
+
+
+MISTAKES = [
+    ([*T2T, "--model.pos_embed=foo"], "`model.pos_embed` must be one of none, learned"),
+    ([*T2T, "--model.pos_embed=sincos"], 'did you mean "sincos2d"?'),
+    ([*T2T, "--trainer.max_epoch", "3"], 'did you mean "trainer.max_epochs"?'),
+    ([*T2T, "--model.dept=3"], 'there is no key `model.dept`; did you mean "model.depth"?'),
+    ([*T2T, "--model.depth=x"], '`model.depth` must be int, got "x"'),
+    ([*T2T, "--data.batchsize=3"], 'did you mean "data.batch_size"?'),
+    ([*T2T, "--data.batch_size=0"], "`data.batch_size` must be at least 1, got 0"),
+    ([*T2T, "--model", "Clasifier"], 'did you mean "Classifier"?'),
+    ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
+    ([*T2T, "--nam", "x"], 'did you mean "name"?'),
+    ([*T2T, "--name", "a/b"], "use --run_dir for a path"),
+    ([*T2T, "--model.num_heads=5"], "`num_heads` must divide `embed_dim`, got num_heads=5 and embed_dim=48"),
+    ([*T2T, "--model.tokenizer=patch", "--model.patch_size=3"], "got patch_size=3 and img_size=[8, 8]"),
+    ([*T2T, "--model.num_classes=4"], "Digits has a class count of 10, got 4"),
+    ([*T2T, "--model.img_size=32"], "Digits has an image size of [8, 8], got 32; set `data.img_size` instead"),
+    ([*T2T, "--checkpoint.monitor=val/nothing"], "`checkpoint.monitor` must be one of val/acc1, val/acc5, val/loss"),
+    ([*T2T, "--trainer.accelerator=cuda"], "the accelerator is not available"),
+    (["--config", str(CONFIGS / "t2.yaml")], "t2t.yaml"),
+    (["--resume", "nope"], 'no run or checkpoint called "nope"'),
+    (["--resume"], "needs to know the run"),
+    ([], "missing: data, model"),
+    (
+        ["--config", str(CONFIGS / "fashion_mnist_t2t.yaml"), "--data.root=nowhere", "--trainer.logger=false"],
+        "--data.download=true",
+    ),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=lambda v: v if isinstance(v, str) else "")
+def test_a_mistake_gets_one_line_and_writes_nothing(arguments, told, here, capsys):
+    if "accelerator=cuda" in str(arguments) and torch.cuda.is_available():
+        pytest.skip("here it is no mistake")
+    assert main(["fit", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("vitlab: ") == 1
+    assert "Traceback" not in error
+    assert list(here.iterdir()) in ([], [here / "runs"])
+    assert not list(here.glob("runs/*"))
+
+
+EDITS = [
+    ("max_epochs: 60", "max_epoch: 60", 'there is no key `trainer.max_epoch`; did you mean "trainer.max_epochs"?'),
+    ("embed_dim: 48", "embed_dims: 48", 'did you mean "model.embed_dim"?'),
+    ("lr: 2.0e-3", "lr: fast", '`model.lr` must be float, got "fast"'),
+    ("class_path: Digits", "class_path: Digitz", 'did you mean "Digits"?'),
+    ("\ndata:\n", "\ndta:\n", 'did you mean "data"?'),
+    ("depth: 3", "depth: 3\n    depth: 4", "the key `depth` stands twice, in lines"),
+    ("seed_everything: 0", "seed_everything: [0", "line "),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "told"), EDITS, ids=[e[1].strip() for e in EDITS])
+def test_a_mistake_in_a_file_gets_one_line(old, new, told, here, capsys):
+    text = (CONFIGS / "t2t.yaml").read_text()
+    assert old in text
+    (here / "mine.yaml").write_text(text.replace(old, new, 1))
+    assert main(["fit", "--config", "mine.yaml"]) == 2
+    assert told in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_an_existing_run_is_neither_touched_nor_lost(run, capsys):
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+    assert main(["fit", *SHORT, "--name", "short"]) == 2
+    assert "--resume" in capsys.readouterr().err
+    assert main(["fit", *SHORT, "--name", "short", "--resume", "--model.lr=0.5"]) == 2
+    assert "model.lr: 0.002 -> 0.5" in capsys.readouterr().err
+    assert before == {p: p.stat().st_mtime_ns for p in run.rglob("*")}
+
+
+def test_overwrite_deletes_runs_only(here, capsys):
+    (here / "precious").mkdir()
+    (here / "precious" / "thesis.tex").write_text("x")
+    assert main(["fit", *SHORT, "--run_dir", "precious", "--overwrite"]) == 2
+    assert "holds no config.yaml" in capsys.readouterr().err
+    assert (here / "precious" / "thesis.tex").exists()
+
+
+def test_a_dry_run_shows_the_header_and_writes_nothing(here, capsys):
+    assert main(["fit", *SHORT, "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    assert "4x4 tokens" in out
+    assert "position embedding sincos1d" in out
+    assert list(here.iterdir()) == []
+
+
+def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    arguments = ["--config", str(CONFIGS / "vit.yaml"), "--trainer.max_epochs=1", "--data.subset=0.1"]
+    assert main(["fit", *arguments, "--name", "w"]) == 0
+    assert len(list((here / "runs" / "w" / "wandb").glob("offline-run-*"))) == 1
+    assert read(here / "runs" / "w" / "run.json")["wandb_id"]
+
+
+def test_a_regression_runs_from_the_same_config(here):
+    assert main(["fit", *SHORT, "--model=Regressor", "--name", "numbers"]) == 0
+    assert read(here / "runs/numbers/results.json")["val"]["mae"] > 0
+
+
+def test_every_command_answers_help_without_torch_or_lightning():
+    code = (
+        "import sys\nfrom vitlab.cli.main import main\n"
+        "assert main(['--help']) == 0\nassert main(['--version']) == 0\nassert main([]) == 0\n"
+        "assert main(['ftt']) == 2\n"
+        "assert not {'torch', 'lightning', 'timm', 'numpy', 'yaml'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in COMMANDS)
+    assert 'did you mean "fit"?' in done.stderr
+
+
+def test_help_for_fit_names_what_people_set(capsys):
+    assert main(["fit", "--help"]) == 0
+    page = capsys.readouterr().out
+    assert page.count("\n") < 110
+    flags = ("--name", "--resume", "--model.pos_embed", "--model.t2t_kernels", "--data.root", "--trainer.max_epochs")
+    assert all(flag in page for flag in flags)
+
+
+def start(arguments, cwd):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-m", "vitlab", *arguments]
+    return subprocess.Popen(
+        words, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues_to_the_same_numbers(tmp_path):
+    arguments = ["fit", *T2T, "--trainer.max_epochs=6", "--data.num_workers=0"]
+    whole = start([*arguments, "--name", "whole"], tmp_path)
+    output, _ = whole.communicate(timeout=240)
+    assert whole.returncode == 0, output
+    killed = start([*arguments, "--name", "killed"], tmp_path)
+    until = time.monotonic() + 200
+    rows = tmp_path / "runs" / "killed" / "metrics.jsonl"
+    while time.monotonic() < until and not (rows.exists() and '"epoch": 2' in rows.read_text()):
+        time.sleep(0.05)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert read(tmp_path / "runs" / "killed" / "run.json")["status"] == "running"
+    resumed = start([*arguments, "--name", "killed", "--resume"], tmp_path)
+    output, _ = resumed.communicate(timeout=240)
+    assert resumed.returncode == 0, output
+    assert read(tmp_path / "runs" / "killed" / "run.json")["attempts"] == 2
+    ours, theirs = (load_file(tmp_path / "runs" / n / "weights" / "last.safetensors") for n in ("whole", "killed"))
+    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+@pytest.mark.slow
+def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
+    arguments = ["fit", "--config", str(CONFIGS / "t2t.yaml"), "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
+    two = start([*arguments, "--trainer.devices=2", "--trainer.strategy=ddp", "--name", "two"], tmp_path)
+    output, _ = two.communicate(timeout=240)
+    assert two.returncode == 0, output
+    run = tmp_path / "runs" / "two"
+    assert [p.name for p in (tmp_path / "runs").iterdir()] == ["two"]
+    assert len(list((run / "wandb").glob("offline-run-*"))) == 1
+    assert read(run / "results.json")["val"]["n"] == read(run / "data.json")["splits"]["val"]["n"]
+    assert output.count("multiply-adds an image") == 1
+    measured = start(["test", "two"], tmp_path)
+    output, _ = measured.communicate(timeout=240)
+    assert measured.returncode == 0, output
+    assert read(run / "results.json")["test"]["n"] == 359

@@ -1,0 +1,59 @@
+"""Every shipped config is parsed and built as a user would, without data and without memory for the weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from vitlab.cli.parser import VitlabCLI
+from vitlab.models.cost import count_parameters
+from vitlab.models.vit import VisionTransformer
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FILES = sorted(CONFIGS.rglob("*.yaml"))
+RECIPES = [path for path in FILES if "cluster" not in path.parts]
+MILLIONS = {"imagenet/t2t_vit_14": 21.47, "imagenet/vit_s16": 21.97}
+SMALL = ["--trainer.devices=1", "--trainer.accelerator=cpu", "--trainer.strategy=auto", "--trainer.logger=false"]
+
+
+def ident(path):
+    return str(path.relative_to(CONFIGS).with_suffix(""))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder in which every data set finds a file of each kind that its constructor looks for."""
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for kind in ("images-idx3", "labels-idx1"):
+        (raw / f"train-{kind}-ubyte").write_bytes(b"")
+    for i in range(1000):
+        for part in ("train", "val"):
+            (tmp_path / part / f"n{i:08}").mkdir(parents=True)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "train" / "n00000000" / "0.png")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=ident)
+def test_the_config_builds_with_outputs_of_the_right_shape(path, root):
+    arguments = ["--config", str(path), *SMALL]
+    if "root" in yaml.safe_load(path.read_text())["data"].get("init_args", {}):
+        arguments += ["--data.root", str(root)]
+    with torch.device("meta"):
+        cli = VitlabCLI(arguments)
+        net, data = cli.model.net, cli.datamodule
+        assert isinstance(net, VisionTransformer)
+        outputs = net(torch.empty(2, data.in_chans, *data.img_size))
+    assert outputs.shape == (2, data.num_classes)
+    if ident(path) in MILLIONS:
+        assert count_parameters(net) / 1e6 == pytest.approx(MILLIONS[ident(path)], abs=0.01)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=ident)
+def test_the_config_opens_with_paper_expectation_and_command(path):
+    head = path.read_text().split("seed_everything")[0]
+    assert all(word in head for word in ("paper", "expected", "command"))
+    assert f"--config configs/{ident(path)}.yaml" in head
