@@ -116,6 +116,12 @@ def test_what_is_no_image_is_refused_with_its_path(tmp_path, content, reason):
         decode(tmp_path / "a b\u00e9.jpg")
 
 
+def test_a_large_photo_is_decoded_smaller_where_that_is_enough(tmp_path):
+    Image.new("RGB", (1000, 800), "red").save(tmp_path / "x.jpg")
+    sizes = [decode(tmp_path / "x.jpg", shrink=shrink).size for shrink in (None, 801, 400, 300, 101, 100)]
+    assert sizes == [(1000, 800), (1000, 800), (500, 400), (500, 400), (250, 200), (125, 100)]
+
+
 def test_a_missing_file_and_a_folder_are_refused(tmp_path):
     for path in (tmp_path / "no.jpg", tmp_path):
         with pytest.raises(ValueError, match=str(path)):

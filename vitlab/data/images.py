@@ -15,24 +15,22 @@ MAX_PIXELS = 50_000_000
 Mode = Literal["RGB", "L"]
 
 
-def decode(path: str | os.PathLike[str], mode: Mode = "RGB") -> Image.Image:
+def decode(path: str | os.PathLike[str], mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
     """Return the first frame of an image file: upright, opaque on white, 8 bits a channel.
 
     Values of more than 8 bits are scaled from the image's own range to 0..255. EXIF data that cannot be read is left
-    aside; everything else that is wrong with a file is a ValueError with its path and the reason.
+    aside; everything else that is wrong with a file is a ValueError with its path and the reason. With ``shrink`` a
+    JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ValueError(f"{os.fspath(path)}: {error.strerror or error}") from None
-    return decode_bytes(data, os.fspath(path), mode)
+    return decode_bytes(data, os.fspath(path), mode, shrink)
 
 
 def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
-    """Return the image that ``data`` encodes; ``name`` is what errors call it.
-
-    With ``shrink`` a JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
-    """
+    """Return the image that ``data`` encodes, as `decode` does; ``name`` is what errors call it."""
     if not data:
         raise ValueError(f"{name}: the file is empty")
     with warnings.catch_warnings():

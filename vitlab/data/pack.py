@@ -167,6 +167,7 @@ class _Photos(Dataset[tuple[bytes, int, np.ndarray]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[bytes, int, np.ndarray]:
-        image = self.crop(decode(self.images.root / self.images.files[index]))
+        photo = decode(self.images.root / self.images.files[index], shrink=2 * self.crop.size[0])
+        image = self.crop(photo)
         pixels = to_tensor(image).numpy().tobytes()
         return pixels, zlib.crc32(pixels), moments(image)
