@@ -395,3 +395,11 @@ def test_a_wrong_value_is_named_with_the_way_out(arguments, message):
 def test_images_of_another_shape_are_refused(shape):
     with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 24\), got \("):
         tiny()(torch.randn(shape))
+
+
+def test_init_std_is_the_spread_of_linear_weights_alone():
+    net = VisionTransformer(img_size=32, patch_size=8, embed_dim=64, depth=1, num_heads=2, init_std=0.1)
+    assert net.blocks[0].attn.qkv.weight.std().item() == pytest.approx(0.1, rel=0.05)
+    assert net.cls_token.std().item() == pytest.approx(0.02, rel=0.3)
+    with pytest.raises(ValueError, match="`init_std` must be above 0, got 0"):
+        VisionTransformer(img_size=32, patch_size=8, init_std=0)

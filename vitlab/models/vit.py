@@ -1,6 +1,7 @@
 """The Vision Transformer: image -> tokens -> + position -> blocks -> head."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -53,6 +54,7 @@ class VisionTransformer(nn.Module):
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
         global_pool: What the head reads: the class token, or the patch tokens' mean, maximum or attention pooling.
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
+        init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
         dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
@@ -88,6 +90,7 @@ class VisionTransformer(nn.Module):
         reg_tokens: int = 0,
         global_pool: PoolName = "token",
         head_hidden: int = 0,
+        init_std: float = 0.02,
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -98,6 +101,8 @@ class VisionTransformer(nn.Module):
         _check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
         _check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         _check_pool(global_pool, class_token)
+        if init_std <= 0:
+            raise ValueError(f"`init_std` must be above 0, got {init_std}")
         self.img_size, self.in_chans = _height_width(img_size), in_chans
         self.num_prefix_tokens = int(class_token) + reg_tokens
         self.global_pool = global_pool
@@ -105,11 +110,12 @@ class VisionTransformer(nn.Module):
         # Each part draws its start in this order, positions last: with one seed, two models share what comes before the
         # part in which they differ, and with other positions all the rest.
         drop_paths = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
+        init = partial(_init_weights, std=init_std)
         attn, norm = (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale), (act_layer, norm_layer, norm_eps)
         blocks = (Block(embed_dim, *attn, *norm, layer_scale, dropout, rate) for rate in drop_paths)
-        self.blocks = nn.ModuleList(blocks).apply(_init_weights)
+        self.blocks = nn.ModuleList(blocks).apply(init)
         self.norm = build_norm(norm_layer, embed_dim, norm_eps)
-        self.head = _build_head(embed_dim, head_hidden, num_classes).apply(_init_weights)
+        self.head = _build_head(embed_dim, head_hidden, num_classes).apply(init)
         self.tokenizer = build_tokenizer(
             tokenizer,
             self.img_size,
@@ -121,12 +127,12 @@ class VisionTransformer(nn.Module):
             t2t_strides=t2t_strides,
             t2t_dim=t2t_dim,
             norm_eps=norm_eps,
-        ).apply(_init_weights)
+        ).apply(init)
         self.cls_token = nn.Parameter(_init_token(1, embed_dim)) if class_token else None
         self.reg_token = nn.Parameter(_init_token(reg_tokens, embed_dim)) if reg_tokens else None
         self.attn_pool = None
         if global_pool == "map":
-            self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, *norm).apply(_init_weights)
+            self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, *norm).apply(init)
         self.grid_size = self.tokenizer.grid_size
         self.pos_embed = build_pos_embed(
             pos_embed,
@@ -201,9 +207,9 @@ def _init_token(count: int, embed_dim: int) -> Tensor:
     return nn.init.trunc_normal_(torch.empty(1, count, embed_dim), std=0.02)
 
 
-def _init_weights(module: nn.Module) -> None:
+def _init_weights(module: nn.Module, std: float) -> None:
     if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=0.02)
+        nn.init.trunc_normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 
