@@ -1,10 +1,15 @@
 """``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
 
 import argparse
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from vitlab.cli.fit import POLICIES
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_run
+
+if TYPE_CHECKING:
+    from vitlab.cli.parser import VitlabCLI
 
 Split = Literal["validate", "test"]
 
@@ -41,6 +46,10 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
 def _main(command: Split, argv: list[str]) -> int:
     split = {"validate": "val", "test": "test"}[command]
     parser = run_parser(command, f"Measure a run on its {split} split and write the numbers into its results.json.")
+    parser.add_argument(
+        "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
+    )
+    parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
     options, rest = parser.parse_known_args(argv)
@@ -52,18 +61,34 @@ def _main(command: Split, argv: list[str]) -> int:
 
     open_terminal(options.quiet)
     cli = VitlabCLI(evaluation_args(run, rest), [EvaluationConsole(options.quiet)], default_root_dir=str(run.path))
+    facts, path = run.read("model.json"), checkpoint
+    conditions = dict(settings(rest))
     with user_mistakes():
+        if list(cli.model.net.grid_size) != facts.get("grid") or options.resize:
+            for sentence in load_resized(cli, run, checkpoint, options.resize or "usual", not options.no_antialias):
+                say(sentence)
+                conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
+            path = None
         measure = getattr(cli.trainer, command)
-        measure(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True, verbose=False)
+        measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     if cli.trainer.is_global_zero:
         found = {k: float(v) for k, v in cli.trainer.callback_metrics.items() if k.startswith(f"{split}/")}
         values = {k.removeprefix(f"{split}/"): v for k, v in found.items()}
-        result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": dict(settings(rest))}
+        result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": conditions}
         _keep(run, split, result)
         shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
         say(f"{shown} on {values['n']:.0f} images")
         say(f"run   {run.path} ({checkpoint.name})")
     return 0
+
+
+def load_resized(cli: "VitlabCLI", run: RunDir, checkpoint: Path, resize: str, antialias: bool) -> list[str]:
+    """Load weights that were trained with another grid of tokens; return what was done to the positions."""
+    from vitlab.models.convert import load_weights
+
+    facts = run.read("data.json")
+    cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
+    return load_weights(cli.model.net, checkpoint, resize, antialias)  # type: ignore[arg-type]
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any]) -> None:

@@ -15,6 +15,8 @@ FREE_KEYS = (
     *(f"data.{key}" for key in ("num_workers", "root", "download")),
 )
 
+POLICIES = ("interpolate", "rescale", "extrapolate")
+
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
   vitlab fit --config configs/t2t.yaml --name first --trainer.max_epochs=5
@@ -37,6 +39,11 @@ def options_parser() -> argparse.ArgumentParser:
     add("--run_dir", help="directory of the run, instead of --name")
     add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly where its last checkpoint is")
     add("--init_from", metavar="WEIGHTS", help="start a new run from the weights of a run, a checkpoint or a file")
+    add(
+        "--resize",
+        choices=POLICIES,
+        help="with --init_from: how to carry positions to another image size (the usual way)",
+    )
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
     add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
     add("--quiet", action="store_true", help="print nothing but mistakes")

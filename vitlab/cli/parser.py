@@ -26,9 +26,9 @@ LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
 # torch 2.14 has a new word for it.
-SEND = "forward_sync_buffers"
-SEND = SEND if SEND in inspect.signature(DistributedDataParallel.__init__).parameters else "broadcast_buffers"
-StrategyRegistry.register("ddp", DDPStrategy, override=True, gradient_as_bucket_view=True, **{SEND: False})
+NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+DDP: dict[str, Any] = {"forward_sync_buffers" if NEW else "broadcast_buffers": False, "gradient_as_bucket_view": True}
+StrategyRegistry.register("ddp", DDPStrategy, override=True, **DDP)
 
 
 class Parser(LightningArgumentParser):

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -105,12 +106,26 @@ def load_initial_weights(cli: FitCLI) -> None:
     from vitlab.models.convert import load_weights
     from vitlab.run_dir import find_run
 
-    path = Path(cli.options.init_from)
-    if not path.is_file():
-        path = find_run(cli.options.init_from)[1]
-    with user_mistakes():
-        for sentence in load_weights(cli.model.net, path):
-            say(f"init_from  {sentence}")
+    source = cli.options.init_from
+    with tempfile.TemporaryDirectory() as folder, user_mistakes():
+        if source.startswith("timm:"):
+            path = _fetch_timm(source.removeprefix("timm:"), Path(folder))
+        else:
+            path = Path(source) if Path(source).is_file() else find_run(source)[1]
+        sentences = load_weights(cli.model.net, path, cli.options.resize or "usual")
+    for sentence in [f"weights of {source}", *sentences]:
+        say(f"init   {sentence}")
+
+
+def _fetch_timm(name: str, folder: Path) -> Path:
+    import timm
+
+    try:
+        state = timm.create_model(name, pretrained=True).state_dict()
+    except Exception as error:  # timm and the hub raise many kinds
+        raise UsageError(f"timm has no weights to give for {name}: {' '.join(str(error).split())[:300]}") from error
+    save_file({key: value.contiguous() for key, value in state.items()}, folder / "timm.safetensors")
+    return folder / "timm.safetensors"
 
 
 def close(cli: FitCLI, seconds: float) -> None:

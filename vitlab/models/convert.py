@@ -3,7 +3,7 @@
 import inspect
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -73,7 +73,12 @@ def from_t2t(state_dict: State) -> State:
     return state
 
 
-def load_weights(model: VisionTransformer, path: str | Path, resize: ResizePolicy | None = None) -> list[str]:
+def load_weights(
+    model: VisionTransformer,
+    path: str | Path,
+    resize: ResizePolicy | Literal["usual"] | None = None,
+    antialias: bool = True,
+) -> list[str]:
     """Load the weights of a file into ``model`` and return a sentence for each change that they needed.
 
     The file is safetensors or torch's own, from vitlab, timm or the official T2T-ViT. A head for other classes is left
@@ -82,13 +87,16 @@ def load_weights(model: VisionTransformer, path: str | Path, resize: ResizePolic
     Args:
         model: The network to fill.
         path: A local file.
-        resize: How to carry positions to another grid; must be given where the grids differ.
+        resize: How to carry positions to another grid; must be given where the grids differ. ``usual`` is the usual
+            way of the model's position embedding.
+        antialias: Whether bicubic interpolation smooths when the grid shrinks.
     """
     file = read_weights(path)
     state, sentences = _as_ours(file.state_dict, model)
     old_grid, grid_sentences = _trained_grid(state, file.arguments, model)
     state, table_sentences = _drop_formula(state, model, old_grid)
-    state, resize_sentences = resample_pos_embed(state, model, old_grid, resize)
+    policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
+    state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _check_fit(state, model, path)
     try:
@@ -97,6 +105,13 @@ def load_weights(model: VisionTransformer, path: str | Path, resize: ResizePolic
         raise ValueError(f"{path} does not fit the model: {' '.join(str(error).split())}") from error
     parts = (file.sentences, sentences, grid_sentences, table_sentences, resize_sentences, head_sentences)
     return [sentence for part in parts for sentence in part]
+
+
+def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
+    prefix = "pos_embed."
+    positions = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    policies = model.pos_embed.policies_for(positions)
+    return policies[0] if policies and tuple(old_grid) != tuple(model.grid_size) else None
 
 
 def _rename(state_dict: State, old: str, new: str) -> State:
