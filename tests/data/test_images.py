@@ -87,6 +87,14 @@ def test_transparent_parts_are_white(weird):
         assert decode(weird / name).getpixel(place) == (255, 255, 255), name
 
 
+def test_the_transparent_value_of_16_bits_is_white(tmp_path):
+    deep = np.array([[0, 1000], [1000, 60000]], dtype=np.uint16)
+    Image.fromarray(deep).save(tmp_path / "x.png", transparency=1000)
+    assert _pixels(decode(tmp_path / "x.png", "L")).tolist() == [[0, 255], [255, 255]]
+    Image.fromarray(deep).save(tmp_path / "y.png")
+    assert _pixels(decode(tmp_path / "y.png", "L")).tolist() == [[0, 4], [4, 255]]
+
+
 def test_half_transparent_black_over_white_is_grey():
     assert _reopen(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), "PNG").getpixel((0, 0)) == (127, 127, 127)
 

@@ -29,6 +29,12 @@ def test_an_epoch_shows_no_sample_twice_and_the_next_one_is_different():
     assert len(set(first)) == 48 and (first != second).any()
 
 
+def test_a_sample_has_another_seed_in_every_epoch():
+    order = TrainOrder(50, 50, seed=0)
+    seeds = [{i: s for step in _epoch(order, e) for i, s in zip(step.indices, step.seeds, strict=True)} for e in (0, 1)]
+    assert all(seeds[0][i] != seeds[1][i] for i in range(50))
+
+
 def test_the_order_depends_on_seed_and_epoch_alone():
     order = TrainOrder(50, 8, seed=0)
     _epoch(order, 5)

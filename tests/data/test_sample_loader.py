@@ -66,6 +66,8 @@ def test_policies_leave_the_global_generators_alone(folder):
     import random
 
     data = _data(folder, augment="rand-m9-mstd0.5-inc1", mixup=0.2)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(99)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     _epochs(data)
     assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())

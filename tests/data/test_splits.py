@@ -65,6 +65,7 @@ def test_folds_partition_block_1_and_leave_the_test_split_alone():
     assert (np.sort(np.concatenate([fold["val"] for fold in folds])) == block_1).all()
     assert all((fold["test"] == folds[0]["test"]).all() for fold in folds)
     for fold in folds:
+        assert sorted([*fold["train"], *fold["val"]]) == block_1.tolist()
         for label in range(4):
             n = (labels[block_1] == label).sum()
             assert abs((labels[fold["val"]] == label).sum() - n / 5) < 1
