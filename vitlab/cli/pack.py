@@ -21,6 +21,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max_unreadable", type=int, default=0, help="files that may be left out (default: none)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
     options = parser.parse_args(argv)
+    from vitlab.data.images import printable
     from vitlab.data.pack import pack
 
     started = time.perf_counter()
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     for path, reason in done["unreadable"].items():
-        sys.stdout.write(f"left out {path}: {reason}\n")
+        sys.stdout.write(f"left out {printable(path)}: {reason}\n")
     sys.stdout.write(
         f"{done['n']:,} images of {done['classes']} classes, {done['bytes'] / 1e6:,.1f} MB, "
         f"{time.perf_counter() - started:.1f} s\n"

@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
+from vitlab.data.images import ImageError
 from vitlab.data.loader import Batch, Loader
 from vitlab.data.mix import Mix
 from vitlab.data.order import EvalOrder, TrainOrder
@@ -233,9 +234,9 @@ class ImageData(L.LightningDataModule):
             "statistics_from": self.statistics_from,
         }
 
-    def complain(self, reason: str) -> None:
+    def complain(self, error: ImageError) -> None:
         """Take note of a sample that could not be read after all, or raise."""
-        raise ValueError(reason)
+        raise error
 
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.images import Mode
+from vitlab.data.images import ImageError, Mode
 from vitlab.data.sets import FileImages, Images, Statistics
 from vitlab.data.splits import Indices, SplitName
 
@@ -74,7 +74,7 @@ class ImageFolder(ImageData):
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {os.fspath(self.root / file): reason for file, reason in reasons.items()}
         if len(self.unreadable) > self.max_unreadable:
-            shown = [f"{path}: {reason}" for path, reason in sorted(self.unreadable.items())[:10]]
+            shown = [str(ImageError(*item)) for item in sorted(self.unreadable.items())[:10]]
             more = [f"... and {len(self.unreadable) - 10} more"] if len(self.unreadable) > 10 else []
             raise ValueError(
                 f"{len(self.unreadable)} files cannot be read, `data.max_unreadable` allows {self.max_unreadable}; "
@@ -83,12 +83,11 @@ class ImageFolder(ImageData):
             )
         return readable
 
-    def complain(self, reason: str) -> None:
+    def complain(self, error: ImageError) -> None:
         """Count a file that has become unreadable since it was scanned."""
-        path, _, why = reason.rpartition(": ")
-        self.unreadable[path] = why
+        self.unreadable[error.path] = error.reason
         if len(self.unreadable) > self.max_unreadable:
-            raise ValueError(f"a file has become unreadable: {reason}")
+            raise ValueError(f"a file has become unreadable: {error}")
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Number the classes as a trained run does, which may know more of them."""

@@ -15,24 +15,46 @@ MAX_PIXELS = 50_000_000
 Mode = Literal["RGB", "L"]
 
 
+class ImageError(ValueError):
+    """A file that cannot be read as an image.
+
+    Args:
+        path: The file.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{printable(self.path)}: {self.reason}"
+
+
+def printable(text: str) -> str:
+    """Return text with a mark in place of control characters and of bytes that are no text, as file names have them."""
+    text = text.encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def decode(path: str | os.PathLike[str], mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
     """Return the first frame of an image file: upright, opaque on white, 8 bits a channel.
 
     Values of more than 8 bits are scaled from the image's own range to 0..255. EXIF data that cannot be read is left
-    aside; everything else that is wrong with a file is a ValueError with its path and the reason. With ``shrink`` a
+    aside; everything else that is wrong with a file is an ImageError with its path and the reason. With ``shrink`` a
     JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
     """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"{os.fspath(path)}: {error.strerror or error}") from None
+        raise ImageError(os.fspath(path), error.strerror or str(error)) from None
     return decode_bytes(data, os.fspath(path), mode, shrink)
 
 
 def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
     """Return the image that ``data`` encodes, as `decode` does; ``name`` is what errors call it."""
     if not data:
-        raise ValueError(f"{name}: the file is empty")
+        raise ImageError(name, "the file is empty")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; what matters is checked below
         try:
@@ -44,9 +66,9 @@ def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None 
                 image.load()
                 return _to_mode(_upright(image), mode)
         except Image.UnidentifiedImageError:
-            raise ValueError(f"{name}: not one of {', '.join(FORMATS)}") from None
+            raise ImageError(name, f"not one of {', '.join(FORMATS)}") from None
         except Exception as error:  # decoders meet broken files with every kind of error, also IndexError or TypeError
-            raise ValueError(f"{name}: {error or type(error).__name__}") from None
+            raise ImageError(name, str(error) or type(error).__name__) from None
 
 
 def header(data: bytes) -> tuple[str, tuple[int, int]]:

@@ -9,6 +9,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.image_folder import ImageFolder
+from vitlab.data.images import printable
 from vitlab.data.sets import FileImages, duplicates
 from vitlab.data.splits import SplitName
 from vitlab.data.streams import stream
@@ -82,7 +83,7 @@ def as_text(found: dict[str, Any]) -> str:
     lines += ["", f"{'class':<{width}}" + "".join(f"{name:>8}" for name in names)]
     for k, class_name in enumerate(found["class_names"]):
         lines.append(f"{class_name:<{width}}" + "".join(f"{counts[name][k]:>8,}" for name in names))
-    return _printable("\n".join(lines))
+    return "\n".join(map(printable, lines))
 
 
 def picture(data: ImageFolder, path: str, rows: int = 8, columns: int = 7) -> None:
@@ -121,9 +122,3 @@ def _range(values: np.ndarray) -> dict[str, int]:
     if not len(values):
         return {"min": 0, "median": 0, "max": 0}
     return {"min": int(values.min()), "median": int(np.median(values)), "max": int(values.max())}
-
-
-def _printable(text: str) -> str:
-    """Return text without the bytes of file names that are not text, and without their control characters."""
-    text = text.encode("utf-8", "replace").decode()
-    return "".join(c if c == "\n" or c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)

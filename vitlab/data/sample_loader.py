@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitlab.data.images import ImageError
 from vitlab.data.loader import Batch, Loader
 from vitlab.data.order import EvalOrder, Step, TrainOrder
 from vitlab.data.sets import Images
 from vitlab.data.transforms import Transform, to_tensor
 
-Complain = Callable[[str], None]  # takes note of a sample that cannot be read, or raises
+Complain = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
 _Key = tuple[int, int]  # index and seed of a sample
-_Sample = tuple[Tensor, int] | str  # image and class, or why there is none
+_Sample = tuple[Tensor, int] | ImageError  # image and class, or why there is none
 
 
 class SampleLoader(Loader):
@@ -27,7 +28,7 @@ class SampleLoader(Loader):
         order: Which samples this process takes at each step.
         transform: What makes an image of the wanted size out of a stored one; None for nothing.
         num_workers: Number of worker processes; 0 for none.
-        complain: Called with the reason for each sample that cannot be read.
+        complain: Called with the error of each sample that cannot be read.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class SampleLoader(Loader):
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
         self.keys.start = start
-        for step, (images, targets, rows, reasons) in zip(self.sampler.steps(start), self.loader, strict=True):
-            for reason in reasons:
-                self.complain(reason)
-            if not reasons:
+        for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self.loader, strict=True):
+            for error in errors:
+                self.complain(error)
+            if not errors:
                 yield images, targets, step
             elif rows:
                 yield self._mend(images, targets, step, rows)
@@ -92,16 +93,16 @@ class _Samples(Dataset[_Sample]):
     def __getitem__(self, key: _Key) -> _Sample:
         try:
             image = self.images.image(key[0])
-        except ValueError as error:
-            return str(error)
+        except ImageError as error:
+            return error
         if self.transform is not None:
             image = self.transform(image, key[1])
         return to_tensor(image), self.labels[key[0]]
 
 
-def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[str]]:
-    rows = [i for i, sample in enumerate(samples) if not isinstance(sample, str)]
-    readable = [sample for sample in samples if not isinstance(sample, str)]
+def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[ImageError]]:
+    rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
+    readable = [sample for sample in samples if not isinstance(sample, ImageError)]
     images = torch.stack([image for image, _ in readable]) if readable else torch.empty(0)
     labels = torch.tensor([label for _, label in readable])
-    return images, labels, rows, [sample for sample in samples if isinstance(sample, str)]
+    return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from vitlab.data.images import decode_bytes, header
+from vitlab.data.images import ImageError, decode_bytes, header
 
 Facts = np.ndarray  # one record of this type for each file
 _FACTS = np.dtype(
@@ -86,8 +86,8 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
         record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
         try:
             image = decode_bytes(data, "", shrink=224)
-        except ValueError as error:
-            return record, str(error).removeprefix(": ")
+        except ImageError as error:
+            return record, error.reason
         record["readable"] = True
         record["kind"], record["size"] = header(data)
         record["moments"] = moments(image)
