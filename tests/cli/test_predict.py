@@ -1,0 +1,368 @@
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from vitlab.cli import predictions
+from vitlab.cli.images import find_images, printable
+from vitlab.cli.main import main
+from vitlab.cli.restore import restore
+from vitlab.run_dir import RunDir
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=1", "--model.embed_dim=24", "--quiet"]
+
+
+def train(folder, config, *more):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        assert main(["fit", "--config", str(REPOSITORY / "configs" / config), "--name", "run", *TINY, *more]) == 0
+    return folder / "runs" / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("classes"), "vit.yaml", "--trainer.max_epochs=5", "--model.lr=0.01")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Seven images in two folders, two files that are none."""
+    folder = tmp_path_factory.mktemp("photos")
+    (folder / "b").mkdir()
+    rng = np.random.default_rng(0)
+    for name in ("z.png", "b/1.png", "b/2.png", "b/10.png", "a.png", "=1+1.png", "c.png"):
+        Image.fromarray(rng.integers(256, size=(8, 8), dtype=np.uint8)).save(folder / name)
+    (folder / "d.png").write_bytes((folder / "a.png").read_bytes()[:60])
+    (folder / "e.txt").write_text("no image")
+    return folder
+
+
+def predict(run, *arguments):
+    return main(["predict", str(run), *map(str, arguments)])
+
+
+def test_a_run_says_of_files_what_its_network_says_of_the_data(run, tmp_path):
+    cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
+    cli.datamodule.build("test")
+    images = cli.datamodule.splits["test"]
+    for i in range(20):
+        images.image(i).save(tmp_path / f"{i:02}.png")
+    assert predict(run, tmp_path, "-o", tmp_path / "out.csv", "--topk", "10") == 0
+    table = pd.read_csv(tmp_path / "out.csv", dtype={f"class_{k}": str for k in range(1, 11)})
+    batch = next(cli.datamodule.finished(cli.datamodule.test_dataloader()))[0][:20]
+    with torch.no_grad():
+        expected = cli.model(batch).softmax(dim=1)
+    assert expected.argmax(dim=1).unique().numel() > 2  # it has learned enough to tell images apart
+    for i in range(20):
+        found = {table[f"class_{k}"][i]: table[f"probability_{k}"][i] for k in range(1, 11)}
+        assert [found[str(k)] for k in range(10)] == pytest.approx(expected[i].tolist(), abs=1e-6)
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+
+
+def test_the_best_checkpoint_is_used_unless_another_is_named(run, photos, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    state = torch.load(other / "checkpoints" / "last.ckpt", weights_only=True)
+    state["state_dict"]["net.head.bias"][3] += 100
+    torch.save(state, other / "checkpoints" / "last.ckpt")
+    for name, certain in (("best.ckpt", False), ("last.ckpt", True)):
+        assert predict(other / "checkpoints" / name, photos / "a.png", "-o", tmp_path / "out.json") == 0
+        row = json.loads((tmp_path / "out.json").read_text())[0]
+        assert ((row["class_1"], row["probability_1"]) == ("3", 1.0)) is certain
+    assert predict(other, photos / "a.png") == 0
+    assert "best.ckpt" in capsys.readouterr().out
+
+
+def test_weights_as_safetensors_predict_too(run, photos, tmp_path):
+    for weights in ("checkpoints/best.ckpt", "weights/best.safetensors"):
+        assert predict(run / weights, photos / "a.png", "-o", tmp_path / f"{Path(weights).name}.csv") == 0
+    assert (tmp_path / "best.ckpt.csv").read_text() == (tmp_path / "best.safetensors.csv").read_text()
+
+
+def test_the_order_is_that_of_the_arguments_and_sorted_within_a_folder(run, photos, tmp_path):
+    words = [photos / "z.png", photos / "b", photos / "[ac].png", photos / "z.png"]
+    assert predict(run, *words, "-o", tmp_path / "out.csv", "--data.batch_size=2") == 0
+    paths = pd.read_csv(tmp_path / "out.csv")["path"]
+    expected = ["z.png", "b/1.png", "b/10.png", "b/2.png", "a.png", "c.png", "z.png"]
+    assert [os.path.relpath(path, photos) for path in paths] == expected
+
+
+def test_unreadable_files_are_listed_with_reasons_and_the_rest_is_done(run, photos, tmp_path, capsys):
+    assert predict(run, photos, photos / "none.png", "-o", tmp_path / "out.csv") == 1
+    output = capsys.readouterr()
+    assert f"unreadable  {photos}/d.png: image file is truncated" in output.err
+    assert f"unreadable  {photos}/e.txt: not one of JPEG" in output.err
+    assert f"unreadable  {photos}/none.png: no such file or folder" in output.err
+    assert "3 of 10 could not be read" in output.err
+    assert "7 predictions" in output.out
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 7
+
+
+def test_worker_processes_change_nothing(run, photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(predictions, "_FEW", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    for workers in (0, 1):
+        output = tmp_path / f"{workers}.csv"
+        assert predict(run, photos, "-o", output, f"--data.num_workers={workers}", "--data.batch_size=2") == 1
+    assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
+
+
+def test_csv_json_and_parquet_say_the_same(run, photos, tmp_path):
+    for suffix in (".csv", ".json", ".parquet"):
+        assert predict(run, photos / "b", "-o", tmp_path / "new" / f"out{suffix}", "--topk=2") == 0
+    parquet = pd.read_parquet(tmp_path / "new" / "out.parquet")
+    assert list(parquet) == ["path", "class_1", "probability_1", "class_2", "probability_2"]
+    strings = {"class_1": str, "class_2": str}
+    csv = pd.read_csv(tmp_path / "new" / "out.csv", dtype=strings)
+    text = (tmp_path / "new" / "out.json").read_text()
+    assert f"{photos}/b/1.png" in text  # slashes are not escaped
+    for other in (csv, pd.DataFrame(json.loads(text))):
+        pd.testing.assert_frame_equal(other, parquet, check_dtype=False, rtol=1e-6)
+    assert sorted(os.listdir(tmp_path / "new")) == ["out.csv", "out.json", "out.parquet"]  # nothing half-written
+
+
+def test_csv_holds_no_formula(tmp_path):
+    cells = ["=1+1.png", "+a", "-a", "@a", "\ta", "a=1", "1-2"]
+    table = pd.DataFrame({"path": cells, "class_1": cells[::-1], "value": np.linspace(-1, 1, 7, dtype="float32")})
+    predictions.write(table, tmp_path / "out.csv")
+    read = pd.read_csv(tmp_path / "out.csv")
+    assert list(read["path"]) == ["'=1+1.png", "'+a", "'-a", "'@a", "'\ta", "a=1", "1-2"]
+    assert list(read["class_1"]) == list(read["path"])[::-1]
+    assert read["value"][0] == -1  # numbers are no text
+    predictions.write(table, tmp_path / "out.json")
+    assert [row["path"] for row in json.loads((tmp_path / "out.json").read_text())] == cells
+
+
+def test_an_output_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.csv"
+    path.write_text("earlier")
+
+    class Full(pd.DataFrame):
+        def to_csv(self, file, **_):
+            Path(file).write_text("half")
+            raise OSError("no space left on device")
+
+        def assign(self, **_):
+            return self
+
+    with pytest.raises(OSError, match="no space"):
+        predictions.write(Full({"path": ["a"]}), path)
+    assert path.read_text() == "earlier"
+    assert os.listdir(tmp_path) == ["out.csv"]
+
+
+def test_an_earlier_table_among_the_images_is_no_image(run, photos, tmp_path):
+    shutil.copytree(photos / "b", tmp_path / "b")
+    for _ in range(2):
+        assert predict(run, tmp_path / "b", "-o", tmp_path / "b" / "out.csv") == 0
+
+
+def test_without_an_output_the_terminal_shows_a_table(run, photos, capsys):
+    assert predict(run, photos / "b", "--topk", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["path", "class_1", "probability_1", "class_2", "probability_2"]
+    assert [line.split()[0] for line in lines[1:4]] == [f"{photos}/b/{name}.png" for name in (1, 10, 2)]
+    assert all(len(line.split()) == 5 for line in lines[1:4])
+
+
+def test_no_more_classes_are_named_than_there_are(run, photos, tmp_path):
+    assert predict(run, photos / "a.png", "-o", tmp_path / "out.csv", "--topk=1000") == 0
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert sorted(table[f"class_{k}"][0] for k in range(1, 11)) == list(range(10))
+    assert list(table)[-1] == "probability_10"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{photos}/b/*.jpg"], "no images found: {photos}/b/*.jpg: matches no file"),
+        (["{photos}/nowhere"], "no images found: {photos}/nowhere: no such file or folder"),
+        (["{photos}/empty"], "no images found: nothing in {photos}/empty"),
+        (["{photos}/a.png", "-o", "out.xlsx"], "`--output` must end with .csv, .parquet or .json, got out.xlsx"),
+        (["{photos}/a.png", "-o", "{photos}/a.png/out.csv"], "cannot be written"),
+        (["{photos}/a.png", "--topk=0"], "`--topk` must be at least 1, got 0"),
+        (["{photos}/a.png", "--config", "x.yaml"], "--config"),
+        (["{photos}/a.png", "--data.batchsize=2"], 'did you mean "data.batch_size"?'),
+        ([], "IMAGE|DIR|GLOB"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(run, photos, arguments, message, capsys):
+    (photos / "empty").mkdir(exist_ok=True)
+    assert predict(run, *(argument.format(photos=photos) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert message.format(photos=photos) in error
+    assert error.startswith("vitlab: ") and error.count("\n") == 1
+
+
+def test_damaged_weights_are_told_in_one_line(run, photos, tmp_path, capsys):
+    other = shutil.copytree(run, tmp_path / "other")
+    whole = (other / "checkpoints" / "best.ckpt").read_bytes()
+    (other / "checkpoints" / "best.ckpt").unlink()  # last.ckpt may be the same file
+    (other / "checkpoints" / "best.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert predict(other, photos / "a.png") == 2
+    error = capsys.readouterr().err
+    assert "best.ckpt is truncated" in error and error.count("\n") == 1
+
+
+def test_weights_of_another_width_are_refused(run, photos, capsys):
+    assert predict(run, photos / "a.png", "--model.embed_dim=48") == 2
+    error = capsys.readouterr().err
+    assert "does not fit" in error and "size mismatch" in error and error.count("\n") == 1
+
+
+def test_a_regression_writes_numbers(photos, tmp_path, tmp_path_factory):
+    run = train(tmp_path_factory.mktemp("numbers"), "vit.yaml", "--model=Regressor")
+    assert predict(run, photos / "b", "-o", tmp_path / "out.csv") == 0
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert list(table) == ["path", "value"]
+    cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
+    with Image.open(photos / "b" / "10.png") as image, torch.no_grad():
+        expected = cli.model(cli.datamodule.eval_transform(image)[None])[0]
+    assert table["value"][1] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_several_numbers_have_a_column_each():
+    table = predictions._table(["a", "b"], [([1.0, 2.0], []), ([3.0, 4.0], [])], None)
+    assert list(table) == ["path", "value_1", "value_2"]
+    assert table["value_2"].tolist() == [2.0, 4.0]
+
+
+def folder_of_classes(root):
+    rng = np.random.default_rng(0)
+    for name, brightness in (("-dark", 40), ("light", 200)):
+        (root / name).mkdir(parents=True)
+        for i in range(16):
+            pixels = (brightness + rng.integers(40, size=(12, 16, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{i}.png")
+    return root
+
+
+def test_a_run_needs_none_of_the_files_it_was_trained_on(tmp_path):
+    root = folder_of_classes(tmp_path / "data")
+    data = [f"--data.root={root}", "--data.img_size=[8,10]", "--data.batch_size=8", "--data.num_workers=0"]
+    run = train(tmp_path, "vit.yaml", "--data=ImageFolder", *data)
+    before = restore(RunDir(run), run / "checkpoints" / "best.ckpt").datamodule
+    Image.new("RGB", (31, 17), (255, 128, 0)).save(tmp_path / "photo.png")
+    shutil.rmtree(root)
+    moved = shutil.move(run, tmp_path / "elsewhere")
+    assert predict(moved, tmp_path / "photo.png", "-o", tmp_path / "out.json") == 0
+    assert {"-dark", "light"} == {json.loads((tmp_path / "out.json").read_text())[0][f"class_{k}"] for k in (1, 2)}
+    after = restore(RunDir(moved), Path(moved) / "checkpoints" / "best.ckpt").datamodule
+    facts = json.loads((Path(moved) / "data.json").read_text())
+    assert (list(after.mean), list(after.std), after.img_size) == (facts["mean"], facts["std"], (8, 10))
+    with Image.open(tmp_path / "photo.png") as image:
+        assert torch.equal(after.eval_transform(image), before.eval_transform(image))
+
+
+def test_published_data_need_not_be_there(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"] = {
+        "class_path": "vitlab.data.FashionMNIST", "init_args": {"root": "/nowhere", "img_size": 8, "crop_pct": 1.0}
+    }  # fmt: skip
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    facts = json.loads((other / "data.json").read_text())
+    classes = ["T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"]
+    (other / "data.json").write_text(json.dumps({**facts, "class_names": classes}))
+    cli = restore(RunDir(other), other / "checkpoints" / "best.ckpt")
+    assert cli.datamodule.class_names == classes and cli.datamodule.img_size == (8, 8)
+
+
+def test_a_run_trained_on_many_devices_predicts_on_one(run, photos, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["trainer"] |= {"devices": 64, "num_nodes": 2, "strategy": "ddp", "limit_predict_batches": 0}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    assert predict(other, photos / "a.png", "-o", tmp_path / "out.csv") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 3])
+def test_processes_share_the_images_and_the_table_is_the_same(run, photos, tmp_path, world):
+    for devices in (1, world):
+        for name, words in (("all", [photos]), ("one", [photos / "a.png"])):
+            output = tmp_path / f"{name}{devices}.csv"
+            command = [sys.executable, "-m", "vitlab", "predict", run, *words, "-o", output, "--data.batch_size=2"]
+            command += ["--trainer.devices", devices]
+            done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, timeout=200)
+            assert done.returncode == (1 if name == "all" else 0), done.stderr
+            if name == "all":
+                assert done.stderr.count("unreadable") == 2, done.stderr
+    for name in ("all", "one"):
+        single, shared = (pd.read_csv(tmp_path / f"{name}{devices}.csv") for devices in (1, world))
+        pd.testing.assert_frame_equal(single, shared, rtol=1e-5)
+        assert len(single) == {"all": 7, "one": 1}[name]
+
+
+def test_links_that_lead_back_are_followed_once(tmp_path):
+    for name in ("a/x", "a/sub/y", "z", "outside/w"):
+        (tmp_path / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / name).touch()
+    shutil.move(tmp_path / "tree" / "outside", tmp_path / "outside")
+    (tmp_path / "tree" / "a" / "loop").symlink_to("..")
+    (tmp_path / "tree" / "again").symlink_to("a")
+    (tmp_path / "tree" / "far").symlink_to(tmp_path / "outside")
+    files, others = find_images([str(tmp_path / "tree")])
+    assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
+    assert others == {}
+    files, _ = find_images([str(tmp_path / "tree" / "**")])
+    assert [os.path.relpath(file, tmp_path / "tree") for file in files] == ["a/sub/y", "a/x", "far/w", "z"]
+
+
+def test_a_folder_stands_for_its_visible_files(tmp_path):
+    for name in (".hidden/x", ".y", "Thumbs.db", "a", "b.JPG"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "lost").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    files, others = find_images([str(tmp_path)])
+    assert [os.path.basename(file) for file in files] == ["a", "b.JPG"]
+    assert others == {
+        str(tmp_path / "lost"): "a link to nothing",
+        str(tmp_path / "pipe"): "neither a file nor a folder",
+    }
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
+    for name in ("a[1].png", "a1.png"):
+        (tmp_path / name).touch()
+    assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], {})
+
+
+def test_a_name_that_is_no_text_can_be_printed():
+    assert printable(os.fsdecode(b"caf\xe9.png")) == r"caf\xe9.png"
+    assert printable("café.png") == "café.png"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("**", ["a.png", "b/1.png", "b/c/2.png", "b/x.txt"]),
+        ("**/*.png", ["a.png", "b/1.png", "b/c/2.png"]),
+        ("b/**/*.png", ["b/1.png", "b/c/2.png"]),
+        ("[ab]/**/?.png", ["b/1.png", "b/c/2.png"]),
+        ("**/c/**/*", ["b/c/2.png"]),
+        ("*.png", ["a.png"]),
+        ("*/*.txt", ["b/x.txt"]),
+        ("b", ["b/1.png", "b/c/2.png", "b/x.txt"]),
+        ("*", ["a.png", "b/1.png", "b/c/2.png", "b/x.txt"]),
+        ("*.jpg", []),
+    ],
+)
+def test_patterns_mean_what_a_shell_means_by_them(tmp_path, monkeypatch, pattern, expected):
+    for name in ("a.png", "b/1.png", "b/c/2.png", "b/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert find_images([pattern])[0] == expected
+    absolute = find_images([str(tmp_path / pattern)])[0]
+    assert [os.path.relpath(file, tmp_path) for file in absolute] == expected

@@ -1,0 +1,80 @@
+"""Which image files a user means by files, folders and patterns."""
+
+import fnmatch
+import glob
+import os
+
+
+def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the files that ``words`` name, in their order, and the reason for each path that is no file.
+
+    A folder stands for all files below it, in sorted order, whatever their suffix; hidden ones do not count. Links to
+    folders are followed, and each folder is visited once.
+    """
+    files: list[str] = []
+    others: dict[str, str] = {}
+    for word in words:
+        paths = [word] if os.path.lexists(word) else _matching(word)
+        if not paths:
+            others[word] = "matches no file" if glob.has_magic(word) else "no such file or folder"
+        for path in paths:
+            if os.path.isdir(path):
+                files += _below(path, others)
+            elif os.path.isfile(path):
+                files.append(path)
+            else:
+                others[path] = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
+    return files, others
+
+
+def printable(path: str) -> str:
+    """Return a path as text that every file and terminal takes: bytes that are no UTF-8 become escapes."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def _below(folder: str, others: dict[str, str]) -> list[str]:
+    def note(error: OSError) -> None:
+        others[error.filename] = error.strerror or str(error)
+
+    files: list[str] = []
+    seen: set[str] = set()
+    tops = [folder]  # links to folders come last: what lies in the tree is listed where it lies
+    while tops:
+        for place, folders, names in os.walk(tops.pop(0), onerror=note):
+            real = os.path.realpath(place)
+            if real in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            tops += [path for name in folders if os.path.islink(path := os.path.join(place, name))]
+            for name in names:
+                path = os.path.join(place, name)
+                if name.startswith(".") or name.lower() in ("thumbs.db", "desktop.ini"):
+                    continue
+                if os.path.isfile(path):
+                    files.append(path)
+                else:
+                    others[path] = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
+    return sorted(files, key=lambda path: path.split(os.sep))
+
+
+def _matching(pattern: str) -> list[str]:
+    """Return the paths that match, in sorted order; for ** as for a folder, where `glob` would follow loops."""
+    top, recursive, rest = pattern.partition("**")
+    if not recursive or (top and not top.endswith(os.sep)):
+        return sorted(glob.glob(pattern))
+    found = []
+    for folder in sorted(glob.glob(top)) if top else ["."]:
+        for path in _below(folder, {}):
+            if _fits(os.path.relpath(path, folder).split(os.sep), (recursive + rest).split(os.sep)):
+                found.append(path if top else os.path.relpath(path))
+    return found
+
+
+def _fits(parts: list[str], patterns: list[str]) -> bool:
+    if not patterns or (not parts and patterns != ["**"]):
+        return not patterns and not parts
+    if patterns[0] == "**":
+        return _fits(parts, patterns[1:]) or (bool(parts) and _fits(parts[1:], patterns))
+    return fnmatch.fnmatchcase(parts[0], patterns[0]) and _fits(parts[1:], patterns[1:])

@@ -1,0 +1,99 @@
+"""``vitlab predict``: classes and probabilities of image files, or numbers of a regression."""
+
+import os
+import sys
+from pathlib import Path
+
+from vitlab.cli.evaluate import run_parser
+from vitlab.cli.images import find_images, printable
+from vitlab.errors import UsageError
+from vitlab.run_dir import find_run
+
+FORMATS = (".csv", ".parquet", ".json")
+EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; without one, a
+single device is used. The exit code is 1 if a file could not be read; all others are predicted nevertheless."""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab predict`` and return its exit code."""
+    parser = run_parser("predict", "Classify images with a run; everything but the images comes from its directory.")
+    add = parser.add_argument
+    add(
+        "images",
+        metavar="IMAGE|DIR|GLOB",
+        nargs="+",
+        help="image files, folders of them, patterns such as 'a/**/*.png'",
+    )
+    add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
+    add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
+    add("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.epilog = EPILOG
+    words, rest = _split(argv)
+    options = parser.parse_intermixed_args(words)
+    if options.topk < 1:
+        raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
+    output = _check_output(options.output)
+    run, checkpoint = find_run(options.run)
+    files, unreadable = find_images(options.images)
+    files = [file for file in files if output is None or not _same(file, output)]
+    if not files:
+        first = next(iter(unreadable.items()), None)
+        reason = f"{printable(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
+        raise UsageError(f"no images found: {reason}")
+    from vitlab.cli.predictions import as_text, predict, write
+    from vitlab.cli.terminal import open_terminal, say
+
+    open_terminal(options.quiet)
+    table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)
+    if table is None:  # not the first of several processes: a code other than 0 would end the first one too
+        return 0
+    unreadable |= found
+    if output is None:
+        say(as_text(table))
+    else:
+        write(table, output)
+        say(f"wrote {len(table):,} predictions to {output}")
+    say(f"run   {run.path} ({checkpoint.name})")
+    for path, reason in unreadable.items():
+        sys.stderr.write(f"unreadable  {printable(path)}: {reason}\n")
+    if unreadable:
+        sys.stderr.write(f"vitlab: {len(unreadable):,} of {len(table) + len(unreadable):,} could not be read\n")
+    return 1 if unreadable else 0
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the command's own words, and the dotted arguments with their values."""
+    own: list[str] = []
+    dotted: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word == "--":
+            return [*own, word, *words], dotted
+        if word.startswith("--") and "." in word.split("=")[0]:
+            dotted += [word] if "=" in word else [word, *([value] if (value := next(words, None)) is not None else [])]
+        else:
+            own.append(word)
+    return own, dotted
+
+
+def _same(file: str, output: Path) -> bool:
+    """Return whether a file is the table that an earlier call has written into a folder of images."""
+    return os.path.basename(file) == output.name and os.path.realpath(file) == os.path.realpath(output)
+
+
+def _check_output(text: str | None) -> Path | None:
+    if text is None:
+        return None
+    path = Path(text)
+    if path.suffix not in FORMATS:
+        raise UsageError(f"`--output` must end with {', '.join(FORMATS[:2])} or {FORMATS[2]}, got {text}")
+    if path.is_dir():
+        raise UsageError(f"`--output` must be a file, and {text} is a folder")
+    try:  # now, not after an hour of work
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        raise UsageError(f"`--output {text}` cannot be written: {error.strerror}") from error
+    return path

@@ -1,0 +1,69 @@
+"""A trained run, rebuilt from its directory alone."""
+
+import importlib
+import inspect
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from vitlab.cli.evaluate import evaluation_args
+from vitlab.cli.parser import VitlabCLI, user_mistakes
+from vitlab.data.base import ImageData
+from vitlab.data.image_folder import ImageFolder
+from vitlab.errors import UsageError
+from vitlab.models.weights_file import read_weights
+from vitlab.run_dir import RunDir
+
+
+def restore(
+    run: RunDir, checkpoint: Path, rest: Sequence[str] = (), callbacks: Sequence[Callback] = (), **trainer: Any
+) -> VitlabCLI:
+    """Build task, data and trainer of ``run`` with the weights of ``checkpoint``.
+
+    The files that the run was trained on are not needed: classes, mean and std come from its data.json.
+
+    Args:
+        run: The run.
+        checkpoint: One of its checkpoints or weight files.
+        rest: Arguments of the command line that change values of its configuration.
+        callbacks: Callbacks that the command adds to the trainer's own.
+        **trainer: Arguments of the trainer that no configuration may set.
+    """
+    facts = run.read("data.json")
+    if not facts:
+        raise UsageError(f"{run.path} has no data.json, which holds the classes and the mean and std of its training")
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunDir(folder)
+        config.config.write_text(yaml.safe_dump(_without_files(run, facts), sort_keys=False))
+        cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
+    with user_mistakes():
+        if isinstance(cli.datamodule, ImageData):
+            cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
+        state = read_weights(checkpoint).state_dict
+        try:
+            cli.model.net.load_state_dict(state)
+        except RuntimeError as error:
+            raise UsageError(f"{checkpoint} does not fit {run.config}: {' '.join(str(error).split())}") from error
+    cli.model.eval()
+    return cli
+
+
+def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with data that can be built where its files are not."""
+    content = yaml.safe_load(run.config.read_text())
+    module, _, name = content["data"]["class_path"].rpartition(".")
+    cls = getattr(importlib.import_module(module or "vitlab.data"), name)
+    arguments = content["data"].get("init_args") or {}
+    if "download" in inspect.signature(cls).parameters or "download" in arguments:
+        arguments["download"] = True  # so that its files are not looked for; they are never read
+    elif issubclass(cls, ImageFolder):
+        names = inspect.signature(ImageData).parameters
+        kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
+        arguments = {**kept, "native_size": None, "class_names": facts["class_names"]}
+        content["data"]["class_path"] = f"{ImageData.__module__}.{ImageData.__name__}"
+    content["data"]["init_args"] = arguments
+    return content
