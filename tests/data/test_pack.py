@@ -180,3 +180,9 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, command, argv):
     with pytest.raises(UsageError) as error:
         command(argv)
     assert re.match(r"[^\n]+$", str(error.value))
+
+
+def test_policies_work_on_packed_photos(photos, tmp_path):
+    packed = _packed(photos, tmp_path / "packed", img_size=8, augment="3-augment", num_workers=0)
+    batches = list(packed.finished(packed.train_dataloader()))
+    assert len(batches) == 5 and batches[0][0].shape == (4, 3, 8, 8)

@@ -108,3 +108,12 @@ def test_evaluation_on_three_processes_counts_every_sample_once(folder, n):
         order = EvalOrder(10, n, rank, 3)
         labels += [y for _, y, _ in data._loader("test", order)]
     assert sorted(torch.cat(labels).tolist()) == [0] * 5 + [1] * 5
+
+
+def test_workers_survive_an_epoch_that_was_left_early(folder):
+    whole = _epochs(_data(folder, augment="crop-flip"))
+    data = _data(folder, augment="crop-flip", num_workers=2)
+    loader = data.train_dataloader()
+    next(iter(loader))
+    loader.sampler.set_epoch(1)
+    assert _equal(list(data.finished(loader)), whole[-len(loader) :])

@@ -76,3 +76,23 @@ def test_the_global_generator_is_left_alone():
         before = torch.get_rng_state()
         list(loader)
         assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("loader", [0, 1])
+def test_an_epoch_that_was_left_early_does_not_disturb_the_next(loader):
+    unread, read = (_loaders(TrainOrder(40, 6, seed=1))[loader] for _ in range(2))
+    next(iter(read))
+    for data in (unread, read):
+        data.sampler.set_epoch(1)
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(unread, read, strict=True))
+
+
+@pytest.mark.gpu
+def test_batches_on_a_gpu_are_those_of_the_cpu():
+    data = _set()
+    on_cpu, on_gpu = (
+        TensorLoader(data.images.to(device), data.labels.to(device), TrainOrder(40, 6, 1), (9, 7), 2, augment=True)
+        for device in ("cpu", "cuda")
+    )
+    for (x, y, _), (x_gpu, y_gpu, _) in zip(on_cpu, on_gpu, strict=True):
+        assert x_gpu.is_cuda and torch.equal(x, x_gpu.cpu()) and torch.equal(y, y_gpu.cpu())

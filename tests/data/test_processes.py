@@ -1,0 +1,61 @@
+"""Real processes: two ranks see together what one sees alone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import json, sys, warnings
+import lightning as L, torch
+from vitlab.data import Digits
+
+class Watch(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        self.seen = {"train": [], "test": []}
+
+    def note(self, split, batch):
+        self.seen[split].append([round(x, 3) for x in batch[0].flatten(1).double().sum(1).tolist()])
+
+    def training_step(self, batch, batch_idx):
+        self.note("train", batch)
+        return self.layer(batch[0].flatten(1)).mean()
+
+    def test_step(self, batch, batch_idx):
+        self.note("test", batch)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+L.seed_everything(7)
+torch.set_num_threads(1)
+module = Watch()
+trainer = L.Trainer(accelerator="cpu", devices=int(sys.argv[1]), strategy="ddp", max_epochs=2, logger=False,
+                    enable_checkpointing=False, enable_progress_bar=False, use_distributed_sampler=False,
+                    limit_val_batches=0, default_root_dir=sys.argv[2])
+data = Digits(batch_size=100, augment="crop-flip")
+trainer.fit(module, datamodule=data)
+trainer.test(module, datamodule=data, verbose=False)
+with open(f"{sys.argv[2]}/{sys.argv[1]}-{trainer.global_rank}.json", "w") as file:
+    json.dump(module.seen, file)
+"""
+
+
+@pytest.mark.slow
+def test_two_ranks_train_on_the_same_batches_as_one_and_test_every_image_once(tmp_path):
+    env = {key: value for key, value in os.environ.items() if key not in ("PL_GLOBAL_SEED", "LOCAL_RANK", "NODE_RANK")}
+    for devices in (1, 2):
+        path = tmp_path / "script.py"
+        path.write_text(_SCRIPT)
+        command = [sys.executable, str(path), str(devices), str(tmp_path)]
+        subprocess.run(command, check=True, env={**env, "OMP_NUM_THREADS": "1"}, timeout=200, capture_output=True)
+    alone, first, second = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("1-0", "2-0", "2-1"))
+    assert len(alone["train"]) == 2 * 11
+    for step, parts in zip(alone["train"], zip(first["train"], second["train"], strict=True), strict=True):
+        assert step == parts[0] + parts[1]
+    tested = [value for rank in (first, second) for batch in rank["test"] for value in batch]
+    assert len(tested) == 359 and sorted(tested) == sorted(v for batch in alone["test"] for v in batch)
