@@ -223,11 +223,13 @@ class ImageData(L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
+        pairs = duplicates(self.splits)
         return {
             "data": type(self).__name__,
             "class_names": self.class_names,
             "splits": {name: summary(images, self.num_classes) for name, images in self.splits.items()},
-            "duplicates": duplicates(self.splits),
+            "duplicates": len(pairs),
+            "first_duplicates": pairs[:20],
             "unreadable": self.unreadable,
             "mean": list(self.mean),
             "std": list(self.std),

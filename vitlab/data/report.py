@@ -75,9 +75,9 @@ def as_text(found: dict[str, Any]) -> str:
         lines.append("std         " + " ".join(f"{value:.4f}" for value in found["std"]) + " (training split)")
     lines.append(f"duplicates  {len(found['duplicates_across_splits'])} across splits, "
                  f"{found['duplicates_within_splits']} within them")  # fmt: skip
-    lines += [f"            {first} = {second}" for first, second in found["duplicates_across_splits"]]
+    lines += _some([f"{first} = {second}" for first, second in found["duplicates_across_splits"]])
     lines.append(f"unreadable  {len(found['unreadable'])}")
-    lines += [f"            {path}: {reason}" for path, reason in found["unreadable"].items()]
+    lines += _some([f"{path}: {reason}" for path, reason in found["unreadable"].items()])
     lines += [f"problem     {problem}" for problem in found["problems"]]
     width = max(map(len, found["class_names"]))
     lines += ["", f"{'class':<{width}}" + "".join(f"{name:>8}" for name in names)]
@@ -116,6 +116,11 @@ def _one_of_each_class_first(labels: np.ndarray) -> np.ndarray:
     by_class = np.argsort(labels, kind="stable")
     starts = np.searchsorted(labels[by_class], labels[by_class])
     return by_class[np.argsort(np.arange(len(labels)) - starts, kind="stable")]
+
+
+def _some(entries: list[str], most: int = 50) -> list[str]:
+    rest = [f"... and {len(entries) - most} more, all of them in --json"] if len(entries) > most else []
+    return [" " * 12 + entry for entry in entries[:most] + rest]
 
 
 def _range(values: np.ndarray) -> dict[str, int]:
