@@ -12,6 +12,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "validate": ("measure a run on its validation split", "vitlab.cli.evaluate:validate"),
     "test": ("measure a run on its test split", "vitlab.cli.evaluate:test"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
+    "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
 }

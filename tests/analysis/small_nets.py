@@ -1,0 +1,28 @@
+import torch
+
+from vitlab.models.vit import VisionTransformer
+
+POSITIONS = [
+    "none",
+    "learned",
+    "factorized",
+    "sincos1d",
+    "sincos2d",
+    "relpos",
+    "alibi2d",
+    "rope2d",
+    "rope_mixed",
+    "conv",
+]
+SMALL = {"img_size": (8, 8), "in_chans": 1, "num_classes": 10, "patch_size": 2, "embed_dim": 16, "depth": 2}
+SMALL |= {"num_heads": 2, "init_std": 0.2}
+
+
+def small_net(**changes):
+    """A network of random weights, those that start at zero included."""
+    torch.manual_seed(0)
+    net = VisionTransformer(**{**SMALL, **changes}).eval()
+    for name, parameter in net.named_parameters():
+        if parameter.ndim < 2 or name.startswith("pos_embed."):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return net

@@ -1,0 +1,77 @@
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from vitlab.analysis import ANALYSES
+from vitlab.cli.main import main
+
+
+def analyze(names, run, *arguments):
+    return main(["analyze", names, str(run), "--num_images=64", *map(str, arguments)])
+
+
+@pytest.fixture
+def photos(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for name, size in (("a.png", (8, 8)), ("b.png", (20, 12))):
+        pixels = np.random.default_rng(0).integers(256, size=(size[1], size[0], 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / name)
+    return folder
+
+
+def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
+    assert analyze("distance,entropy", run, "-o", tmp_path / "out") == 0
+    names = {f"{name}.{suffix}" for name in ("distance", "entropy") for suffix in ("csv", "png", "svg")}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert "64 validation images" in capsys.readouterr().out
+    table = pd.read_csv(tmp_path / "out" / "distance.csv")
+    assert table["uniform"].iloc[0] == pytest.approx(2.01, abs=0.005)
+    with Image.open(tmp_path / "out" / "distance.png") as image:
+        assert min(image.size) > 200 and np.asarray(image.convert("L")).std() > 5
+    assert (tmp_path / "out" / "entropy.svg").read_text().lstrip().startswith("<?xml")
+
+
+def test_all_makes_one_page_in_the_run_directory(run):
+    assert analyze("all", run, "--quiet") == 0
+    page = (run / "analysis" / "analysis.html").read_text()
+    for name, (_, sentence) in ANALYSES.items():
+        assert f'<h2 id="{name}">' in page
+        assert sentence.split(":")[0] in page
+        assert (run / "analysis" / f"{name}.csv").is_file() is ('alt="figure of ' + name + '"' in page)
+    assert "http" not in page  # opens from a mail
+    assert page.count("data:image/png;base64,") > len(ANALYSES) // 2
+
+
+def test_the_numbers_come_from_the_weights_named(run, tmp_path):
+    for name in ("checkpoints/best.ckpt", "weights/best.safetensors"):
+        assert analyze("distance", run / name, "-o", tmp_path / name.split("/")[0], "--quiet") == 0
+    tables = [(tmp_path / folder / "distance.csv").read_text() for folder in ("checkpoints", "weights")]
+    assert tables[0] == tables[1]
+
+
+def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_path, capsys):
+    assert analyze("attention", run, "--images", photos, "-o", tmp_path / "out") == 0
+    assert "1 of 2 cut and resized to 8 x 8 pixels" in capsys.readouterr().out
+    assert set(pd.read_csv(tmp_path / "out" / "attention.csv")["image"]) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("names", "arguments", "message"),
+    [
+        ("distnce", [], 'no analysis called "distnce"; did you mean "distance"?'),
+        ("distance", ["--images", "{photos}/none"], "no images found: no such file"),
+        ("distance", ["--layer=7"], "`--layer` must lie in 0..2, got 7"),
+        ("attention", ["--query=9,0"], "`--query` must be a row in 0..3"),
+        ("attention", ["--query=middle"], "--query"),
+        ("distance", ["--data.img_size=12"], "`vitlab analyze resolution` measures other sizes"),
+        ("distance", ["--against", "nowhere"], 'no run or checkpoint called "nowhere"'),
+        ("distance", ["--config", "x.yaml"], "the configuration comes from"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(run, photos, names, arguments, message, capsys):
+    assert analyze(names, run, *(argument.format(photos=photos) for argument in arguments)) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.startswith("vitlab: ") and error.count("\n") == 1

@@ -1,0 +1,130 @@
+import math
+
+import pytest
+import torch
+from small_nets import POSITIONS, small_net
+
+from vitlab.analysis.attention import (
+    analyze_attention,
+    analyze_distance,
+    analyze_entropy,
+    analyze_rollout,
+    entropy,
+    mean_distance,
+    rollout,
+    uniform_distance,
+)
+from vitlab.analysis.walk import attention_inputs, attention_logits, attention_maps, block_tokens
+from vitlab.errors import UsageError
+
+IMAGES = torch.randn(3, 1, 8, 8)
+
+
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_maps_times_values_are_what_the_fused_attention_returns(pos_embed):
+    net = small_net(pos_embed=pos_embed, reg_tokens=1, qk_norm=True)
+    inputs = attention_inputs(net, IMAGES)
+    for layer, (block, x) in enumerate(zip(net.blocks, inputs, strict=True)):
+        values = block.attn.qkv(x).unflatten(2, (3, 2, 8))[:, :, 2].transpose(1, 2)  # (B, A, L, d)
+        mixed = attention_maps(net, IMAGES, layer) @ values
+        expected = block.attn(x, net.pos_embed, layer)
+        torch.testing.assert_close(block.attn.proj(mixed.transpose(1, 2).flatten(2)), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_tokens_of_each_block_are_those_of_the_walk():
+    net = small_net(pos_embed="conv")
+    tokens = block_tokens(net, IMAGES)
+    assert len(tokens) == 3
+    torch.testing.assert_close(net.norm(tokens[-1]), net.forward_features(IMAGES))
+    for layer, block in enumerate(net.blocks):
+        torch.testing.assert_close(block(tokens[layer], net.pos_embed, layer), tokens[layer + 1])
+
+
+def test_looking_leaves_nothing_behind():
+    net = small_net()
+    attention_maps(net, IMAGES, 0)
+    block_tokens(net, IMAGES)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_logits_are_those_behind_the_maps():
+    net = small_net(pos_embed="relpos")
+    for layer, logits in enumerate(attention_logits(net, IMAGES)):
+        torch.testing.assert_close(logits.softmax(dim=-1), attention_maps(net, IMAGES, layer))
+
+
+def test_rollout_rows_sum_to_one_and_follow_the_loop():
+    maps = [torch.randn(2, 3, 5, 5).softmax(dim=-1) for _ in range(4)]
+    total = rollout(maps)
+    torch.testing.assert_close(total.sum(dim=-1), torch.ones(2, 5))
+    expected = torch.eye(5).expand(2, 5, 5)
+    for layer in maps:
+        expected = (0.5 * layer.mean(dim=1) + 0.5 * torch.eye(5)) @ expected
+    torch.testing.assert_close(total, expected)
+    with pytest.raises(ValueError, match="at least one block"):
+        rollout([])
+
+
+@pytest.mark.parametrize(("grid", "expected"), [((4, 4), 2.01), ((8, 8), 4.14), ((14, 14), 7.28)])
+def test_uniform_attention_looks_as_far_as_the_mean_of_all_pairs(grid, expected):
+    n = grid[0] * grid[1]
+    assert uniform_distance(grid) == pytest.approx(expected, abs=0.005)
+    maps = torch.full((2, 3, n + 1, n + 1), 1 / (n + 1))
+    torch.testing.assert_close(mean_distance(maps, grid, 1), torch.full((2, 3), uniform_distance(grid)))
+
+
+def test_a_class_token_that_takes_all_attention_does_not_look_like_locality():
+    maps = torch.full((1, 1, 13, 13), 0.01 / 12)
+    maps[..., 0] = 0.99
+    torch.testing.assert_close(mean_distance(maps, (3, 4), 1).item(), uniform_distance((3, 4)))
+    local = torch.eye(13)[None, None]
+    assert mean_distance(local, (3, 4), 1).item() == 0
+
+
+def test_distance_is_the_weighted_mean_of_a_loop():
+    maps = torch.randn(2, 2, 7, 7).softmax(dim=-1)
+    expected = torch.zeros(2, 2)
+    for b, a in ((b, a) for b in range(2) for a in range(2)):
+        for i in range(6):
+            row = maps[b, a, i + 1, 1:] / maps[b, a, i + 1, 1:].sum()
+            for j in range(6):
+                expected[b, a] += row[j] * math.dist((i // 3, i % 3), (j // 3, j % 3)) / 6
+    torch.testing.assert_close(mean_distance(maps, (2, 3), 1), expected)
+
+
+def test_entropy_is_log_l_of_uniform_and_zero_of_certain_attention():
+    assert entropy(torch.full((1, 1, 5, 5), 0.2)).item() == pytest.approx(math.log(5))
+    assert entropy(torch.eye(5)[None, None]).item() == 0
+
+
+def test_tables_have_a_row_for_each_head_and_each_patch(small_subject):
+    subject = small_subject()
+    for analyze, column in ((analyze_distance, "distance"), (analyze_entropy, "entropy")):
+        table = analyze(subject).table
+        assert list(table["layer"]) == [0, 0, 1, 1] and list(table["head"]) == [0, 1, 0, 1]
+        assert (table[column] > 0).all()
+    table = analyze_attention(small_subject(layer=0, head=1)).table
+    assert len(table) == 4 * 16 and set(table["map"]) == {"head 1"}
+    reached = analyze_rollout(subject).table.groupby("image")["weight"].sum()
+    assert (reached < 1).all()
+
+
+def test_the_map_is_that_of_the_layer_head_and_patch_asked_for(small_subject):
+    subject = small_subject(layer=1, head=0, query=(2, 3))
+    table = analyze_attention(subject).table
+    expected = attention_maps(subject.net, subject.shown(), 1)[0, 0, 1 + 2 * 4 + 3, 1:]
+    torch.testing.assert_close(torch.tensor(table[table["image"] == 0]["weight"].to_numpy()).float(), expected)
+
+
+def test_a_network_without_class_token_is_told_what_to_use(small_subject):
+    bare = {"class_token": False, "global_pool": "avg"}
+    for analyze in (analyze_attention, analyze_rollout):
+        with pytest.raises(UsageError, match="no class token; choose a patch with --query ROW,COLUMN, or use distance"):
+            analyze(small_subject(**bare))
+        assert len(analyze(small_subject(**bare, query=(0, 0))).table)
+
+
+@pytest.mark.parametrize("wrong", [{"layer": 2}, {"head": -1}, {"query": (0, 4)}, {"num_images": 0}])
+def test_what_a_network_does_not_have_is_refused(small_subject, wrong):
+    with pytest.raises(ValueError, match=f"--{next(iter(wrong))}"):
+        small_subject(**wrong)

@@ -1,0 +1,78 @@
+"""Axes, colours and maps that the figures share: told apart by the colour-blind and in grey."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito 2008
+MARKERS = "osD^vPX"
+LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (7, 3)))
+
+
+def grid_of_axes(rows: int, columns: int, size: float = 1.5) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each."""
+    figure = Figure(figsize=(max(columns * size, 3.0), max(rows * size, 1.6)), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def one_axes(width: float = 5.0, height: float = 3.4, columns: int = 1) -> tuple[Figure, np.ndarray]:
+    """Return a figure for curves and its axes, ``(columns,)``."""
+    figure = Figure(figsize=(width * columns, height), layout="constrained")
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def picture(axes: Axes, pixels: np.ndarray, title: str = "") -> None:
+    """Show an ``(H, W, C)`` image with values in [0, 1]."""
+    grey = pixels.shape[-1] == 1
+    axes.imshow(pixels[..., 0] if grey else pixels, cmap="gray" if grey else None, vmin=0, vmax=1)
+    bare(axes, title)
+
+
+def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = False, **limits: float) -> Any:
+    """Show an ``(h, w)`` map; a diverging one has its white at 0. Return what a colour bar needs."""
+    if diverging and not limits:
+        most = float(np.nanmax(np.abs(values))) or 1.0
+        limits = {"vmin": -most, "vmax": most}
+    shown = axes.imshow(values, cmap="PuOr_r" if diverging else "viridis", **limits)  # type: ignore[arg-type]
+    bare(axes, title)
+    return shown
+
+
+def bare(axes: Axes, title: str = "") -> None:
+    """Leave only a picture and its title."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if title:
+        axes.set_title(title, fontsize=8)
+
+
+def curves(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str | None = None) -> None:
+    """Draw ``y`` over ``x``, a line with its own colour, mark and dashes for each value of ``by``."""
+    groups: Sequence[tuple[Any, pd.DataFrame]] = list(table.groupby(by, sort=False)) if by else [(None, table)]
+    for i, (label, group) in enumerate(groups):
+        mean = group.groupby(x)[y].mean()
+        style = {"color": COLORS[i % 7], "marker": MARKERS[i % 7], "linestyle": LINES[i % 7]}
+        axes.plot(mean.index, mean.to_numpy(), label=label, markersize=4, linewidth=1.4, **style)  # type: ignore[arg-type]
+    finish(axes, x, y, legend=by is not None)
+
+
+def dots_per_head(axes: Axes, table: pd.DataFrame, y: str) -> None:
+    """Draw a dot for each head over its layer, and the layer's mean as a line."""
+    axes.scatter(table["layer"], table[y], s=18, color=COLORS[0], label="head", zorder=3)
+    mean = table.groupby("layer")[y].mean()
+    axes.plot(mean.index, mean.to_numpy(), color=COLORS[0], linewidth=1, label="mean of heads")
+    axes.set_xticks(sorted(table["layer"].unique()))
+    finish(axes, "layer", y)
+
+
+def finish(axes: Axes, x: str, y: str, legend: bool = True) -> None:
+    """Name the axes and take away what carries no information."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    if legend:
+        axes.legend(fontsize=7, frameon=False)

@@ -1,0 +1,44 @@
+"""One page of all figures that opens anywhere."""
+
+import base64
+import html
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitlab.analysis import ANALYSES
+
+_HEAD = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+img {{ max-width: 100%; height: auto }}
+.note {{ color: #555; font-size: .9rem }}
+</style>
+<h1>{title}</h1>
+"""
+
+
+def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, bytes]]) -> Path:
+    """Write ``analysis.html``: for each analysis how to read it, its figure, its note and the name of its table.
+
+    Args:
+        folder: Where to.
+        title: What was analysed.
+        sections: Name, note and PNG image of each analysis; no image for one that could not be done.
+    """
+    parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]
+    for name, note, png in sections:
+        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{html.escape(ANALYSES[name][1])}</p>\n')
+        if png:
+            source = base64.b64encode(png).decode()
+            parts.append(f'<p><img alt="figure of {name}" src="data:image/png;base64,{source}"></p>\n')
+            note = f"{note}. Numbers: {name}.csv"
+        parts.append(f'<p class="note">{html.escape(note)}</p>\n')
+    path = folder / "analysis.html"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{os.getpid()}analysis.html")
+    temporary.write_text("".join(parts) + "</html>\n", encoding="utf-8")
+    os.replace(temporary, path)
+    return path

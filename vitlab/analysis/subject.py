@@ -1,0 +1,159 @@
+"""What an analysis looks at, and what it finds."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from vitlab.data.base import ImageData
+from vitlab.data.order import EvalOrder
+from vitlab.data.pipeline import Pipeline
+from vitlab.data.splits import SplitName
+from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
+
+
+@dataclass
+class Subject:
+    """A trained network with the images to look at it with.
+
+    Args:
+        net: The network; is set to evaluation.
+        data: The data set it was trained on.
+        arguments: The arguments it was built with.
+        name: What it is called in figures.
+        classifies: Whether its outputs are scores of the data's classes.
+        pictures: ``(B, C, H, W)`` normalised images to show maps of; None takes the first of the validation split.
+        num_images: Images to measure with, at most.
+        layer: The block to look at, from 0; None leaves the choice to the analysis.
+        head: The head to look at, from 0; None for all.
+        query: Row and column of the patch whose attention is shown; None for the class token.
+        other: Another network to compare with.
+    """
+
+    net: VisionTransformer
+    data: ImageData
+    arguments: dict[str, Any] = field(default_factory=dict)
+    name: str = "model"
+    classifies: bool = True
+    pictures: Tensor | None = None
+    num_images: int = 512
+    layer: int | None = None
+    head: int | None = None
+    query: tuple[int, int] | None = None
+    other: "Subject | None" = None
+
+    def __post_init__(self) -> None:
+        self.net.eval()
+        depth, num_heads = len(self.net.blocks), self.net.blocks[0].attn.num_heads  # type: ignore[union-attr]
+        for name, value, count in (("layer", self.layer, depth), ("head", self.head, num_heads)):
+            if value is not None and not 0 <= value < count:  # type: ignore[operator]
+                raise ValueError(f"`--{name}` must lie in 0..{count - 1}, got {value}")  # type: ignore[operator]
+        (h, w), query = self.net.grid_size, self.query
+        if query is not None and not (0 <= query[0] < h and 0 <= query[1] < w):
+            raise ValueError(f"`--query` must be a row in 0..{h - 1} and a column in 0..{w - 1}, got {query}")
+        if self.num_images < 1:
+            raise ValueError(f"`--num_images` must be at least 1, got {self.num_images}")
+
+    @property
+    def pos_embed(self) -> str:
+        """The name of the network's position embedding."""
+        return self.arguments.get("pos_embed", type(self.net.pos_embed).__name__)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.net.parameters()).device
+
+    def batches(
+        self, split: SplitName = "val", limit: int | None = None, pipeline: Pipeline | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield normalised ``(B, C, H, W)`` images and their ``(B,)`` classes, in the order of the split.
+
+        Args:
+            split: Which images; never augmented.
+            limit: How many at most; default: ``num_images``.
+            pipeline: What prepares them; default: what the network was trained with, without augmentation.
+        """
+        data, left = self.data, self.num_images if limit is None else limit
+        data.build(split)
+        pipeline = pipeline or data.pipeline
+        order = EvalOrder(len(data.splits[split]), min(data.batch_size, 32))
+        loader = pipeline.loader(data.splits[split], order, data.mean, 0, torch.device("cpu"), data.complain)
+        for images, labels, _ in loader:
+            yield pipeline.normalise(images[:left].to(self.device), data.statistics()), labels[:left].to(self.device)
+            left -= len(images)
+            if left <= 0:
+                return
+
+    def labelled(self, split: SplitName = "val", limit: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the images and classes of :meth:`batches` in one piece."""
+        images, labels = zip(*self.batches(split, limit), strict=True)
+        return torch.cat(images), torch.cat(labels)
+
+    def shown(self, count: int = 4) -> Tensor:
+        """Return the ``(B, C, H, W)`` images to show maps of, at most ``count``."""
+        if self.pictures is not None:
+            return self.pictures[:count].to(self.device)
+        return next(self.batches(limit=count))[0]
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Return normalised ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at."""
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in self.data.statistics())
+        return (images * std + mean).clamp(0, 1).permute(0, 2, 3, 1).cpu()
+
+    def black(self) -> Tensor:
+        """Return the ``(C, 1, 1)`` normalised value of a black pixel."""
+        mean, std = (torch.tensor(values, device=self.device)[:, None, None] for values in self.data.statistics())
+        return -mean / std
+
+    def need_classes(self, name: str) -> None:
+        """Refuse an analysis that counts right answers where there are none."""
+        if not self.classifies:
+            raise UsageError(f"{name} counts right classes and {self.name} predicts numbers; use probe or cka instead")
+
+    def shown_query(self, name: str, instead: str) -> int:
+        """Return the token whose attention is shown: the class token, or the patch of ``query``."""
+        if self.query is not None:
+            return self.net.num_prefix_tokens + self.query[0] * self.net.grid_size[1] + self.query[1]
+        if self.net.cls_token is None:
+            raise UsageError(
+                f"{name} shows the class token's row and {self.name} has no class token; "
+                f"choose a patch with --query ROW,COLUMN, or use {instead}"
+            )
+        return 0
+
+
+@dataclass
+class Finding:
+    """What an analysis has found.
+
+    Args:
+        table: The numbers, a row each.
+        figure: The numbers as a picture.
+        note: On how many images, and what else the numbers depend on.
+    """
+
+    table: pd.DataFrame
+    figure: Figure
+    note: str = ""
+
+    def save(self, folder: Path, name: str) -> list[Path]:
+        """Write table and figure as ``name`` with suffixes csv, png and svg, each in one step; return the files."""
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = [folder / f"{name}.{suffix}" for suffix in ("csv", "png", "svg")]
+        for path in paths:
+            temporary = path.with_name(f".{os.getpid()}{path.name}")
+            if path.suffix == ".csv":
+                self.table.to_csv(temporary, index=False, float_format="%.6g")
+            else:
+                metadata = {"Date": None} if path.suffix == ".svg" else None
+                self.figure.savefig(temporary, dpi=150, bbox_inches="tight", metadata=metadata)
+            os.replace(temporary, path)
+        return paths
