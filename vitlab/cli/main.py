@@ -15,6 +15,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
+    "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),
 }
 
 

@@ -1,0 +1,308 @@
+"""The batch script is run here as Slurm runs it: the commands it calls are stand-ins on the search path."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from vitlab.cli.main import main
+
+ROOT = Path(__file__).parents[2]
+SITE = str(ROOT / "configs" / "cluster" / "slurm.yaml")
+RECIPE = str(ROOT / "configs" / "imagenet" / "t2t_vit_14.yaml")
+JOB = ["submit", "fit", "--config", RECIPE, "--slurm", SITE, "--nodes", "1", "--gpus", "2", "--time", "1:00:00"]
+
+STAND_INS = {
+    "sbatch": """
+        echo "$@" >> "$DESK/sbatch"
+        [ -f "$DESK/closed" ] && { echo "sbatch: error: Invalid account" >&2; exit 1; }
+        echo "4711;cluster" """,
+    "scontrol": """
+        echo "$@" >> "$DESK/scontrol"
+        [ ! -f "$DESK/no_requeue" ]""",
+    # One process for each task, each with its number; the exit code is the highest.
+    "srun": """
+        while [[ $1 == -* ]]; do echo "$1" >> "$DESK/srun"; shift; done
+        rm -f "$DESK"/pid.*
+        for ((i = 0; i < TASKS; i++)); do SLURM_PROCID=$i "$@" & echo $! > "$DESK/pid.$i"; done
+        worst=0
+        for ((i = 0; i < TASKS; i++)); do
+            wait "$(cat "$DESK/pid.$i")"; code=$?; [ $code -gt $worst ] && worst=$code
+        done
+        exit $worst""",
+    # Trains until it is told to stop or until `plan` holds the exit code to end with.
+    "vitlab": """
+        trap 'exit 75' USR1 TERM
+        printf '%s|' "$SLURM_PROCID" "$@" >> "$DESK/fit.$SLURM_PROCID"; echo >> "$DESK/fit.$SLURM_PROCID"
+        [ "$SLURM_PROCID" = 0 ] && mkdir -p "$RUN" && touch "$RUN/config.yaml"
+        [ -f "$DESK/plan" ] && exit "$(cat "$DESK/plan")"
+        touch "$DESK/ready.$SLURM_PROCID"
+        while :; do sleep 0.02; done""",
+}
+
+
+class Slurm:
+    """What Slurm does with a script that was submitted."""
+
+    def __init__(self, desk):
+        self.desk = desk
+
+    def script(self, name):
+        return self.desk / "runs" / "slurm" / f"{name}.sbatch"
+
+    def header(self, name):
+        text = self.script(name).read_text()
+        pairs = (line.removeprefix("#SBATCH --").partition("=") for line in re.findall("^#SBATCH .*", text, flags=re.M))
+        return {option: value for option, _, value in pairs}
+
+    def start(self, name):
+        options = self.header(name)
+        tasks = int(options["nodes"]) * int(options["ntasks-per-node"])
+        for path in self.desk.glob("ready.*"):
+            path.unlink()
+        facts = {"SLURM_JOB_ID": "4711", "TASKS": str(tasks), "RUN": str(self.desk / "runs" / name)}
+        self.shell = subprocess.Popen(
+            ["bash", self.script(name)], env={**os.environ, **facts}, stderr=subprocess.PIPE, text=True
+        )
+        until = time.monotonic() + 20
+        while len(list(self.desk.glob("ready.*"))) < tasks and self.shell.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def signal_ranks(self, number):
+        for path in self.desk.glob("pid.*"):
+            os.kill(int(path.read_text()), number)
+
+    def end(self):
+        _, error = self.shell.communicate(timeout=20)
+        return self.shell.returncode, error
+
+    def said(self, command):
+        path = self.desk / command
+        return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """A folder to submit from, with every command of Slurm on the search path."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, body in STAND_INS.items():
+        (commands / name).write_text(f"#!/bin/bash\n{body}\n")
+        (commands / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
+    monkeypatch.setenv("DESK", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return Slurm(tmp_path)
+
+
+def test_a_dry_run_prints_a_script_that_bash_accepts_and_writes_nothing(slurm, capsys):
+    assert main(["submit", "fit", "--config", RECIPE, "--slurm", SITE, "--nodes", "2", "--dry_run"]) == 0
+    text = capsys.readouterr().out
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    assert text.startswith("#!/bin/bash\n")
+    for line in ("--nodes=2", "--ntasks-per-node=8", "--gpus-per-node=8", "--time=24:00:00", "--signal=USR1@120"):
+        assert f"#SBATCH {line}\n" in text
+    assert "#SBATCH --requeue\n" in text
+    assert '"${fit[@]}" --trainer.devices=8 --trainer.num_nodes=2\n' in text
+    assert not slurm.said("sbatch")
+    assert not (slurm.desk / "runs").exists()
+
+
+def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory(slurm, capsys):
+    assert main([*JOB, "--name", "long"]) == 0
+    assert "job     4711" in capsys.readouterr().out
+    assert slurm.said("sbatch") == ["--parsable runs/slurm/long.sbatch"]
+    slurm.start("long")
+    slurm.signal_ranks(signal.SIGUSR1)
+    assert slurm.end() == (0, "")
+    assert slurm.said("scontrol") == ["requeue 4711"]
+    slurm.start("long")
+    slurm.signal_ranks(signal.SIGUSR1)
+    assert slurm.end() == (0, "")
+    (slurm.desk / "plan").write_text("0")
+    slurm.start("long")
+    assert slurm.end() == (0, "")
+    assert slurm.said("scontrol") == ["requeue 4711"] * 2
+    counts = "--trainer.devices=2|--trainer.num_nodes=1|"
+    again = f"fit|--resume|runs/long|{counts}"
+    for rank in ("0", "1"):
+        first = f"fit|--config|{RECIPE}|--name|long|{counts}"
+        assert slurm.said(f"fit.{rank}") == [f"{rank}|{first}", f"{rank}|{again}", f"{rank}|{again}"]
+
+
+@pytest.mark.parametrize("code", [1, 2, 130, 137])
+def test_a_run_that_failed_is_not_requeued(slurm, code):
+    assert main([*JOB, "--name", "bad"]) == 0
+    (slurm.desk / "plan").write_text(str(code))
+    slurm.start("bad")
+    assert slurm.end()[0] == code
+    assert not slurm.said("scontrol")
+
+
+def test_a_cancelled_job_saves_and_stays_cancelled(slurm):
+    assert main([*JOB, "--name", "stopped"]) == 0
+    slurm.start("stopped")
+    slurm.shell.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    assert slurm.shell.poll() is None, "the shell waits for the ranks"
+    slurm.signal_ranks(signal.SIGTERM)
+    assert slurm.end()[0] == 75
+    assert not slurm.said("scontrol")
+
+
+def test_where_slurm_does_not_requeue_the_way_to_continue_is_told(slurm):
+    assert main([*JOB, "--name", "long"]) == 0
+    (slurm.desk / "no_requeue").touch()
+    slurm.start("long")
+    slurm.signal_ranks(signal.SIGUSR1)
+    code, error = slurm.end()
+    assert code == 75
+    assert "sbatch runs/slurm/long.sbatch" in error
+
+
+def test_arguments_reach_fit_as_they_were_typed(slurm):
+    (slurm.desk / "a recipe.yaml").write_text(Path(RECIPE).read_text())
+    strange = "--data.root=$(touch evil) 'x' \"y\" {z}"
+    words = ["--config", "a recipe.yaml", "--model.pos_embed", "sincos2d", strange, "--quiet"]
+    assert main(["submit", "fit", *words, "--slurm", SITE, "--gpus=2", "--name", "n", "--init_from", "w.pth"]) == 0
+    (slurm.desk / "plan").write_text("0")
+    slurm.start("n")
+    assert slurm.end() == (0, "")
+    slurm.start("n")
+    slurm.end()
+    first, again = (line.split("|")[2:-3] for line in slurm.said("fit.0"))
+    assert first == [*words[:-1], "--name", "n", "--init_from", "w.pth", "--quiet"]
+    assert again == ["--resume", "runs/n", "--quiet"]
+    assert not (slurm.desk / "evil").exists()
+
+
+def test_a_finished_or_stopped_run_is_submitted_again_by_its_name(slurm):
+    run = slurm.desk / "runs" / "old"
+    run.mkdir(parents=True)
+    (run / "config.yaml").touch()
+    words = ["submit", "fit", "--resume", "old", "--trainer.max_epochs=9", "--slurm", SITE, "--gpus=1"]
+    for _ in range(2):
+        assert main(words) == 0
+    (slurm.desk / "plan").write_text("0")
+    slurm.start("old")
+    assert slurm.end() == (0, "")
+    assert slurm.said("fit.0")[0].split("|")[2:5] == ["--resume", "runs/old", "--trainer.max_epochs=9"]
+
+
+def test_a_site_names_its_partition_gpu_and_modules(slurm):
+    site = slurm.desk / "site.yaml"
+    site.write_text(
+        'time: "2-12:00:00"\nnodes: 1\ngpus: 1\ngpu_type: h100\ncpus_per_task: 3\nwarn_seconds: 300\n'
+        "sbatch: {partition: gpu long, mem: 0, exclusive: true}\nsetup: [touch loaded]\n"
+    )
+    assert main(["submit", "fit", "--config", RECIPE, "--slurm", str(site), "--name", "s"]) == 0
+    header = slurm.header("s")
+    wanted = {"time": "2-12:00:00", "gpus-per-node": "h100:1", "cpus-per-task": "3", "signal": "USR1@300"}
+    assert header.items() >= {**wanted, "partition": "'gpu long'", "mem": "0", "exclusive": "", "requeue": ""}.items()
+    (slurm.desk / "plan").write_text("0")
+    slurm.start("s")
+    slurm.end()
+    assert (slurm.desk / "loaded").exists()
+    assert "--cpus-per-task=3" in slurm.said("srun")
+
+
+def test_a_name_is_chosen_once_and_differs_between_jobs(slurm):
+    assert main(JOB) == 0
+    assert main([*JOB, "--model.depth=2"]) == 0
+    names = [path.stem for path in (slurm.desk / "runs" / "slurm").iterdir()]
+    assert len(set(names)) == 2
+    assert all(re.fullmatch(r"\d{8}-\d{6}_t2t-vit-14_s42_[0-9a-f]{4}", name) for name in names)
+    assert main([*JOB, "--seed_everything=7", "--name", "x"]) == 0
+    assert main([*JOB, "--name", "x"]) == 2, "it waits in the queue"
+
+
+def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, capsys):
+    (slurm.desk / "closed").touch()
+    assert main([*JOB, "--name", "n"]) == 1
+    assert capsys.readouterr().err == "vitlab: sbatch refused the job: sbatch: error: Invalid account\n"
+    assert not slurm.script("n").exists()
+
+
+def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main([*JOB]) == 2
+    assert "there is no sbatch here" in capsys.readouterr().err
+    assert main([*JOB, "--dry_run"]) == 0
+
+
+MISTAKES = [
+    (["submit"], "vitlab submit --help"),
+    (["submit", "fitt", "--slurm", SITE], 'did you mean "fit"?'),
+    (["submit", "fit", "--config", RECIPE], "--slurm"),
+    (["submit", "fit", "--slurm", SITE], "missing: --config"),
+    (["submit", "fit", "--config", RECIPE, "--slurm", "nowhere.yaml"], "nowhere.yaml"),
+    (["submit", "fit", "--config", "nowhere.yaml", "--slurm", SITE], "nowhere.yaml"),
+    (["submit", "fit", "--resume", "nope", "--slurm", SITE], 'no run or checkpoint called "nope"'),
+    ([*JOB, "--nodes", "0"], "`nodes` must be a whole number of at least 1, got 0"),
+    ([*JOB, "--gpus", "many"], "--gpus"),
+    ([*JOB, "--gpus", "7"], "must divide by their number, got 512 and 7"),
+    ([*JOB, "--nodes=3", "--data.batch_size=64"], "must divide by their number, got 64 and 6"),
+    ([*JOB, "--time", "tomorrow"], "`time` must be a limit that sbatch takes, got 'tomorrow'"),
+    ([*JOB, "--name", "a/b"], "use --run_dir for a path"),
+    ([*JOB, "--name", "slurm"], "choose another name"),
+    ([*JOB, "--name", "there"], "--resume runs/there"),
+    ([*JOB, "--overwrite"], "each time it is requeued"),
+    ([*JOB, "--trainer.devices=4"], "`--trainer.devices` comes from --gpus"),
+    ([*JOB, "--trainer.num_nodes", "4"], "`--trainer.num_nodes` comes from --nodes"),
+    ([*JOB, "--trainer.logger.init_args.api_key=canary"], "looks like a secret"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), MISTAKES, ids=[told for _, told in MISTAKES])
+def test_a_mistake_gets_one_line_and_submits_nothing(arguments, told, slurm, capsys):
+    (slurm.desk / "runs" / "there").mkdir(parents=True)
+    (slurm.desk / "runs" / "there" / "config.yaml").touch()
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert "canary" not in error
+    assert not slurm.said("sbatch")
+    assert not (slurm.desk / "runs" / "slurm").exists()
+
+
+SITES = [
+    ("nodes: 1", 'must have a `time`, as in time: "24:00:00"'),
+    ("time: 24:00:00", "write it in quotes"),  # YAML 1.1 reads a number of seconds
+    ('time: "1:00:00"\nnode: 2', 'there is no key `node`; did you mean "nodes"?'),
+    ('time: "1:00:00"\ngpus: 1.5', "`gpus` must be a whole number of at least 1, got 1.5"),
+    ('time: "1:00:00"\ngpus: 1\ngpus: 2', "the key `gpus` stands twice"),
+    ('time: "1:00:00"\nsbatch: {ntasks-per-node: 2}', "`sbatch.ntasks-per-node` is set by `gpus`"),
+    ('time: "1:00:00"\nsbatch: {-p: gpu}', "without dashes"),
+    ('time: "1:00:00"\nsbatch: {comment: "x\\n#SBATCH --nodes=9"}', "must be a word, a number or true"),
+    ('time: "1:00:00"\nsetup: module load cuda', "`setup` a list of shell lines"),
+    ('time: "1:00:00"\nsetup: [export WANDB_API_KEY=canary]', "must hold no secret"),
+    ('time: "1:00:00"\nsbatch: {password: canary}', "looks like a secret"),
+]
+
+
+@pytest.mark.parametrize(("text", "told"), SITES, ids=[told for _, told in SITES])
+def test_a_mistake_in_the_site_file_gets_one_line(text, told, slurm, capsys):
+    (slurm.desk / "site.yaml").write_text(text)
+    assert main(["submit", "fit", "--config", RECIPE, "--slurm", "site.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert "canary" not in error
+
+
+def test_submitting_needs_neither_torch_nor_lightning(slurm):
+    code = (
+        "import sys\nfrom vitlab.cli.main import main\n"
+        f"assert main({[*JOB, '--dry_run']!r}) == 0\n"
+        "assert not {'torch', 'lightning', 'timm', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,166 @@
+"""``vitlab submit``: hand a run to a SLURM cluster, as a batch script that can be read."""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+from vitlab.cli.fit import choose_run, options_parser
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.run_dir import RUNS, RunDir, find_directory
+
+FOLDER = RUNS / "slurm"  # scripts and logs; a run directory must be new, so they lie beside it
+COUNTS = {"trainer.devices": "--gpus", "trainer.num_nodes": "--nodes"}
+
+EXAMPLES = """examples:
+  vitlab submit fit --config configs/imagenet/t2t_vit_14.yaml --slurm configs/cluster/slurm.yaml --nodes 2 --dry_run
+  vitlab submit fit --resume NAME --slurm configs/cluster/slurm.yaml --time 12:00:00
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab submit`` and return its exit code."""
+    parser = _Parser(
+        "vitlab submit",
+        usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
+        description="Write a SLURM batch script that trains as `vitlab fit` does, and submit it. The run saves and is "
+        "requeued when its time is up or its place is taken, and continues in the same directory.",
+        epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("command", metavar="fit", help="what to run")
+    parser.add_argument("--slurm", metavar="FILE", required=True, help="the site, like configs/cluster/slurm.yaml")
+    parser.add_argument("--nodes", type=int, help="number of machines (the file's)")
+    parser.add_argument("--gpus", type=int, help="GPUs of each machine, a process each (the file's)")
+    parser.add_argument("--time", help="limit of one attempt, as 24:00:00 or 2-12:00:00 (the file's)")
+    parser.add_argument("--dry_run", action="store_true", help="print the script; write and submit nothing")
+    options, rest = parser.parse_known_args(argv)
+    if options.command != "fit":
+        raise UsageError(
+            f'`vitlab submit` submits fit, got "{options.command}"{did_you_mean(options.command, ["fit"])}'
+        )
+    from vitlab.cli.sbatch import read_site, script_text
+
+    site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
+    run, first, later = plan(rest, site.nodes * site.gpus)
+    script = FOLDER / (re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:64] + ".sbatch")
+    text = script_text(site, run, first, later, script, _folder_of_vitlab())
+    if options.dry_run:
+        sys.stdout.write(text)
+        return 0
+    return submit(text, script, run, again="--resume" in first)
+
+
+def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
+    """Check the arguments of ``vitlab fit`` as far as that goes without building anything.
+
+    Returns:
+        The run directory, the arguments of the first attempt, and those of later ones beside the run.
+    """
+    options, rest = options_parser().parse_known_args(args)
+    _check_arguments(options, rest)
+    quiet = ["--quiet"] if options.quiet else []
+    if options.resume:
+        named = options.run_dir or options.name if options.resume == "auto" else options.resume
+        if named is None:
+            raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
+        run = find_directory(named)
+        return run.path, ["--resume", str(run.path), *rest, *quiet], [*rest, *quiet]
+    paths = _values(rest, "c", "config")
+    if not paths:
+        raise UsageError("missing: --config; give a complete config, or --resume RUN")
+    from vitlab.cli.explain import read_yaml
+
+    contents = [read_yaml(path) for path in paths]
+    _check_batch(rest, contents, processes)
+    seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *_values(rest, "seed_everything")]
+    run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
+    if run.path == FOLDER:
+        raise UsageError(f"`--name`: {FOLDER} is where scripts and logs lie; choose another name")
+    start = ["--run_dir", options.run_dir] if options.run_dir else ["--name", run.path.name]
+    for flag in ("init_from", "resize"):
+        if getattr(options, flag):
+            start += [f"--{flag}", getattr(options, flag)]
+    return run.path, [*rest, *start, *quiet], quiet
+
+
+def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
+    from vitlab.cli.sbatch import SECRET
+
+    if options.overwrite:
+        raise UsageError("`--overwrite` would delete the run each time it is requeued; delete the directory yourself")
+    if options.help or options.help_all:
+        raise UsageError("`vitlab fit --help` explains the arguments of a run, `vitlab submit --help` the others")
+    for word in rest:
+        key = word.lstrip("-").split("=")[0]
+        if word.startswith("-") and key in ("trainer.devices", "trainer.num_nodes"):
+            raise UsageError(
+                f"`--{key}` comes from {'--gpus' if key == 'trainer.devices' else '--nodes'}; leave it out"
+            )
+        if word.startswith("-") and SECRET.search(key):
+            raise UsageError(f"`--{key}` looks like a secret: it would stand in the script; export it in your shell")
+
+
+def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int) -> None:
+    sizes: list[Any] = []
+    for content in contents:
+        data = content.get("data")
+        data = data if isinstance(data, dict) else {}
+        found = [part["batch_size"] for part in (data, data.get("init_args") or {}) if "batch_size" in part]
+        sizes += found
+    sizes += _values(rest, "data.batch_size", "data.init_args.batch_size")
+    if sizes and str(sizes[-1]).isdigit() and int(sizes[-1]) % processes:
+        raise UsageError(
+            f"`data.batch_size` is the batch of all processes and must divide by their number, got {sizes[-1]} "
+            f"and {processes} of nodes x GPUs"
+        )
+
+
+def _values(args: list[str], *names: str) -> list[str]:
+    """Return what arguments give to a flag, in both of its spellings."""
+    found = []
+    for word, after in pairwise([*args, ""]):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("-") and flag.lstrip("-") in names:
+            found.append(value if equals else after)
+    return found
+
+
+def _folder_of_vitlab() -> str | None:
+    """Return where the ``vitlab`` command lies if the shell would not find it."""
+    folder = Path(sys.executable).parent
+    return str(folder) if shutil.which("vitlab") is None and (folder / "vitlab").is_file() else None
+
+
+def submit(text: str, script: Path, run: Path, again: bool) -> int:
+    """Write the script, give it to sbatch, and return the exit code."""
+    if shutil.which("sbatch") is None:
+        raise UsageError("there is no sbatch here; submit on a login node of the cluster, or look at it with --dry_run")
+    if script.is_file() and not again:
+        raise UsageError(f"{run.name} has been submitted before; again: `sbatch {script}`, or choose another --name")
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(text)
+    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        script.unlink()
+        sys.stderr.write(f"vitlab: sbatch refused the job: {' '.join(done.stderr.split())}\n")
+        return 1
+    job = done.stdout.strip().split(";")[0]  # number;cluster where there are several
+    known = "continues" if RunDir(run).exists() else "will be"
+    sys.stdout.write(
+        f"job     {job}, requeued until the run is done; `scancel {job}` stops it\n"
+        f"run     {known} {run}\n"
+        f"log     {script.with_name(f'{script.stem}-{job}.out')}\n"
+        f"script  {script}\n"
+    )
+    return 0
