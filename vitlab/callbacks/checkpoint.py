@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
+import torch
 from lightning.pytorch import callbacks
 
 from vitlab.errors import UsageError
@@ -22,6 +24,8 @@ class Checkpoint(callbacks.Checkpoint):
         monitor: Metric that tells which epoch is the best; null takes the task's own.
         mode: Whether the best epoch has the smallest or the largest value; null takes the task's own.
         every_n_epochs: Epochs between two checkpoints; the last epoch is always kept.
+        every_n_steps: Steps between two more checkpoints in the middle of an epoch; 0 for none.
+        every_minutes: Minutes between two more checkpoints in the middle of an epoch; 0 for none.
     """
 
     def __init__(
@@ -29,15 +33,24 @@ class Checkpoint(callbacks.Checkpoint):
         monitor: str | None = None,
         mode: Literal["min", "max"] | None = None,
         every_n_epochs: int = 1,
+        every_n_steps: int = 0,
+        every_minutes: float = 0.0,
     ) -> None:
         if every_n_epochs < 1:
             raise ValueError(f"`checkpoint.every_n_epochs` must be at least 1, got {every_n_epochs}")
+        if every_n_steps < 0 or every_minutes < 0:
+            given = f"every_n_steps={every_n_steps} and every_minutes={every_minutes}"
+            raise ValueError(
+                f"`checkpoint.every_n_steps` and `checkpoint.every_minutes` must be at least 0, got {given}"
+            )
         self.monitor = monitor
         self.mode = mode
         self.every_n_epochs = every_n_epochs
+        self.every_n_steps, self.every_minutes = every_n_steps, every_minutes
         self.best_score: float | None = None
         self.best_epoch: int | None = None
         self.directory = Path("checkpoints")
+        self._loader_state: dict[str, Any] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the task's own choice and the place of the run."""
@@ -46,16 +59,45 @@ class Checkpoint(callbacks.Checkpoint):
         self.mode = self.mode or mode
         self.directory = Path(trainer.default_root_dir) / "checkpoints"
 
+    def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        """Start the clock, and continue the epoch at the batch where it was left.
+
+        Lightning hands loaders their state back too early when the schedule has asked for the number of steps.
+        """
+        self._saved = time.monotonic()
+        if self._loader_state is not None and hasattr(trainer.train_dataloader, "load_state_dict"):
+            trainer.train_dataloader.load_state_dict(self._loader_state)
+        self._loader_state = None
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Add where the training loader is."""
+        if hasattr(trainer.train_dataloader, "state_dict"):
+            checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
+
+    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Keep where the training loader was."""
+        self._loader_state = checkpoint.get("train_loader")
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save in the middle of an epoch if it is time; never after its last batch, before its validation."""
+        between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if batch_idx + 1 < trainer.num_training_batches and between_steps and self._is_due(trainer):
+            self.save(trainer, ["last"])
+
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save after the epoch's validation, when the epoch is complete."""
-        epoch = trainer.current_epoch
-        is_last = epoch + 1 == trainer.max_epochs or trainer.should_stop
-        if getattr(trainer, "fast_dev_run", False) or ((epoch + 1) % self.every_n_epochs and not is_last):
-            return
+        is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.should_stop
+        if is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+            self.save_epoch(trainer)
+
+    def save_epoch(self, trainer: L.Trainer) -> None:
+        """Save a complete epoch, and remember it if it is the best so far."""
         improved = self._improved(trainer)
         if improved:
-            self.best_epoch = epoch
-        self._save(trainer, ["last", "best"] if improved else ["last"])
+            self.best_epoch = trainer.current_epoch
+        self.save(trainer, ["last", "best"] if improved else ["last"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
@@ -80,7 +122,20 @@ class Checkpoint(callbacks.Checkpoint):
             return True
         return False
 
-    def _save(self, trainer: L.Trainer, names: list[str]) -> None:
+    def _is_due(self, trainer: L.Trainer) -> bool:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            return True
+        if self.every_minutes:  # rank 0's clock decides for all
+            late = time.monotonic() - self._saved >= 60 * self.every_minutes
+            return bool(trainer.strategy.broadcast(late)) if trainer.world_size > 1 else late
+        return False
+
+    def save(self, trainer: L.Trainer, names: list[str]) -> None:
+        """Write the state of the run once, under each of ``names``."""
+        if getattr(trainer, "fast_dev_run", False):
+            return
+        self._saved = time.monotonic()
+        _check_finite(trainer)
         written = self.directory / ".writing"
         trainer.save_checkpoint(written, weights_only=False)  # on every process: some strategies gather
         if not trainer.is_global_zero:
@@ -101,6 +156,14 @@ class Checkpoint(callbacks.Checkpoint):
         descriptor = os.open(self.directory, os.O_RDONLY)
         os.fsync(descriptor)
         os.close(descriptor)
+
+
+def _check_finite(trainer: L.Trainer) -> None:
+    module = trainer.lightning_module
+    sums = torch.stack([p.detach().float().abs().amax() for p in module.parameters()])
+    if not torch.isfinite(sums).all():
+        name = next(n for n, p in module.named_parameters() if not torch.isfinite(p).all())
+        raise FloatingPointError(f"the weights are not finite (first: {name}); the last good checkpoint is kept")
 
 
 def file_digest(path: Path, sync: bool = False) -> str:

@@ -3,13 +3,17 @@
 import datetime
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
+from vitlab.callbacks.stop import Stopped
 from vitlab.run_dir import RunDir
 
 LOG = logging.getLogger("vitlab")
@@ -33,7 +37,8 @@ class RunRecord(Callback):
         self.row: dict[str, float] = {}
         self.epoch_sums: dict[str, float] = {}
         self.started = False
-        self._since = 0.0
+        self._since = self._waiting_since = self._waited = 0.0
+        self._losses: list[Tensor] = []
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
@@ -44,29 +49,53 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clock."""
         self.started = True
-        self._since = time.perf_counter()
+        self._since = self._waiting_since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forget the sums of the epoch before."""
-        self.epoch_sums = {}
+        """Forget the sums of the epoch before, unless this is the rest of an epoch that was stopped."""
+        if not trainer.fit_loop.restarted_mid_epoch:
+            self.epoch_sums = {}
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Add up how long training waits for data."""
+        self._waited += time.perf_counter() - self._waiting_since
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
+        self._losses.append(outputs["loss"].detach())
         last = batch_idx + 1 == trainer.num_training_batches
-        if not last and (batch_idx + 1) % (trainer.log_every_n_steps * trainer.accumulate_grad_batches):
-            return
-        sums = pl_module.read_train_sums()
+        if last or (batch_idx + 1) % (trainer.log_every_n_steps * trainer.accumulate_grad_batches) == 0:
+            self._flush(trainer, pl_module, batch_idx)
+        self._waiting_since = time.perf_counter()
+
+    def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
+        losses, self._losses = torch.stack(self._losses), []
+        sums = task.read_train_sums()
+        if not math.isfinite(sums["loss"]):
+            raise FloatingPointError(_describe_nan(trainer, losses, batch_idx))
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
         n = sums.pop("n")
         self.row = {f"train/{name}": value / n for name, value in sums.items()}
         self.row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
-        self.row["images_per_second"] = n / (now - self._since)
-        self._since = now
+        if task.grad_norm is not None:
+            self.row["grad_norm"] = task.grad_norm.item()
+        self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
+        self._since, self._waited = now, 0.0
         self._write(trainer, self.row)
         for logger in trainer.loggers:
             logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums of the epoch so far."""
+        return {"epoch_sums": self.epoch_sums}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the sums of an epoch."""
+        self.epoch_sums = dict(state_dict["epoch_sums"])
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock of training."""
@@ -75,6 +104,7 @@ class RunRecord(Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the row of a validation."""
         self._since += time.perf_counter() - self._paused
+        self._waiting_since = time.perf_counter()
         if not trainer.sanity_checking:
             metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
             self._write(trainer, metrics)
@@ -86,7 +116,7 @@ class RunRecord(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
         LOG.debug("the run ended early", exc_info=exception)
-        stopped = isinstance(exception, KeyboardInterrupt)
+        stopped = isinstance(exception, KeyboardInterrupt | Stopped)
         self._end(
             trainer, "preempted" if stopped else "failed", error=f"{type(exception).__name__}: {exception}"[:2000]
         )
@@ -100,6 +130,19 @@ class RunRecord(Callback):
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             with self.run.metrics.open("a") as file:
                 file.write(json.dumps(head | values) + "\n")
+
+
+def _describe_nan(trainer: Any, losses: Tensor, batch_idx: int) -> str:
+    """Say where the loss first was not a number, and which samples the step had."""
+    bad = torch.nonzero(~torch.isfinite(losses))
+    first = batch_idx + 1 - len(losses) + (int(bad[0]) if len(bad) else 0)
+    lr = trainer.optimizers[0].param_groups[0]["lr"]
+    text = f"the loss is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
+    text += f"{trainer.global_step}, lr {lr:.3g}"
+    order: Any = getattr(trainer.train_dataloader, "sampler", None)
+    if hasattr(order, "steps"):
+        text += f"; training samples {next(order.steps(first)).indices.tolist()}"
+    return text + "; the last checkpoint is good: lower `model.lr`, or raise `model.warmup_epochs`"
 
 
 def now_utc() -> str:

@@ -66,12 +66,13 @@ def _data_line(data: ImageData) -> str:
 
 
 def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:
-    hparams = cli.model.hparams
+    hparams, batch = cli.model.hparams, cli.datamodule.batch_size * trainer.accumulate_grad_batches
     decayed = sum(p.numel() for g in cli.model.optimizer_groups() if g["weight_decay"] for p in g["params"])
     device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+    lr = hparams["lr"] * cli.model.batch_factor(batch)
     return (
-        f"{trainer.max_epochs} epochs, batch {cli.datamodule.batch_size}, lr {hparams['lr']:g}, weight decay "
-        f"{hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
+        f"{trainer.max_epochs} epochs, batch {batch}, {hparams['opt']}, lr {lr:g}, "
+        f"weight decay {hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
         f"{trainer.num_devices * trainer.num_nodes} x {device}, precision {trainer.precision}"
     )
 

@@ -61,7 +61,8 @@ def _main(command: Split, argv: list[str]) -> int:
 
     open_terminal(options.quiet)
     cli = VitlabCLI(evaluation_args(run, rest), [EvaluationConsole(options.quiet)], default_root_dir=str(run.path))
-    facts, path = run.read("model.json"), checkpoint
+    facts = run.read("model.json")
+    path: Path | None = checkpoint
     conditions = dict(settings(rest))
     with user_mistakes():
         if list(cli.model.net.grid_size) != facts.get("grid") or options.resize:

@@ -15,8 +15,9 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch.nn.parallel import DistributedDataParallel
 
+import vitlab.callbacks.ema
 import vitlab.data
-import vitlab.tasks  # both imported so that a class is found by its short name
+import vitlab.tasks  # all imported so that a class is found by its short name
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.explain import explain, read_yaml
 from vitlab.cli.fit import options_parser

@@ -3,6 +3,7 @@
 import argparse
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 from vitlab.callbacks.checkpoint import Checkpoint, file_digest
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.stop import StopOnSignal, Stopped
 from vitlab.cli.describe import describe, header
 from vitlab.cli.fit import check_same_config, choose_run
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
@@ -23,6 +25,11 @@ from vitlab.cli.terminal import close_log, log_to, say
 from vitlab.cli.wandb_setup import hush, place_loggers
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir
+
+OUT_OF_MEMORY = (
+    "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
+    "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
+)
 
 
 class FitCLI(VitlabCLI):
@@ -55,9 +62,10 @@ class FitCLI(VitlabCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with the run directory as its root and with what keeps, shows and saves the run."""
         self.record = RunRecord(self.run, self._describe)
-        self.added_callbacks = [self.record, Console(self.record, quiet=self.options.quiet)]
-        if self.config.trainer.enable_checkpointing is not False:
-            self.added_callbacks.append(self.config_init.checkpoint)
+        saves = self.config.trainer.enable_checkpointing is not False
+        keeper = self.config_init.checkpoint if saves else None
+        console = Console(self.record, quiet=self.options.quiet)
+        self.added_callbacks = [self.record, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         hush(trainer.loggers)
         return trainer
@@ -84,9 +92,18 @@ def train(cli: FitCLI, started: float) -> int:
     os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
-    except SystemExit:  # Lightning's way out of Ctrl-C
-        say(f"\ninterrupted; continue with `vitlab fit --resume {cli.run.path}`")
+    except Stopped as stopped:
+        say(f"\nstopped by {signal.Signals(stopped.args[0]).name}; continue with `vitlab fit --resume {cli.run.path}`")
+        return 130 if stopped.args[0] == signal.SIGINT else 75
+    except SystemExit:  # Lightning's way out of a Ctrl-C before the first step
+        say("\ninterrupted before the first step")
         return 130
+    except FloatingPointError as error:
+        say(f"\n{error}")
+        return 1
+    except torch.OutOfMemoryError:
+        say(f"\nout of GPU memory; {OUT_OF_MEMORY}")
+        return 1
     except (ValueError, UsageError) as error:
         if cli.record.started:
             raise
@@ -153,7 +170,8 @@ def close(cli: FitCLI, seconds: float) -> None:
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
     """Return what ties a result to the weights it was measured with."""
-    return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "raw"}
+    averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "ema" if averaged else "raw"}
 
 
 def save_weights(checkpoint: Path, path: Path) -> None:

@@ -1,6 +1,7 @@
 """LightningModules: a network with its loss, metrics and optimizer."""
 
 from vitlab.tasks.classifier import Classifier
+from vitlab.tasks.linear_probe import LinearProbe
 from vitlab.tasks.regressor import Regressor
 
-__all__ = ["Classifier", "Regressor"]
+__all__ = ["Classifier", "LinearProbe", "Regressor"]

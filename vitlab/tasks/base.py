@@ -1,17 +1,20 @@
 """What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
 
 import hashlib
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection, SumMetric
+from torchmetrics import MetricCollection
 
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim.param_groups import param_groups
 from vitlab.optim.schedule import warmup_cosine
+from vitlab.tasks.meter import Meter
+from vitlab.tasks.optimizer import build_optimizer, check_optimizer
 
 
 class Task(L.LightningModule):
@@ -20,7 +23,10 @@ class Task(L.LightningModule):
     Args:
         num_outputs: Number of values the network returns for an image.
         metrics: What to measure of outputs and targets, beside the loss.
+        opt: Optimizer: adamw (fused), or any name that timm knows, such as lamb, sgd, nadamw or muon.
         lr: Peak learning rate of the last layer, for the global batch of the config.
+        lr_scale: Whether `lr` holds for a batch of `lr_batch` images and grows with the batch, linearly or as its root.
+        lr_batch: Global batch that `lr` is meant for; used by `lr_scale`.
         min_lr: Learning rate at the end of the cosine.
         warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the beginning of the cosine.
         warmup_lr: Learning rate of the first step.
@@ -28,6 +34,8 @@ class Task(L.LightningModule):
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
         layer_decay: Learning rate of each stage, relative to the stage after it.
         pos_embed_lr_mult: Factor on the learning rate of everything trained in the position embedding.
+        freeze: Parts of the network that are not trained, as beginnings of parameter names: tokenizer, blocks.0.
+        compile: Whether the network is compiled by torch before training.
         **vit: Passed to :class:`VisionTransformer`.
     """
 
@@ -37,7 +45,10 @@ class Task(L.LightningModule):
         self,
         num_outputs: int,
         metrics: MetricCollection,
+        opt: str = "adamw",
         lr: float = 1e-3,
+        lr_scale: Literal["none", "linear", "sqrt"] = "none",
+        lr_batch: int = 512,
         min_lr: float = 1e-5,
         warmup_epochs: float = 5.0,
         warmup_lr: float = 1e-6,
@@ -45,15 +56,20 @@ class Task(L.LightningModule):
         weight_decay: float = 0.05,
         layer_decay: float = 1.0,
         pos_embed_lr_mult: float = 1.0,
+        freeze: Sequence[str] = (),
+        compile: bool = False,
         **vit: Any,
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
+        _freeze(self.net, freeze)
+        check_optimizer(opt)
         self.optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
         self.val_meter = Meter(metrics)
         self.test_meter = Meter(metrics)
         self.train_sums: dict[str, Tensor] = {}
+        self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
         self._stream_seed = 0
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,7 +92,15 @@ class Task(L.LightningModule):
         """Return what to report of a training batch, as sums over its samples."""
         return {}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["train_sums"] = self.train_sums
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.train_sums = dict(checkpoint.get("train_sums", {}))
+
     def on_fit_start(self) -> None:
+        if self.hparams["compile"]:
+            self.net.compile()
         self._stream_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
@@ -117,7 +141,7 @@ class Task(L.LightningModule):
         return self.net(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
-        lr, epochs = self.hparams["lr"], self.trainer.max_epochs or 0
+        epochs = self.trainer.max_epochs or 0
         steps = float(self.trainer.estimated_stepping_batches)
         if not 0 < steps < float("inf"):
             raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the cosine needs an end")
@@ -126,12 +150,19 @@ class Task(L.LightningModule):
             warmup_cosine,
             warmup=min(self.hparams["warmup_epochs"] * per_epoch, steps),
             total=steps - self.hparams["cooldown_epochs"] * per_epoch,
-            start=self.hparams["warmup_lr"] / lr,
-            final=self.hparams["min_lr"] / lr,
+            start=self.hparams["warmup_lr"] / self.hparams["lr"],
+            final=self.hparams["min_lr"] / self.hparams["lr"],
         )
-        optimizer = torch.optim.AdamW(self.optimizer_groups(), fused=True)
+        data: Any = getattr(self.trainer, "datamodule", None)
+        batch = getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(batch)))
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def batch_factor(self, batch: int) -> float:
+        """Return what the learning rate is multiplied with for a global batch of ``batch`` images."""
+        powers = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
+        return (batch / self.hparams["lr_batch"]) ** powers[self.hparams["lr_scale"]]
 
     def configure_gradient_clipping(
         self,
@@ -141,42 +172,24 @@ class Task(L.LightningModule):
     ) -> None:
         # Lightning refuses to clip for a fused optimizer, for the sake of float16 scalers only.
         if gradient_clip_val is not None:
-            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
 
-    def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Return the parameter groups: what decays, and how fast each learns."""
-        names = ("lr", "weight_decay", "layer_decay", "pos_embed_lr_mult")
-        return param_groups(self.net, **{name: self.hparams[name] for name in names})
+    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
+        """Return the parameter groups: what decays, and how fast each learns, with ``factor`` on every rate."""
+        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult")
+        return param_groups(self.net, self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: "Meter") -> None:
+    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
         meter.update(outputs, targets, self.eval_loss(outputs, targets))
 
 
-class Meter(nn.Module):
-    """Loss, metrics and number of samples of one evaluation, summed over all processes.
-
-    Args:
-        metrics: Metrics of outputs and targets, beside the loss.
-    """
-
-    def __init__(self, metrics: MetricCollection) -> None:
-        super().__init__()
-        self.metrics = metrics.clone()
-        self.loss = SumMetric(nan_strategy="disable")  # MeanMetric drops its weights when it lets NaN through
-        self.n = SumMetric(nan_strategy="disable")
-
-    def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
-        """Add a batch."""
-        self.metrics.update(outputs, targets)
-        self.loss.update(loss * len(outputs))
-        self.n.update(len(outputs))
-
-    def read(self, prefix: str) -> dict[str, Tensor]:
-        """Return every value under ``prefix`` and start anew."""
-        n = self.n.compute()
-        values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
-        for metric in (self.loss, self.metrics, self.n):
-            metric.reset()
-        return {prefix + name: value for name, value in values.items()}
+def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:
+    for beginning in beginnings:
+        found = [p for name, p in net.named_parameters() if f"{name}.".startswith(beginning.rstrip(".") + ".")]
+        if not found:
+            parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in net.named_parameters()))
+            raise ValueError(f"`freeze` must name parts of the network, got {beginning!r}; it has {parts}")
+        for p in found:
+            p.requires_grad = False

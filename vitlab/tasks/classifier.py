@@ -1,6 +1,6 @@
 """Supervised image classification."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,17 +11,24 @@ from vitlab.tasks.base import Task
 
 
 class Classifier(Task):
-    """Train a Vision Transformer on labelled images with cross-entropy.
+    """Train a Vision Transformer on labelled images.
 
     Args:
         num_classes: Number of classes K; comes from the data.
         label_smoothing: Share of the target spread over all classes, in training.
+        loss: Cross-entropy over the classes, or binary cross-entropy of each, Touvron et al. 2022 (arXiv:2204.07118).
         **task: Passed to :class:`Task`.
     """
 
     monitor = ("max", "val/acc1")
 
-    def __init__(self, num_classes: int = 1000, label_smoothing: float = 0.1, **task: Any) -> None:
+    def __init__(
+        self,
+        num_classes: int = 1000,
+        label_smoothing: float = 0.1,
+        loss: Literal["ce", "bce"] = "ce",
+        **task: Any,
+    ) -> None:
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
         accuracy: dict[str, Metric | MetricCollection] = {
@@ -30,7 +37,11 @@ class Classifier(Task):
         super().__init__(num_outputs=num_classes, metrics=MetricCollection(accuracy), **task)
 
     def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross-entropy with label smoothing; targets are ``(B,)`` labels or ``(B, K)`` shares."""
+        """Return the loss with label smoothing; targets are ``(B,)`` labels or ``(B, K)`` shares."""
+        if self.hparams["loss"] == "bce":
+            shares = F.one_hot(targets, outputs.shape[1]).to(outputs.dtype) if targets.ndim == 1 else targets
+            smoothing = self.hparams["label_smoothing"]
+            return F.binary_cross_entropy_with_logits(outputs, shares * (1 - smoothing) + smoothing / outputs.shape[1])
         return F.cross_entropy(outputs, targets, label_smoothing=self.hparams["label_smoothing"])
 
     def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

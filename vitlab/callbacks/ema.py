@@ -1,0 +1,37 @@
+"""Averaged weights."""
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import WeightAveraging
+
+
+class EMA(WeightAveraging):
+    """Keep an exponential moving average of the weights; it is what is validated, tested, saved and exported.
+
+    The decay warms up as (1 + t) / (10 + t) at step t, as in Karras et al. 2024 (arXiv:2312.02696) and timm: an average
+    with a decay of .9999 would otherwise look like chance for epochs. All weights move in one kernel.
+
+    Args:
+        decay: Share of the average that a step keeps, once it is warmed up; at least 0 and below 1.
+    """
+
+    def __init__(self, decay: float = 0.9999) -> None:
+        if not 0 <= decay < 1:
+            raise ValueError(f"`decay` of EMA must be at least 0 and below 1, got {decay}")
+        super().__init__(use_buffers=False)
+        self.decay = decay
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the average towards the weights, once for each step of the optimizer."""
+        step = trainer.global_step
+        if step > self._latest_update_step and self._average_model is not None:
+            weight = 1 - min(self.decay, (1 + step) / (10 + step))
+            average: list[torch.Tensor] = list(self._average_model.module.parameters())
+            current: list[torch.Tensor] = list(pl_module.parameters())
+            with torch.no_grad():
+                torch._foreach_lerp_(average, current, weight)
+            self._latest_update_step = step
