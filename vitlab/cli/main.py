@@ -11,11 +11,14 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
     "validate": ("measure a run on its validation split", "vitlab.cli.evaluate:validate"),
     "test": ("measure a run on its test split", "vitlab.cli.evaluate:test"),
+    "data": ("report on a folder of images before training on it", "vitlab.cli.data:main"),
+    "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),
+    "doctor": ("whether this machine can train: versions, devices, disk", "vitlab.cli.doctor:main"),
 }
 
 

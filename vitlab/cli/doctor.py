@@ -1,0 +1,237 @@
+"""``vitlab doctor``: whether this machine can train, and what to do where it cannot."""
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn
+
+from vitlab.errors import UsageError
+from vitlab.run_dir import RUNS
+
+PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
+MORE = ("matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml", "rich", "scikit-learn", "tqdm", "wandb")
+KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is wrong with them]
+    "torch": [("<2.10", "CVE-2026-24747: a weights_only file can run code; install torch>=2.10")],
+    "lightning": [
+        ("==2.6.2", "malware (GHSA-w37p-236h-pfx3): remove it, and change every password this machine holds"),
+        ("==2.6.3", "malware (GHSA-w37p-236h-pfx3): remove it, and change every password this machine holds"),
+        ("<2.6.6", "CVE-2026-58659; install lightning>=2.6.6,<2.7"),
+        (">=2.7", "not tried with vitlab; install lightning>=2.6.6,<2.7"),
+    ],
+    "pillow": [("<12.2", "GHSA-whj4-6x5x-4v2j; install pillow>=12.2")],
+    "jsonargparse": [(">=5", "lacks what Lightning 2.6 calls; install jsonargparse>=4.49,<5")],
+}
+FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
+ALL_REDUCE = "from vitlab.cli.doctor import all_reduce; all_reduce()"
+LEAST_DISK = 2  # GB
+
+
+class Finding(NamedTuple):
+    """What was found of one thing.
+
+    Args:
+        state: Whether it is as it should be, worth knowing, or in the way.
+        name: What was looked at.
+        text: What was found, and the way out.
+    """
+
+    state: Literal["ok", "note", "wrong"]
+    name: str
+    text: str
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab doctor``; the exit code is 1 if something is wrong."""
+    parser = _Parser(
+        "vitlab doctor",
+        description="Look at versions, devices, processes that talk to each other, Weights & Biases, and the disk.",
+        epilog="Exit code: 0 if nothing is wrong, 1 else.",
+        allow_abbrev=False,
+    )
+    parser.parse_args(argv)
+    wrong = 0
+    for check in CHECKS:
+        for finding in _findings(check):
+            wrong += finding.state == "wrong"
+            sys.stdout.write(f"{finding.state:<6} {finding.name:<13} {finding.text}\n")
+            sys.stdout.flush()
+    sys.stdout.write(f"\n{wrong} wrong\n" if wrong else "\nnothing is wrong\n")
+    return 1 if wrong else 0
+
+
+def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except Exception as error:  # a package that is missing or broken must not hide what the other checks find
+        yield Finding("wrong", check.__name__, f"cannot be looked at: {type(error).__name__}: {_line(error)}")
+
+
+def versions() -> Iterator[Finding]:
+    """Compare versions with those known to be bad; nothing is imported."""
+    python = platform.python_version()
+    old = sys.version_info < (3, 11)
+    yield Finding("wrong" if old else "ok", "python", f"{python}; vitlab needs 3.11 or newer" if old else python)
+    for title, names in (("packages", PACKAGES), ("", MORE)):
+        good = []
+        for name in names:
+            try:
+                version = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                yield Finding("wrong", name, "is missing; run `make setup` or `pip install -c constraints.txt -e .`")
+                continue
+            reasons = [why for rule, why in KNOWN_BAD.get(name, []) if _matches(version, rule)]
+            if reasons:
+                yield Finding("wrong", name, f"{version}: {reasons[0]}")
+            else:
+                good.append(f"{name} {version}")
+        yield Finding("ok", title, ", ".join(good))
+
+
+def _matches(version: str, rule: str) -> bool:
+    found = re.fullmatch(r"(<|>=|==)([\d.]+)", rule)
+    assert found
+    ours, theirs = _numbers(version), _numbers(found[2])
+    return {"<": ours < theirs, ">=": ours >= theirs, "==": ours == theirs}[found[1]]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    release = re.match(r"[\d.]*\d", version)
+    numbers = [int(part) for part in release[0].split(".")] if release else []
+    return tuple((*numbers, 0, 0, 0)[:3])
+
+
+def pair() -> Iterator[Finding]:
+    """Import torchvision, which holds code compiled for one torch."""
+    try:
+        import torch
+        import torchvision
+    except Exception as error:  # a wrong pair fails in many ways: ImportError, RuntimeError, OSError
+        text = f"torchvision does not import: {_line(error)}; install both from one place, as constraints.txt has them"
+        yield Finding("wrong", "torchvision", text)
+        return
+    (major, t, _), (_, v, _) = _numbers(torch.__version__), _numbers(torchvision.__version__)
+    text = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
+    if major == 2 and v != t + 15:  # 0.25 belongs to 2.10, and so on
+        yield Finding("wrong", "torchvision", f"{text}: torchvision 0.{t + 15} belongs to it")
+    else:
+        yield Finding("ok", "torchvision", text)
+
+
+def devices() -> Iterator[Finding]:
+    """List the devices that torch can use."""
+    import torch
+
+    yield Finding("ok", "cpu", f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads")
+    for i in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(i)
+        kind = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16: use 32-true"
+        yield Finding("ok", f"gpu {i}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}")
+    if torch.backends.mps.is_available():
+        yield Finding("ok", "gpu", "Apple MPS")
+    elif not torch.cuda.is_available():
+        if shutil.which("nvidia-smi"):
+            text = "there is a driver, but torch sees no GPU: is it a CPU build, or the driver too old?"
+            yield Finding("wrong", "gpu", f"{text} (torch {torch.__version__}, built for CUDA {torch.version.cuda})")
+        else:
+            yield Finding("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
+
+
+def processes(seconds: float = 60.0) -> Iterator[Finding]:
+    """Let two processes add their numbers, as training on two devices does."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        words = [sys.executable, "-c", ALL_REDUCE, f"{folder}/store"]
+        started = [
+            subprocess.Popen([*words, str(rank)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            for rank in (0, 1)
+        ]
+        try:
+            outputs = [process.communicate(timeout=seconds)[0].decode().strip() for process in started]
+        except subprocess.TimeoutExpired:
+            text = f"two processes did not meet within {seconds:g} s: a firewall? try GLOO_SOCKET_IFNAME=lo"
+            yield Finding("wrong", "gloo", text)
+            return
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+    if any(process.returncode for process in started) or outputs != ["3.0", "3.0"]:
+        yield Finding("wrong", "gloo", f"two processes cannot add their numbers: {outputs[0].splitlines()[-1:]}")
+    else:
+        yield Finding("ok", "gloo", "two processes added their numbers")
+
+
+def all_reduce() -> None:
+    """Add 1 and 2 over two processes and print the sum; the arguments are the store and the rank."""
+    import torch
+    import torch.distributed as dist
+
+    store, rank = sys.argv[1], int(sys.argv[2])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    number = torch.tensor([rank + 1.0])
+    dist.all_reduce(number)
+    sys.stdout.write(f"{number.item()}\n")
+    dist.destroy_process_group()
+
+
+def loading() -> Iterator[Finding]:
+    """Name a setting that lets checkpoints run code."""
+    if os.environ.get(FORCED):
+        text = f"{FORCED}={os.environ[FORCED]}: checkpoints could run code; unset it"
+        yield Finding("wrong", "checkpoints", text)
+    else:
+        yield Finding("ok", "checkpoints", "are read without running code")
+
+
+def wandb_mode() -> Iterator[Finding]:
+    """Tell where metrics go, beside metrics.jsonl."""
+    from vitlab.cli.wandb_setup import has_key
+
+    mode = os.environ.get("WANDB_MODE")
+    if mode:
+        yield Finding("ok", "W&B", f"{mode}, by WANDB_MODE")
+    elif has_key():
+        yield Finding("ok", "W&B", "online: there is a key")
+    else:
+        yield Finding("note", "W&B", "offline: there is no key; `wandb login` puts it online")
+
+
+def disk() -> Iterator[Finding]:
+    """Write where runs go, and measure what is free there and for the data loader."""
+    place = RUNS if RUNS.is_dir() else Path()
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(b"x")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        yield Finding("wrong", "disk", f"{place.resolve()} cannot be written: {_line(error)}")
+        return
+    free = shutil.disk_usage(place).free / 1e9
+    text = f"{free:,.1f} GB free in {place.resolve()}"
+    low = f"{text}: a checkpoint of ViT-S/16 takes 0.3 GB, and a run writes three at a time"
+    yield Finding("wrong", "disk", low) if free < LEAST_DISK else Finding("ok", "disk", text)
+    shared = Path("/dev/shm")  # Linux: where loader processes lay their batches
+    if shared.is_dir() and (left := shutil.disk_usage(shared).free / 1e9) < 1:
+        text = f"{left:.2f} GB free in {shared}: loader processes may die of it (in a container: --shm-size=8g)"
+        yield Finding("note", "shared memory", text)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (versions, pair, devices, processes, loading, wandb_mode, disk)
