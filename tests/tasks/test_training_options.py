@@ -1,0 +1,118 @@
+import copy
+import math
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.loss import BinaryCrossEntropy
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitlab.callbacks.ema import EMA
+from vitlab.tasks import Classifier, LinearProbe
+
+TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 3}
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers")
+
+
+def fit(task, callbacks=(), **trainer):
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(12, 1, 8, 8, generator=generator), torch.arange(12) % 3
+    loader = DataLoader(TensorDataset(images, labels), batch_size=4)
+    options = {"max_epochs": 2, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options |= {"enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
+    runner = L.Trainer(**options | trainer, callbacks=list(callbacks))
+    runner.fit(task, loader, loader)
+    return runner
+
+
+class Keep(L.Callback):
+    def __init__(self):
+        self.weights = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.weights.append(copy.deepcopy(pl_module.net.head.weight.data))
+
+
+def test_the_average_is_the_recursion_with_its_warmup():
+    task, keep, ema = Classifier(**TINY), Keep(), EMA(decay=0.6)
+    expected = task.net.head.weight.data.clone()
+    fit(task, [keep, ema])
+    for step, weight in enumerate(keep.weights, start=1):
+        decay = min(0.6, (1 + step) / (10 + step))
+        expected = decay * expected + (1 - decay) * weight
+    torch.testing.assert_close(task.net.head.weight.data, expected)  # the average is what is left at the end
+
+
+def test_what_is_validated_is_the_average():
+    seen = {}
+
+    class Look(L.Callback):
+        def on_validation_batch_end(self, trainer, pl_module, *rest):
+            if not trainer.sanity_checking:
+                seen["validated"] = pl_module.net.head.weight.data.clone()
+
+    task = Classifier(**TINY)
+    fit(task, [EMA(decay=0.9), Look()])
+    assert torch.equal(seen["validated"], task.net.head.weight.data)
+
+
+def test_a_decay_of_one_is_refused():
+    with pytest.raises(ValueError, match="`decay` of EMA must be at least 0 and below 1, got 1"):
+        EMA(decay=1)
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "nadamw", "muon"])
+def test_optimizers_keep_the_groups(opt):
+    task = Classifier(**TINY, opt=opt, pos_embed_lr_mult=3, lr=0.01)
+    optimizer = fit(task).optimizers[0]
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.0, 0.05}
+    rates = sorted({g["initial_lr"] for g in optimizer.param_groups})
+    assert rates == pytest.approx([0.01, 0.03])
+
+
+def test_an_unknown_optimizer_names_the_closest():
+    with pytest.raises(ValueError, match="got 'adamww'; did you mean \"adamw\""):
+        Classifier(**TINY, opt="adamww")
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("none", 1), ("linear", 2), ("sqrt", math.sqrt(2))])
+def test_the_learning_rate_grows_with_the_batch(scale, factor):
+    assert Classifier(**TINY, lr_scale=scale, lr_batch=512).batch_factor(1024) == pytest.approx(factor)
+
+
+def test_frozen_parts_stay_and_a_rule_without_a_match_is_refused():
+    task = Classifier(**TINY, freeze=["tokenizer", "blocks.0.attn"])
+    before = {k: v.clone() for k, v in task.net.state_dict().items()}
+    fit(task)
+    changed = {k for k, v in task.net.state_dict().items() if not torch.equal(v, before[k])}
+    assert not [k for k in changed if k.startswith(("tokenizer.", "blocks.0.attn."))]
+    assert "blocks.0.mlp.fc1.weight" in changed
+    with pytest.raises(ValueError, match="`freeze` must name parts of the network, got 'block'; it has"):
+        Classifier(**TINY, freeze=["block"])
+
+
+def test_a_linear_probe_moves_the_head_alone():
+    task = LinearProbe(**TINY, dropout=0.5)
+    before = {k: v.clone() for k, v in task.net.state_dict().items()}
+    fit(task)
+    changed = {k for k, v in task.net.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_binary_cross_entropy_is_timms(smoothing):
+    task = Classifier(**TINY, loss="bce", label_smoothing=smoothing)
+    outputs, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 1, 0])
+    theirs = BinaryCrossEntropy(smoothing=smoothing)(outputs, labels)
+    dense = F.one_hot(labels, 3).float() * (1 - smoothing) + smoothing / 3
+    torch.testing.assert_close(task.train_loss(outputs, labels), F.binary_cross_entropy_with_logits(outputs, dense))
+    torch.testing.assert_close(task.train_loss(outputs, labels), theirs, rtol=0.1, atol=0.02)
+
+
+def test_a_compiled_network_has_the_same_names():
+    task = Classifier(**TINY, compile=True)
+    task.net.compile = lambda: setattr(task, "compiled", True)
+    fit(task)
+    assert task.compiled
+    assert not [name for name in task.state_dict() if "_orig_mod" in name]
