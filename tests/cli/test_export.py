@@ -1,0 +1,248 @@
+import json
+import os
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from vitlab.cli import export, formats
+from vitlab.cli.formats import FORMATS, largest_difference
+from vitlab.cli.main import main
+from vitlab.cli.restore import restore
+from vitlab.models.convert import load_weights
+from vitlab.models.vit import VisionTransformer
+from vitlab.run_dir import RunDir
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--quiet"]
+GRAPHS = [pytest.param(form, marks=pytest.mark.slow) for form in ("onnx", "pt2")]
+
+
+def train(folder, config):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.chdir(folder)
+        assert main(["fit", "--config", str(REPOSITORY / "configs" / config), "--name", "run", *TINY]) == 0
+    return folder / "runs" / "run"
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("vit"), "vit.yaml")
+
+
+@pytest.fixture(scope="module")
+def t2t(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("t2t"), "t2t.yaml")
+
+
+def network(run):
+    return restore(RunDir(run), run / "checkpoints" / "best.ckpt").model.net
+
+
+def outputs(net, images):
+    with torch.no_grad():
+        return net(images)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "timm", *GRAPHS])
+def test_a_vit_is_exported_and_checked(vit, form, tmp_path, capsys):
+    path = tmp_path / "new" / f"vit{export.SUFFIXES[form]}"
+    assert main(["export", str(vit), "--to", form, "-o", str(path), "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert "largest difference of outputs" in shown and str(path) in shown
+    assert sorted(os.listdir(path.parent)) == [path.name, f"{path.name}.json"]  # nothing half-written
+
+
+@pytest.mark.parametrize("form", ["safetensors", *GRAPHS])
+def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path):
+    path = tmp_path / f"t2t{export.SUFFIXES[form]}"
+    assert main(["export", str(t2t), "--to", form, "-o", str(path), "--check", "--quiet"]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tokenizer": "t2t", "t2t_attn": "transformer", "pos_embed": "sincos1d"},
+        {"tokenizer": "conv", "pos_embed": "conv"},
+        {"pos_embed": "rope2d", "qk_norm": True, "norm_layer": "rmsnorm"},
+        {"pos_embed": "rope_mixed", "layer_scale": 0.5},
+        {"pos_embed": "relpos", "reg_tokens": 2},
+        {"pos_embed": "alibi2d", "class_token": False, "global_pool": "avg"},
+        {"pos_embed": "factorized", "global_pool": "map"},
+        {"pos_embed": "sincos2d", "global_pool": "max", "act_layer": "gelu_tanh", "head_hidden": 8},
+    ],
+    ids=lambda arguments: "-".join(str(value) for value in arguments.values()),
+)
+def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, form, tmp_path):
+    tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    kernels = {"t2t_kernels": [3, 3], "t2t_strides": [2, 2], "t2t_dim": 8}
+    net = randomised(VisionTransformer(**tiny, **kernels, **arguments))
+    write, read = FORMATS[form]
+    write(net, {}, tmp_path / f"net.{form}")
+    assert largest_difference(net, read(tmp_path / f"net.{form}", {})) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
+def test_the_performers_small_number_is_kept(form, tmp_path):
+    """Where all features are small, the 1e-8 in the denominator decides; optimizers of graphs took it for 0."""
+    net = VisionTransformer(
+        [8, 16], tokenizer="t2t", t2t_kernels=[3, 3], t2t_dim=8, embed_dim=16, depth=1, num_heads=2, num_classes=3
+    )
+    net = randomised(net)
+    layer = net.tokenizer.attention1
+    with torch.no_grad():
+        layer.kqv.weight.mul_(5)
+        k, q, _ = layer.kqv(layer.norm1(torch.randn(2, 32, 27))).chunk(3, dim=-1)
+        products = layer.features(q) @ layer.features(k).sum(dim=1, keepdim=True).transpose(1, 2)
+    assert products.median() < 1e-8
+    write, read = FORMATS[form]
+    write(net, {}, tmp_path / f"net.{form}")
+    assert largest_difference(net, read(tmp_path / f"net.{form}", {})) < 1e-4
+
+
+def randomised(net):
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net.eval()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"norm_eps": 1e-3},
+        {"norm_layer": "rmsnorm", "qk_norm": True, "norm_eps": 1e-2},
+        {"act_layer": "silu", "qkv_bias": False, "reg_tokens": 3},
+        {"act_layer": "gelu_tanh", "layer_scale": 0.5, "mlp_ratio": 1.5},
+        {"class_token": False, "global_pool": "avg", "pos_embed": "sincos2d"},
+        {"global_pool": "map", "pos_embed": "factorized", "norm_eps": 1e-2},
+        {"global_pool": "max", "pos_embed": "none", "act_layer": "relu"},
+        {"pos_embed": "sincos1d", "pos_embed_trainable": True, "qk_scale": 8**-0.5},
+    ],
+    ids=lambda arguments: "-".join(str(value) for value in arguments.values()),
+)
+def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
+    tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    net = randomised(VisionTransformer(**tiny, **arguments))
+    network = formats.network_arguments(net, {**tiny, **arguments})
+    write, read = FORMATS["timm"]
+    code = write(net, network, tmp_path / "net.safetensors")["timm"]
+    assert largest_difference(net, read(tmp_path / "net.safetensors", network)) < 1e-5
+    import timm.models
+
+    theirs = eval(code, {"timm": timm, "torch": torch, "partial": partial}).eval()  # as printed for the user
+    theirs.load_state_dict(load_file(tmp_path / "net.safetensors"))
+    assert largest_difference(net, theirs) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"tokenizer": "t2t"}, "`tokenizer: t2t`"),
+        ({"pos_embed": "rope2d"}, "`pos_embed: rope2d`"),
+        ({"pos_embed": "alibi2d"}, "`pos_embed: alibi2d`"),
+        ({"pos_embed_join": "every_layer_shared"}, "`pos_embed_join: every_layer_shared`"),
+        ({"qk_scale": 0.3}, "`qk_scale: 0.3`"),
+        ({"head_hidden": 4, "tokenizer": "conv"}, "`tokenizer: conv` and `head_hidden: 4`"),
+    ],
+)
+def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp_path):
+    tiny = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    net = VisionTransformer(**tiny, **arguments)
+    with pytest.raises(ValueError, match=r"no counterpart of .*; use --to safetensors, onnx or pt2") as error:
+        FORMATS["timm"][0](net, formats.network_arguments(net, {**tiny, **arguments}), tmp_path / "net.safetensors")
+    assert named in str(error.value)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_t2t_run_cannot_become_timms(t2t, capsys):
+    assert main(["export", str(t2t), "--to", "timm"]) == 2
+    error = capsys.readouterr().err
+    assert "`tokenizer: t2t`; use --to safetensors, onnx or pt2" in error and error.count("\n") == 1
+
+
+def test_timms_table_has_a_class_position_of_zeros(vit, tmp_path):
+    path = tmp_path / "vit.safetensors"
+    assert main(["export", str(vit), "--to", "timm", "-o", str(path), "--quiet"]) == 0
+    table = load_file(path)["pos_embed"]
+    assert table.shape == (1, 17, 48)
+    assert not table[:, 0].any()
+    assert torch.equal(table[:, 1:], network(vit).pos_embed.weight)
+
+
+def test_safetensors_says_how_its_network_is_built(vit, tmp_path):
+    path = tmp_path / "vit.safetensors"
+    assert main(["export", str(vit), "--to", "safetensors", "-o", str(path), "--quiet"]) == 0
+    with safe_open(path, framework="pt") as file:
+        arguments = json.loads(file.metadata()["hyper_parameters"])
+    model = VisionTransformer(**arguments).eval()
+    assert load_weights(model, path) == []
+    images = torch.randn(3, 1, 8, 8)
+    assert torch.equal(outputs(model, images), outputs(network(vit), images))
+    assert path.stat().st_mode & 0o777 == (tmp_path / "vit.safetensors.json").stat().st_mode & 0o777
+
+
+def test_the_file_beside_says_what_images_and_outputs_are(vit, tmp_path):
+    path = tmp_path / "vit.safetensors"
+    assert main(["export", str(vit / "checkpoints" / "last.ckpt"), "--to", "safetensors", "-o", str(path)]) == 0
+    facts = json.loads((tmp_path / "vit.safetensors.json").read_text())
+    data = json.loads((vit / "data.json").read_text())
+    assert facts["images"]["shape"] == ["batch", 1, 8, 8]
+    assert (facts["images"]["mean"], facts["images"]["std"]) == (data["mean"], data["std"])
+    assert facts["outputs"] == [str(digit) for digit in range(10)]
+    assert facts["checkpoint"]["file"] == "last.ckpt" and len(facts["checkpoint"]["sha256"]) == 64
+    assert VisionTransformer(**facts["network"]).img_size == (8, 8)
+
+
+def test_by_default_the_file_lies_in_the_run(vit, capsys):
+    assert main(["export", str(vit), "--to", "safetensors"]) == 0
+    assert (vit / "export" / "best.safetensors").is_file()
+    assert str(vit / "export" / "best.safetensors") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [2e-4, float("nan")])
+def test_a_file_that_says_something_else_fails_the_check_and_is_not_left(vit, wrong, tmp_path, monkeypatch, capsys):
+    write, read = FORMATS["safetensors"]
+
+    def distorted(path, arguments):
+        model = read(path, arguments)
+        return lambda images: model(images) + wrong * (torch.arange(len(images)) == 4)[:, None]  # in one image of five
+
+    monkeypatch.setitem(FORMATS, "safetensors", (write, distorted))
+    path = tmp_path / "vit.safetensors"
+    path.write_text("earlier")
+    assert main(["export", str(vit), "--to", "safetensors", "-o", str(path), "--check"]) == 1
+    assert "outputs differ by" in capsys.readouterr().err
+    assert path.read_text() == "earlier" and os.listdir(tmp_path) == [path.name]
+    assert main(["export", str(vit), "--to", "safetensors", "-o", str(path)]) == 0
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named_with_the_way_to_install_it(vit, package, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["export", str(vit), "--to", "onnx"]) == 2
+    error = capsys.readouterr().err
+    assert f"needs {package}: pip install 'vitlab[export]'" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "torchscript"], "torchscript"),
+        ([], "--to"),
+        (["--to", "onnx", "-o", "vit.pt"], "`--output` must end with .onnx, got vit.pt"),
+        (["--to", "timm", "-o", "vit.timm"], "`--output` must end with .safetensors, got vit.timm"),
+        (["--to", "pt2", "-o", "/dev/null/vit.pt2"], "cannot be written"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(vit, arguments, message, capsys):
+    assert main(["export", str(vit), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.startswith("vitlab: ") and error.count("\n") == 1

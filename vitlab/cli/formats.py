@@ -1,0 +1,150 @@
+"""A network as a file of weights or as a graph, and back."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.models.convert import load_weights, to_timm
+from vitlab.models.vit import VisionTransformer
+
+Arguments = dict[str, Any]  # of VisionTransformer
+Outputs = Callable[[Tensor], Tensor]
+_HUGE = 1.5e9  # bytes; an ONNX file holds 2 GB at most, with larger weights in a file beside it
+_TIMM_NAMES = (  # arguments of the same name and meaning
+    *("img_size", "in_chans", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
+    *("qk_norm", "class_token", "reg_tokens", "global_pool", "act_layer"),
+)
+
+
+def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arguments:
+    """Return all arguments that build ``net``, of what its task was built with."""
+    parameters = inspect.signature(VisionTransformer).parameters.values()
+    arguments = {p.name: hparams.get(p.name, p.default) for p in parameters}
+    with torch.no_grad():
+        num_classes = net(torch.zeros(1, net.in_chans, *net.img_size)).shape[1]
+    plain = {"img_size": list(net.img_size), "in_chans": net.in_chans, "num_classes": num_classes}
+    return json.loads(json.dumps({**arguments, **plain}))
+
+
+def largest_difference(net: VisionTransformer, exported: Outputs) -> float:
+    """Return how far outputs of random images are apart, at most, in batches of 1 and of 5; NaN if one is NaN."""
+    generator = torch.Generator().manual_seed(0)
+    differences = []
+    for count in (1, 5):
+        images = torch.randn(count, net.in_chans, *net.img_size, generator=generator)
+        with torch.no_grad():
+            differences.append((exported(images) - net(images)).abs().max())
+    return float(torch.stack(differences).max())
+
+
+def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+    state = {name: value.contiguous() for name, value in net.state_dict().items()}
+    save_file(state, path, metadata={"format": "pt", "hyper_parameters": json.dumps(network)})
+    return {}
+
+
+def _read_safetensors(path: Path, network: Arguments) -> Outputs:
+    model = VisionTransformer(**network).eval()
+    changes = load_weights(model, path)
+    assert not changes, changes
+    return model
+
+
+def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+    arguments = _timm_arguments(network)
+    norm = arguments.pop("norm_layer")
+    state = net.state_dict()
+    table = None
+    if isinstance(net.pos_embed, AddedPosEmbed):  # what is added to the tokens, whatever it is made of
+        state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
+        table = net.pos_embed.table().detach()
+    save_file({name: value.contiguous() for name, value in to_timm(state, table).items()}, path, {"format": "pt"})
+    code = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    code += f", norm_layer=partial(torch.nn.{norm.func.__name__}, eps={norm.keywords['eps']:g})"
+    return {"timm": f"timm.models.VisionTransformer({code})"}
+
+
+def _read_timm(path: Path, network: Arguments) -> Outputs:
+    from timm.models import VisionTransformer as TimmViT
+
+    model = TimmViT(**_timm_arguments(network)).eval()
+    model.load_state_dict(load_file(path))
+    return model
+
+
+def _timm_arguments(network: Arguments) -> dict[str, Any]:
+    """Return the arguments of timm's VisionTransformer for a network, or refuse one that it cannot build."""
+    possible = {
+        "tokenizer": ("patch",),
+        "pos_embed": ("none", "learned", "factorized", "sincos1d", "sincos2d"),
+        "pos_embed_join": (None, "stem"),
+        "qk_scale": (None, (network["embed_dim"] / network["num_heads"]) ** -0.5),
+        "head_hidden": (0,),
+    }
+    foreign = [f"`{name}: {network[name]}`" for name, values in possible.items() if network[name] not in values]
+    if foreign:
+        raise UsageError(
+            f"timm's VisionTransformer has no counterpart of {' and '.join(foreign)}; use --to safetensors, onnx or pt2"
+        )
+    norm = torch.nn.LayerNorm if network["norm_layer"] == "layernorm" else torch.nn.RMSNorm
+    return {
+        **{name: network[name] for name in _TIMM_NAMES},
+        "pos_embed": "none" if network["pos_embed"] == "none" else "learn",
+        "init_values": network["layer_scale"],
+        "fc_norm": False,
+        "norm_layer": partial(norm, eps=network["norm_eps"]),
+    }
+
+
+def _write_onnx(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+    torch.onnx.export(
+        net,
+        (_example(net),),
+        path,
+        input_names=["images"],
+        output_names=["outputs"],
+        dynamo=True,
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
+        optimize=False,  # onnxscript takes the performer's 1e-8 for 0 and drops it; runtimes optimize when they load
+        verbose=False,
+    )
+    return {}
+
+
+def _read_onnx(path: Path, network: Arguments) -> Outputs:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
+
+
+def _write_pt2(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+    program = torch.export.export(net, (_example(net),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(program, path)
+    return {}
+
+
+def _read_pt2(path: Path, network: Arguments) -> Outputs:
+    return torch.export.load(path).module()
+
+
+def _example(net: VisionTransformer) -> Tensor:
+    return torch.zeros(2, net.in_chans, *net.img_size)  # a batch of 1 would become part of the graph
+
+
+FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Arguments], Outputs]]] = {
+    "safetensors": (_write_safetensors, _read_safetensors),
+    "timm": (_write_timm, _read_timm),
+    "onnx": (_write_onnx, _read_onnx),
+    "pt2": (_write_pt2, _read_pt2),
+}
