@@ -18,4 +18,34 @@ ANALYSES = {  # name: module:function that takes a Subject and returns a Finding
         "vitlab.analysis.attention:analyze_entropy",
         "How widely each head looks: near the dashed line it looks at all tokens alike, near 0 at a single one.",
     ),
+    "position": (
+        "vitlab.analysis.positions:analyze_position",
+        "Each tile compares the position of its cell with all cells: bright neighbours mean that the table knows the "
+        "grid; fixed sines do so by construction.",
+    ),
+    "displacement": (
+        "vitlab.analysis.positions:analyze_displacement",
+        "How the logit depends on where the key lies, seen from the query at the cross: a pattern is knowledge of "
+        "position, by whatever method; flat is none.",
+    ),
+    "scramble": (
+        "vitlab.analysis.scramble:analyze_scramble",
+        "Tokens change places before they get positions: what is lost is what the network knows through them; without "
+        "positions nothing changes.",
+    ),
+    "scramble_image": (
+        "vitlab.analysis.scramble:analyze_scramble_image",
+        "Patches of the image change places before the tokenizer: for overlapping tokenizers that changes the tokens "
+        "themselves, so only `scramble` speaks of positions there.",
+    ),
+    "shift": (
+        "vitlab.analysis.shift:analyze_shift",
+        "How often the prediction survives a move of the image: whole patches round the border are exact only without "
+        "positions, for the patch tokenizer.",
+    ),
+    "resolution": (
+        "vitlab.analysis.resolution:analyze_resolution",
+        "Accuracy at other sizes for each way to carry positions over: objects change size too, so compare with a run "
+        "without positions (--against).",
+    ),
 }

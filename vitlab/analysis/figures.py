@@ -13,9 +13,9 @@ MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (7, 3)))
 
 
-def grid_of_axes(rows: int, columns: int, size: float = 1.5) -> tuple[Figure, np.ndarray]:
-    """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each."""
-    figure = Figure(figsize=(max(columns * size, 3.0), max(rows * size, 1.6)), layout="constrained")
+def grid_of_axes(rows: int, columns: int, size: float = 1.5, bar: bool = False) -> tuple[Figure, np.ndarray]:
+    """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each, with room for a colour bar."""
+    figure = Figure(figsize=(max(columns * size, 2.5) + bar, max(rows * size, 1.8)), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
 

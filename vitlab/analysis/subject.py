@@ -14,6 +14,7 @@ from torch import Tensor
 from vitlab.data.base import ImageData
 from vitlab.data.order import EvalOrder
 from vitlab.data.pipeline import Pipeline
+from vitlab.data.sets import Images
 from vitlab.data.splits import SplitName
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
@@ -74,23 +75,26 @@ class Subject:
     def batches(
         self, split: SplitName = "val", limit: int | None = None, pipeline: Pipeline | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield normalised ``(B, C, H, W)`` images and their ``(B,)`` classes, in the order of the split.
+        """Yield normalised ``(B, C, H, W)`` images and their ``(B,)`` classes.
 
         Args:
-            split: Which images; never augmented.
+            split: Which images; never augmented. Where there are too many, always the same random ones.
             limit: How many at most; default: ``num_images``.
             pipeline: What prepares them; default: what the network was trained with, without augmentation.
         """
-        data, left = self.data, self.num_images if limit is None else limit
-        data.build(split)
-        pipeline = pipeline or data.pipeline
-        order = EvalOrder(len(data.splits[split]), min(data.batch_size, 32))
-        loader = pipeline.loader(data.splits[split], order, data.mean, 0, torch.device("cpu"), data.complain)
-        for images, labels, _ in loader:
-            yield pipeline.normalise(images[:left].to(self.device), data.statistics()), labels[:left].to(self.device)
-            left -= len(images)
-            if left <= 0:
-                return
+        self.data.build(split)
+        images, limit = self.data.splits[split], self.num_images if limit is None else limit
+        if len(images) > limit:
+            chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:limit]
+            images = images.take(chosen.sort().values.numpy())
+        return self.prepared(images, pipeline)
+
+    def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of some images of the data set, as :meth:`batches` does."""
+        data, pipeline = self.data, pipeline or self.data.pipeline
+        order = EvalOrder(len(images), min(data.batch_size, 32))
+        for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.complain):
+            yield pipeline.normalise(pixels.to(self.device), data.statistics()), labels.to(self.device)
 
     def labelled(self, split: SplitName = "val", limit: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the images and classes of :meth:`batches` in one piece."""

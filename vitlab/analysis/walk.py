@@ -48,6 +48,12 @@ def block_tokens(net: VisionTransformer, images: Tensor) -> list[Tensor]:
     return caught
 
 
+@torch.no_grad()
+def outputs(net: VisionTransformer, images: Tensor, batch_size: int = 32) -> Tensor:
+    """Map any number of ``(B, C, H, W)`` images to ``(B, K)`` outputs, a few at a time."""
+    return torch.cat([net(batch) for batch in images.split(batch_size)])
+
+
 @contextmanager
 def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
     """Append the first argument of each call of one of ``modules`` to ``caught`` inside a ``with`` block."""

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from small_nets import POSITIONS
+
+from vitlab.analysis.positions import analyze_displacement, analyze_position, displacement_profile, similarity
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed.biases import RelPos
+
+
+def test_similarity_is_the_cosine_of_each_pair():
+    table = torch.randn(6, 5)
+    for i in range(6):
+        for j in range(6):
+            expected = torch.dot(table[i], table[j]) / (table[i].norm() * table[j].norm())
+            assert similarity(table)[i, j].item() == pytest.approx(expected.item(), abs=1e-6)
+
+
+def test_the_profile_is_the_mean_of_a_loop_over_pairs():
+    h, w = 2, 3
+    logits = torch.randn(2, 6, 6)
+    sums, counts = torch.zeros(2, 3, 5), torch.zeros(3, 5)
+    for query in range(6):
+        for key in range(6):
+            dy, dx = key // w - query // w, key % w - query % w
+            sums[:, dy + h - 1, dx + w - 1] += logits[:, query, key]
+            counts[dy + h - 1, dx + w - 1] += 1
+    expected = sums / counts - logits.mean(dim=(1, 2))[:, None, None]
+    torch.testing.assert_close(displacement_profile(logits, (h, w)), expected)
+
+
+def test_a_relative_bias_is_its_own_profile():
+    bias = RelPos((3, 4), num_heads=2)
+    torch.nn.init.normal_(bias.bias_table)
+    profile = displacement_profile(bias.bias(0), (3, 4))
+    expected = bias.bias_table[0].T.reshape(2, 5, 7).flip(1, 2)  # the table has query minus key
+    difference = profile - expected
+    torch.testing.assert_close(difference, difference[:, :1, :1].expand_as(difference), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pos_embed", POSITIONS)
+def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_embed):
+    subject = small_subject(pos_embed=pos_embed)
+    table = analyze_displacement(subject).table
+    assert len(table) == 2 * 2 * 7 * 7 and table["logit"].notna().all()
+    if pos_embed in ("learned", "factorized", "sincos1d", "sincos2d"):
+        assert len(analyze_position(subject).table) == 16 * 16
+    else:
+        with pytest.raises(UsageError, match=f"pos_embed={pos_embed} has none; use displacement"):
+            analyze_position(subject)
+
+
+def test_each_layer_shows_its_own_table(small_subject):
+    tables = [analyze_position(small_subject(pos_embed_join="every_layer", layer=i)).table for i in (0, 1)]
+    assert not tables[0].equals(tables[1])

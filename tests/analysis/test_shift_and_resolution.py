@@ -1,0 +1,99 @@
+import copy
+
+import pytest
+import torch
+from small_nets import small_net
+
+from vitlab.analysis.resolution import analyze_resolution, canvas, resized_net, sizes
+from vitlab.analysis.scramble import compare
+from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
+from vitlab.models.convert import load_weights
+
+IMAGES = torch.arange(1.0, 25).view(1, 1, 4, 6)
+
+
+@pytest.mark.parametrize(("dy", "dx"), [(1, 0), (-2, 0), (0, 2), (0, -1), (1, -2)])
+def test_a_shift_moves_every_pixel_and_fills_the_border(dy, dx):
+    for fill in ("black", "reflect", "circular"):
+        moved = shifted(IMAGES, dy, dx, fill, black=-7.0)
+        for y in range(4):
+            for x in range(6):
+                source_y, source_x = y - dy, x - dx
+                if fill == "circular":
+                    expected = IMAGES[0, 0, source_y % 4, source_x % 6]
+                elif fill == "reflect":
+                    source_y, source_x = abs(source_y), abs(source_x)
+                    expected = IMAGES[0, 0, min(source_y, 6 - source_y), min(source_x, 10 - source_x)]
+                else:
+                    inside = 0 <= source_y < 4 and 0 <= source_x < 6
+                    expected = IMAGES[0, 0, source_y, source_x] if inside else torch.tensor(-7.0)
+                assert moved[0, 0, y, x] == expected
+
+
+def test_whole_patches_round_the_border_change_nothing_without_positions():
+    images = torch.randn(3, 1, 8, 8)
+    for pos_embed, limit in (("none", 1e-5), ("learned", None)):
+        net = small_net(pos_embed=pos_embed)
+        with torch.no_grad():
+            change = (net(shifted(images, 2, -4, "circular")) - net(images)).abs().max().item()
+        assert change <= limit if limit else change > 1e-3
+
+
+def test_shifts_go_from_pixels_to_two_patches():
+    assert shift_sizes(2, 8) == [1, 2, 4]
+    assert shift_sizes(16, 224) == [1, 2, 4, 8, 16, 32]
+    assert shift_sizes(4, 8) == [1, 2, 3, 4]
+
+
+def test_the_shift_table_holds_every_fill_and_direction(small_subject):
+    table = analyze_shift(small_subject()).table
+    assert len(table) == 3 * 4 * 4
+    assert (table[table["pixels"] == 0]["agreement"] == 1).all()
+
+
+def test_comparison_counts_what_differs():
+    before, after = torch.eye(4), torch.eye(4)[[0, 1, 3, 2]]
+    found = compare(before, after, torch.tensor([0, 0, 2, 2]))
+    assert found == {"acc1": 0.5, "flipped": 0.5, "change_mean": 0.25, "change_max": 1.0}
+
+
+def test_sizes_reach_from_half_to_twice_in_whole_patches():
+    assert sizes((8, 8), (4, 4)) == [(4, 4), (6, 6), (8, 8), (10, 10), (12, 12), (16, 16)]
+    assert sizes((224, 224), (14, 14))[0] == (112, 112)
+
+
+def test_a_canvas_keeps_pixels_and_whole_patches():
+    large = canvas(IMAGES, (8, 12), torch.tensor([[[-1.0]]]), steps=(2, 2))
+    assert torch.equal(large[:, :, 2:6, 2:8], IMAGES)
+    assert (large.sum() - IMAGES.sum()).item() == -(8 * 12 - 24)
+    assert torch.equal(canvas(large, (4, 6), torch.tensor([[[-1.0]]]), steps=(2, 2)), IMAGES)
+
+
+@pytest.mark.parametrize("pos_embed", ["none", "learned", "sincos2d", "relpos", "rope2d", "conv"])
+def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(small_subject, pos_embed):
+    table = analyze_resolution(small_subject(pos_embed=pos_embed, num_images=16)).table
+    trained = table[table["size"] == 8]
+    assert trained["acc1"].nunique() == 1
+    expected = {"sincos2d": 3, "rope2d": 2}.get(pos_embed, 1)
+    assert table["policy"].nunique() == expected and len(table) == 6 * 2 * expected
+    metrics = set(table["metric"])
+    assert "resolution/acc1@12" in metrics
+    if pos_embed == "rope2d":
+        assert "resolution/acc1@12/rescale" in metrics
+
+
+def test_another_size_is_what_loading_at_that_size_gives(small_subject, tmp_path):
+    subject = small_subject(pos_embed="learned")
+    torch.save({"state_dict": subject.net.state_dict()}, tmp_path / "weights.pt")
+    other = small_net(pos_embed="learned", img_size=(12, 12))
+    load_weights(other, tmp_path / "weights.pt", "interpolate")
+    images = torch.randn(2, 1, 12, 12)
+    with torch.no_grad():
+        torch.testing.assert_close(resized_net(subject, (12, 12), "interpolate")(images), other(images))
+
+
+def test_another_run_is_drawn_beside(small_subject):
+    subject = small_subject(num_images=16)
+    subject.other = copy.copy(small_subject(pos_embed="none", num_images=16))
+    subject.other.name = "none"
+    assert set(analyze_resolution(subject).table["run"]) == {"model", "none"}

@@ -1,0 +1,103 @@
+"""What a network knows of position: the table's similarities, and logits by displacement."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.walk import attention_logits
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.resample import Grid
+from vitlab.models.vit import VisionTransformer
+
+
+def similarity(table: Tensor) -> Tensor:
+    """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929)."""
+    table = F.normalize(table, dim=-1)
+    return table @ table.T
+
+
+def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
+    """Map ``(A, N, N)`` logits to their mean over pairs at each displacement, ``(A, 2h - 1, 2w - 1)``.
+
+    Entry (h - 1 + dy, w - 1 + dx) is for keys dy rows below and dx columns right of their query. Each head's mean over
+    all pairs is taken away, since the softmax does not see it.
+    """
+    h, w = grid_size
+    y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    y, x = y.flatten().to(logits.device), x.flatten().to(logits.device)
+    index = (y - y[:, None] + h - 1) * (2 * w - 1) + x - x[:, None] + w - 1  # (N, N): key minus query
+    count = torch.bincount(index.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
+    centred = logits - logits.mean(dim=(1, 2), keepdim=True)
+    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centred.flatten(1))
+    return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
+
+
+def mean_logits(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], int]:
+    """Return each block's ``(A, N, N)`` patch to patch logits, their mean over all images, and the number of these."""
+    sums: list[Tensor] = []
+    n = 0
+    for images, _ in batches:
+        n += len(images)
+        for layer, logits in enumerate(attention_logits(net, images)):
+            total = logits[:, :, net.num_prefix_tokens :, net.num_prefix_tokens :].double().sum(dim=0)
+            sums[layer : layer + 1] = [total + sums[layer] if layer < len(sums) else total]
+    return [total / n for total in sums], n
+
+
+def analyze_position(subject: Subject) -> Finding:
+    """Compare the table's vectors of all cells with each other."""
+    net, pos_embed = subject.net, subject.net.pos_embed
+    if not isinstance(pos_embed, AddedPosEmbed):
+        raise UsageError(
+            f"position compares the rows of a table, and pos_embed={subject.pos_embed} has none; use displacement, "
+            "which works for every method"
+        )
+    layer = subject.layer or 0
+    with torch.no_grad():
+        table = pos_embed.table(layer).detach().float()
+        images = next(subject.batches(limit=32))[0]
+        ratio = float(table.norm(dim=-1).mean() / net.tokenizer(images).norm(dim=-1).mean())
+    h, w = net.grid_size
+    cosines = similarity(table).cpu().view(h, w, h, w)
+    figure, axes = grid_of_axes(h, w, size=max(0.45, min(1.1, 7 / w)), bar=True)
+    for y in range(h):
+        for x in range(w):
+            shown = heat(axes[y, x], cosines[y, x].numpy(), vmin=-1, vmax=1)
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="cosine similarity")
+    figure.supxlabel("column", fontsize=8)
+    figure.supylabel("row", fontsize=8)
+    rows = [
+        {"row": n // w, "column": n % w, "other_row": m // w, "other_column": m % w, "cosine": float(value)}
+        for n, values in enumerate(cosines.view(h * w, h * w))
+        for m, value in enumerate(values)
+    ]
+    where = f"table of layer {layer}" if pos_embed.join == "every_layer" else "the table"
+    note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratio:.2f} times as long as the patch tokens"
+    return Finding(pd.DataFrame(rows), figure, note)
+
+
+def analyze_displacement(subject: Subject) -> Finding:
+    """Show how the logits of each head depend on where the key lies, seen from the query."""
+    net, (h, w) = subject.net, subject.net.grid_size
+    logits, n = mean_logits(net, subject.batches())
+    profiles = [displacement_profile(layer, (h, w)).cpu() for layer in logits]
+    figure, axes = grid_of_axes(len(profiles), len(profiles[0]), size=1.3, bar=True)
+    most = max(float(profile.abs().max()) for profile in profiles)
+    columns, rows = ("layer", "head", "dy", "dx", "logit"), []
+    for layer, profile in enumerate(profiles):
+        for head, values in enumerate(profile):
+            title = f"head {head}" if layer == 0 else ""
+            shown = heat(axes[layer, head], values.numpy(), title, diverging=True, vmin=-most, vmax=most)
+            axes[layer, head].plot(w - 1, h - 1, "+", color="black", markersize=5)
+            for dy, line in enumerate(values.tolist(), start=1 - h):
+                rows += [dict(zip(columns, (layer, head, dy, dx, v), strict=True)) for dx, v in enumerate(line, 1 - w)]
+        axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+    note = f"{n} validation images, patch to patch, mean of each head taken away; the cross is the query"
+    return Finding(pd.DataFrame(rows), figure, note)

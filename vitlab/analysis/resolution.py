@@ -1,0 +1,99 @@
+"""How accuracy changes with the size of the images, for each way to carry positions over."""
+
+import copy
+from collections.abc import Iterator
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vitlab.analysis.figures import curves, finish, one_axes
+from vitlab.analysis.shift import shifted
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.layers.resample import ResizePolicy, resample_pos_embed
+from vitlab.models.vit import VisionTransformer
+
+FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+Size = tuple[int, int]
+
+
+def sizes(img_size: Size, grid_size: Size) -> list[Size]:
+    """Return image sizes from half to twice ``img_size``, in whole steps of the grid."""
+    steps = patch_sides(img_size, grid_size)
+    found = [(round(grid_size[0] * f) * steps[0], round(grid_size[1] * f) * steps[1]) for f in FACTORS]
+    return sorted({img_size if f == 1.0 else size for f, size in zip(FACTORS, found, strict=True) if min(size) > 0})
+
+
+def patch_sides(img_size: Size, grid_size: Size) -> Size:
+    """Return height and width of a cell of the grid, in pixels."""
+    return img_size[0] // grid_size[0], img_size[1] // grid_size[1]
+
+
+def resized_net(subject: Subject, size: Size, policy: ResizePolicy | None) -> VisionTransformer:
+    """Return the network for images of ``size``, positions carried over by ``policy``."""
+    net = VisionTransformer(**{**subject.arguments, "img_size": size})
+    policy = None if net.grid_size == subject.net.grid_size else policy
+    state, _ = resample_pos_embed(subject.net.state_dict(), net, subject.net.grid_size, policy)
+    net.load_state_dict(state)
+    return net.eval().to(subject.device)
+
+
+def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
+    """Return the ways to carry the network's positions over, the usual one first; (None,) if nothing is to do."""
+    pos_embed = subject.net.pos_embed
+    return pos_embed.policies_for(pos_embed.state_dict()) or (None,)
+
+
+def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> Tensor:
+    """Put ``(B, C, H, W)`` images in the middle of a black ground of ``size``, or cut out their middle.
+
+    They move by multiples of ``steps`` pixels, so that patches stay whole.
+    """
+    (H, W), (height, width) = images.shape[2:], size
+    ground = black.expand(len(images), -1, max(H, height), max(W, width)).clone()
+    ground[:, :, :H, :W] = images
+    down, right = (int((new - old) / 2 / step) * step for new, old, step in zip(size, (H, W), steps, strict=True))
+    return shifted(ground, down, right, "circular")[:, :, :height, :width]
+
+
+@torch.no_grad()
+def measure(subject: Subject) -> Iterator[dict[str, object]]:
+    """Yield accuracy at each size, for each policy and two ways to make larger images."""
+    net, default = subject.net, policies(subject)[0]
+    steps = patch_sides(net.img_size, net.grid_size)
+    for size in sizes(net.img_size, net.grid_size):
+        pipeline = copy.copy(subject.data.pipeline)
+        pipeline.img_size = size
+        for policy in policies(subject):
+            resized = resized_net(subject, size, policy)
+            for protocol in ("resize", "canvas"):
+                right = n = 0
+                for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
+                    images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
+                    right += int((resized(images).argmax(dim=1) == labels).sum())
+                    n += len(labels)
+                where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
+                facts = {"size": size[0], "policy": policy or "nothing to resize", "metric": where, "acc1": right / n}
+                yield {"run": subject.name, "protocol": protocol, **facts, "n": n}
+
+
+def analyze_resolution(subject: Subject) -> Finding:
+    """Measure accuracy from half to twice the size of the training."""
+    rows = []
+    for each in (subject, subject.other):
+        if each is not None:
+            each.need_classes("resolution")
+            rows += list(measure(each))
+    table = pd.DataFrame(rows)
+    table["line"] = table["policy"] if subject.other is None else table["run"] + ", " + table["policy"]
+    figure, axes = one_axes(columns=2, width=4.0)
+    names = {"resize": "the whole image, resized", "canvas": "the same scale on a black canvas"}
+    for ax, (protocol, name) in zip(axes, names.items(), strict=True):
+        curves(ax, table[table["protocol"] == protocol], "size", "acc1", by="line")
+        ax.set_title(name, fontsize=9)
+        ax.set_ylim(0, 1.05)
+        ax.axvline(subject.net.img_size[0], color="0.7", linewidth=0.8, zorder=0)
+        finish(ax, "height of the image, pixels (grey line: training)", "accuracy")
+    usual = policies(subject)[0] or "nothing to resize"
+    note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, usual policy: {usual}"
+    return Finding(table.drop(columns="line"), figure, note)

@@ -1,0 +1,107 @@
+"""What happens when tokens, or patches of the image, change places."""
+
+import math
+from collections.abc import Callable, Iterator
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.walk import changed_output, outputs
+from vitlab.errors import UsageError
+from vitlab.layers.resample import Grid
+from vitlab.models.vit import VisionTransformer
+
+REPEATS = 3  # permutations of each block size
+
+
+def permuted_blocks(grid_size: Grid, side: int, generator: torch.Generator) -> Tensor:
+    """Return an order ``(N,)`` of a grid's cells in which blocks of ``side`` x ``side`` cells have changed places.
+
+    Slot i gets cell ``order[i]``; inside a block nothing changes. ``side`` divides height and width.
+    """
+    h, w = grid_size
+    cells = torch.arange(h * w).view(h // side, side, w // side, side).transpose(1, 2).reshape(-1, side * side)
+    identity = torch.arange(len(cells))
+    order = identity
+    while len(cells) > 1 and torch.equal(order, identity):
+        order = torch.randperm(len(cells), generator=generator)
+    return cells[order].view(h // side, w // side, side, side).transpose(1, 2).reshape(-1)
+
+
+def scramble_tokens(net: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
+    """Map images to ``(B, K)`` outputs with the tokens in another order after the tokenizer, before positions."""
+    with changed_output(net.tokenizer, lambda x: x[:, order]):
+        return outputs(net, images)
+
+
+def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
+    """Map ``(B, C, H, W)`` images to the same with their h x w patches in another order."""
+    (h, w), (B, C, H, W) = grid_size, images.shape
+    patches = images.view(B, C, h, H // h, w, W // w).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, N, C, H/h, W/w)
+    patches = patches[:, order].unflatten(1, (h, w))
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
+
+
+def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return accuracy, share of other predictions and changes of the outputs, all of ``(B, K)`` outputs."""
+    change = (after - before).abs()
+    return {
+        "acc1": float((after.argmax(dim=1) == labels).float().mean()),
+        "flipped": float((after.argmax(dim=1) != before.argmax(dim=1)).float().mean()),
+        "change_mean": float(change.mean()),
+        "change_max": float(change.max()),
+    }
+
+
+def block_sides(grid_size: Grid) -> list[int]:
+    """Return the sides of the square blocks that fill a grid, largest first; the whole grid is none."""
+    return [side for side in range(max(grid_size) - 1, 0, -1) if math.gcd(*grid_size) % side == 0]
+
+
+def analyze_scramble(subject: Subject) -> Finding:
+    """Scramble the tokens after the tokenizer."""
+    subject.need_classes("scramble")
+    return _measure(subject, "tokens", lambda images, order: scramble_tokens(subject.net, images, order))
+
+
+def analyze_scramble_image(subject: Subject) -> Finding:
+    """Scramble patches of the image, before the tokenizer."""
+    subject.need_classes("scramble_image")
+    net, grid = subject.net, subject.net.grid_size
+    if any(pixels % side for pixels, side in zip(net.img_size, grid, strict=True)):
+        raise UsageError(
+            f"scramble_image needs a grid that divides the image, got {grid} for {net.img_size}: use scramble"
+        )
+    return _measure(subject, "image", lambda images, order: outputs(net, scramble_image(images, order, grid)))
+
+
+def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tensor]) -> Finding:
+    net, (images, labels) = subject.net, subject.labelled()
+    before = outputs(net, images)
+    generator = torch.Generator().manual_seed(0)
+
+    def rows() -> Iterator[dict[str, object]]:
+        h, w = net.grid_size
+        yield {"level": level, "side": max(h, w), "blocks": 1, "repeat": 0, **compare(before, before, labels)}
+        for side in block_sides((h, w)):
+            for repeat in range(REPEATS):
+                order = permuted_blocks((h, w), side, generator).to(images.device)
+                found = compare(before, run(images, order), labels)
+                yield {"level": level, "side": side, "blocks": h * w // side**2, "repeat": repeat, **found}
+
+    table = pd.DataFrame(rows()).assign(n=len(images))
+    figure, axes = one_axes(columns=2, width=4.0)
+    for ax, column, name in zip(axes, ("acc1", "flipped"), ("accuracy", "share of other predictions"), strict=True):
+        curves(ax, table, "blocks", column)
+        ax.scatter(table["blocks"], table[column], s=12, color=COLORS[0])
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(sorted(table["blocks"].unique()), [str(n) for n in sorted(table["blocks"].unique())])
+        ax.set_ylim(0, 1.05)
+        finish(ax, f"blocks of {'tokens' if level == 'tokens' else 'the image'} that change places", name, legend=False)
+    axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    axes[0].legend(fontsize=7, frameon=False)
+    note = f"{len(images)} validation images, {REPEATS} permutations each; outputs change by up to"
+    return Finding(table, figure, f"{note} {table['change_max'].max():.2g}")

@@ -1,0 +1,55 @@
+"""What happens when the image moves."""
+
+from typing import Literal, get_args
+
+import pandas as pd
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.figures import curves, finish, one_axes
+from vitlab.analysis.scramble import compare
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.walk import outputs
+
+Fill = Literal["black", "reflect", "circular"]
+DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}
+
+
+def shifted(images: Tensor, dy: int, dx: int, fill: Fill, black: Tensor | float = 0.0) -> Tensor:
+    """Move ``(B, C, H, W)`` images down and right by pixels; ``fill`` says what comes in at the border."""
+    if fill == "circular":
+        return images.roll((dy, dx), dims=(2, 3))
+    (H, W), (top, left) = images.shape[2:], (max(dy, 0), max(dx, 0))
+    border = (left, max(-dx, 0), top, max(-dy, 0))
+    padded = F.pad(images, border, mode="reflect") if fill == "reflect" else F.pad(images - black, border) + black
+    return padded[:, :, top - dy : top - dy + H, left - dx : left - dx + W]
+
+
+def shift_sizes(stride: int, side: int) -> list[int]:
+    """Return by how many pixels to move: up to a patch, then two patches, below the side of the image."""
+    small = range(1, stride) if stride <= 4 else [2**i for i in range(stride.bit_length()) if 2**i < stride]
+    return [pixels for pixels in (*small, stride, 2 * stride) if pixels < side]
+
+
+def analyze_shift(subject: Subject) -> Finding:
+    """Move the images by pixels and by whole patches."""
+    subject.need_classes("shift")
+    net, (images, labels) = subject.net, subject.labelled()
+    before, black = outputs(net, images), subject.black()
+    stride = net.img_size[0] // net.grid_size[0]
+    rows = []
+    for fill in get_args(Fill):
+        for pixels in (0, *shift_sizes(stride, min(net.img_size))):
+            for direction, (dy, dx) in DIRECTIONS.items():
+                after = outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black))
+                rows.append({"fill": fill, "pixels": pixels, "direction": direction, **compare(before, after, labels)})
+    table = pd.DataFrame(rows).assign(n=len(images))
+    table["agreement"] = 1 - table["flipped"]
+    figure, axes = one_axes(columns=2, width=4.0)
+    for ax, column, name in zip(axes, ("acc1", "agreement"), ("accuracy", "same prediction"), strict=True):
+        curves(ax, table, "pixels", column, by="fill")
+        ax.set_ylim(0, 1.05)
+        ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
+        finish(ax, "shift, pixels (grey line: a patch)", name)
+    note = f"{len(images)} validation images, mean of four directions, patches of {stride} pixels"
+    return Finding(table, figure, note)
