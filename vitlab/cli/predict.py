@@ -1,5 +1,6 @@
 """``vitlab predict``: classes and probabilities of image files, or numbers of a regression."""
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -16,22 +17,7 @@ single device is used. The exit code is 1 if a file could not be read; all other
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab predict`` and return its exit code."""
-    parser = run_parser("predict", "Classify images with a run; everything but the images comes from its directory.")
-    add = parser.add_argument
-    add(
-        "images",
-        metavar="IMAGE|DIR|GLOB",
-        nargs="+",
-        help="image files, folders of them, patterns such as 'a/**/*.png'",
-    )
-    add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
-    add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
-    add("--quiet", action="store_true", help="print nothing but mistakes")
-    parser.epilog = EPILOG
-    words, rest = _split(argv)
-    options = parser.parse_intermixed_args(words)
-    if options.topk < 1:
-        raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
+    options, rest = _options(argv)
     output = _check_output(options.output)
     run, checkpoint = find_run(options.run)
     files, unreadable = find_images(options.images)
@@ -47,18 +33,34 @@ def main(argv: list[str]) -> int:
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)
     if table is None:  # not the first of several processes: a code other than 0 would end the first one too
         return 0
-    unreadable |= found
     if output is None:
         say(as_text(table))
     else:
         write(table, output)
         say(f"wrote {len(table):,} predictions to {output}")
     say(f"run   {run.path} ({checkpoint.name})")
+    unreadable |= found
     for path, reason in unreadable.items():
         sys.stderr.write(f"unreadable  {printable(path)}: {reason}\n")
     if unreadable:
         sys.stderr.write(f"vitlab: {len(unreadable):,} of {len(table) + len(unreadable):,} could not be read\n")
     return 1 if unreadable else 0
+
+
+def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the command's own options, and the arguments that change values of the run's configuration."""
+    parser = run_parser("predict", "Classify images with a run; everything but the images comes from its directory.")
+    add = parser.add_argument
+    add("images", metavar="IMAGE|DIR|GLOB", nargs="+", help="files, folders of them, patterns such as 'a/**/*.png'")
+    add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
+    add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
+    add("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.epilog = EPILOG
+    words, rest = _split(argv)
+    options = parser.parse_intermixed_args(words)
+    if options.topk < 1:
+        raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
+    return options, rest
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
