@@ -1,5 +1,6 @@
 """A loader for images that are decoded or augmented one by one, in worker processes."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import torch
@@ -52,6 +53,7 @@ class SampleLoader(Loader):
             prefetch_factor=4 if num_workers else None,
             timeout=120 if num_workers else 0,  # a worker that hangs is an error, not a wait without end
             generator=torch.Generator(),  # the loader's own draws leave the global stream alone
+            worker_init_fn=_leave_signals_to_the_trainer if num_workers else None,
         )
 
     def read(self, start: int) -> Iterator[Batch]:
@@ -98,6 +100,13 @@ class _Samples(Dataset[_Sample]):
         if self.transform is not None:
             image = self.transform(image, key[1])
         return to_tensor(image), self.labels[key[0]]
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    # A cluster and Ctrl-C signal all processes of a run; a worker that died of it would fail the batch in progress,
+    # which is to be trained on before the run saves. Workers end with the loader, or with the process that owns them.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[ImageError]]:
