@@ -6,6 +6,7 @@ import shutil
 import time
 from typing import Any, NoReturn
 
+from vitlab.cli.launch import agree, launched_rank
 from vitlab.errors import UsageError
 from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_directory
 
@@ -94,8 +95,12 @@ def choose_run(options: argparse.Namespace, configs: list[str], seed: Any, resol
         raise UsageError("give --name or --run_dir, not both")
     if options.run_dir:
         run = RunDir(options.run_dir)
+    elif options.name:
+        run = RunDir(RUNS / check_name(options.name))
     else:
-        run = RunDir(RUNS / (check_name(options.name) if options.name else default_name(configs, seed, resolved)))
+        run = RunDir(RUNS / agree(default_name(configs, seed, resolved)))
+    if launched_rank() > 0:  # the first process sees to the rest
+        return run
     if run.exists():
         if not options.overwrite:
             way_out = f"continue it with `--resume {run.path}`, or delete it with --overwrite"

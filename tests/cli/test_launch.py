@@ -1,0 +1,43 @@
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
+CODE = "import sys; from vitlab.cli.launch import agree; print(agree(sys.argv[1]))"
+
+
+def test_the_tasks_of_a_slurm_step_take_the_name_of_the_first(tmp_path):
+    def ask(rank):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_PROCID": str(rank)}
+        words = [sys.executable, "-c", CODE, f"name-{rank}"]
+        done = subprocess.run(words, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, timeout=60)
+        return done.stdout.strip()
+
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(ask, [2, 1, 0])) == ["name-0"] * 3
+
+
+def test_a_process_on_its_own_keeps_its_name(monkeypatch):
+    from vitlab.cli.launch import agree
+
+    for word in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
+        monkeypatch.delenv(word, raising=False)
+    assert agree("mine") == "mine"
+
+
+@pytest.mark.slow
+def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "vitlab", "fit"]
+    words += ["--config", CONFIG, "--trainer.max_epochs=1", "--trainer.logger=false", "--data.subset=0.2"]
+    words += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["world_size"] == 2
+    assert json.loads((run / "results.json").read_text())["val"]["n"] == 288
