@@ -78,7 +78,7 @@ def test_the_mountains_have_the_articles_sums():
 
 
 def test_shapes_are_the_articles_walk():
-    tokenizer = T2TTokenizer((400, 100), 1, 768, "transformer")
+    tokenizer = T2TTokenizer((400, 100), 1, 768, "transformer", fused=False)
     shapes = []
     for name in ("attention1", "attention2", "project"):
         part = tokenizer.get_submodule(name)
@@ -97,7 +97,7 @@ def test_any_channels_and_sides_give_the_grid_that_is_announced(t2t_attn, in_cha
 
 
 def test_token_maps_keep_rows_and_columns_apart():
-    tokenizer = T2TTokenizer((16, 32), 1, 4, "transformer", (3, 3), (2, 1), t2t_dim=4)
+    tokenizer = T2TTokenizer((16, 32), 1, 4, "transformer", (3, 3), (2, 1), t2t_dim=4, fused=False)
     tokenizer.attention1 = nn.Flatten(2)  # tokens of 9 pixels go on as 9 channels
     tokenizer.project = nn.Identity()
     image = torch.randn(1, 1, 16, 32)

@@ -1,15 +1,20 @@
 """Overlapping splits with token layers between: the tokenizer of T2T-ViT."""
 
 from collections.abc import Sequence
+from typing import Any
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
+from vitlab.tokenizers.splits import soft_split, split_linear
 from vitlab.tokenizers.token_layers import T2TAttn, build_token_layer
 
 
 class T2TTokenizer(nn.Module):
     """Soft splits with a token layer after all but the last, Yuan et al. 2021 (arXiv:2101.11986).
+
+    Two ways lead to the same tokens with the same parameters: convolutions and views (fused), or windows, step by step,
+    which is the reference and has the attention maps. ``fused`` can be set at any time.
 
     Args:
         img_size: Height and width of the images, in pixels.
@@ -20,6 +25,7 @@ class T2TTokenizer(nn.Module):
         t2t_strides: Step of each split, in the same units; ``None`` is half the window, rounded up.
         t2t_dim: Token width between the splits.
         norm_eps: Epsilon of the normalisations in the token layers.
+        fused: Whether to take the fast way, on CPU and CUDA; exported graphs are the plain one's, which others can run.
     """
 
     def __init__(
@@ -32,8 +38,10 @@ class T2TTokenizer(nn.Module):
         t2t_strides: Sequence[int] | None = None,
         t2t_dim: int = 64,
         norm_eps: float = 1e-5,
+        fused: bool = True,
     ) -> None:
         super().__init__()
+        self.fused = fused
         self.splits = soft_splits(t2t_kernels, t2t_strides)
         self.grids = split_grids(img_size, self.splits)
         self.grid_size = self.grids[-1]
@@ -45,17 +53,26 @@ class T2TTokenizer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``."""
+        if not self.is_fused(images):
+            return self._by_windows(images)
+        x = images
+        for i, split in enumerate(self.splits[:-1]):
+            layer: Any = self.get_submodule(f"attention{i + 1}")
+            x = layer.from_map(x, split, is_image=i == 0)  # (B, h w, t2t_dim)
+            x = x.unflatten(1, self.grids[i]).permute(0, 3, 1, 2)  # (B, t2t_dim, h, w), channels last
+        return split_linear(x, self.splits[-1], self.project)
+
+    def is_fused(self, images: Tensor) -> bool:
+        """Return whether :meth:`forward` takes the fast way for ``images``."""
+        return self.fused and images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
+
+    def _by_windows(self, images: Tensor) -> Tensor:
         x = soft_split(images, *self.splits[0])
         for i, split in enumerate(self.splits[1:], start=1):
             x = self.get_submodule(f"attention{i}")(x)  # (B, h w, t2t_dim)
             x = x.transpose(1, 2).unflatten(2, self.grids[i - 1])  # (B, t2t_dim, h, w)
             x = soft_split(x, *split)
         return self.project(x)
-
-
-def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, zeros outside."""
-    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
 def soft_splits(kernels: Sequence[int], strides: Sequence[int] | None = None) -> list[tuple[int, int, int]]:

@@ -4,10 +4,11 @@ import math
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.layers.attention import attend
 from vitlab.layers.block import Mlp
+from vitlab.tokenizers.splits import Split, split_norm_linear
 
 T2TAttn = Literal["performer", "transformer"]
 
@@ -38,9 +39,13 @@ class TokenAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
-        q, k, v = self.qkv(x)[:, None].chunk(3, dim=-1)  # three of (B, 1, N, dim)
-        x = F.scaled_dot_product_attention(q, k, v, scale=self.scale)
-        return v[:, 0] + self.proj(x[:, 0])
+        q, k, v = self.qkv(x).chunk(3, dim=-1)  # three of (B, N, dim)
+        return v + self.proj((q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v)
+
+    def mix(self, qkv: Tensor) -> Tensor:
+        """Map the ``(B, N, 3 dim)`` that ``qkv`` returns to ``(B, N, dim)``, as :meth:`forward` goes on."""
+        q, k, v = qkv[:, None].chunk(3, dim=-1)  # three of (B, 1, N, dim)
+        return v[:, 0] + self.proj(attend(q, k, v, scale=self.scale)[:, 0])
 
     def weights(self, x: Tensor) -> Tensor:
         """Return the map that :meth:`forward` applies to the values, ``(B, 1, N, N)``; each row sums to 1."""
@@ -67,6 +72,11 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
         x = self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+    def from_map(self, x: Tensor, split: Split, is_image: bool) -> Tensor:
+        """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as :meth:`forward` does after a soft split."""
+        x = self.attn.mix(split_norm_linear(x, split, self.norm1, self.attn.qkv, is_image))
         return x + self.mlp(self.norm2(x))
 
 
@@ -102,6 +112,25 @@ class TokenPerformer(nn.Module):
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)  # three of (B, N, dim); the keys come first
         x = v + self.dropout(self.proj(self.attend(q, k, v)))
         return x + self.mlp(self.norm2(x))
+
+    def from_map(self, x: Tensor, split: Split, is_image: bool) -> Tensor:
+        """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as :meth:`forward` does after a soft split."""
+        k, q, v = split_norm_linear(x, split, self.norm1, self.kqv, is_image).chunk(3, dim=-1)
+        x = v + self.dropout(self.attend_and_project(q, k, v))
+        return x + self.mlp(self.norm2(x))
+
+    def attend_and_project(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Map three of ``(B, N, dim)`` to ``proj(attend(q, k, v))`` in fewer passes over the tokens.
+
+        The features' common factor cancels once the epsilon has its square, and the projection acts on the context.
+        """
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        with torch.autocast(_autocast_device(v), enabled=False):
+            w, proj, bias = self.w.to(dtype), self.proj.weight.to(dtype), self.proj.bias.to(dtype)
+            q, k = (torch.exp(x @ w.T - x.square().sum(dim=-1, keepdim=True) / 2) for x in (q.to(dtype), k.to(dtype)))
+            context = k.transpose(-2, -1) @ v.to(dtype) @ proj.T  # (B, m, dim)
+            total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
+            return torch.addcdiv(bias, q @ context, q @ total + 1e-8 * len(w)).to(v.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.

@@ -1,0 +1,185 @@
+"""The fast way through the T2T tokenizer against the plain one, which is the reference."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.tokenizers.splits import inverse_deviation, soft_split, split_linear, split_norm_linear
+from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer
+
+SHAPES = [  # channels, image, kernels, strides
+    (3, (56, 40), (7, 3, 3), None),
+    (1, (28, 28), (5, 3), (3, 2)),
+    (2, (19, 33), (3, 2, 4, 1), (2, 2, 1, 1)),
+    (2, (9, 12), (2, 3), None),
+]
+
+
+def randomised(module):
+    for name, p in module.named_parameters():
+        nn.init.normal_(p, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0, std=0.1)
+    return module.eval()
+
+
+def images_of(kind, C, size):
+    """White paper, bars beside a photo, a photo without colour: flat windows, in which variances cancel."""
+    x = torch.randn(2, C, *size)
+    match kind:
+        case "flat":
+            return torch.full_like(x, 2.4)
+        case "letterbox":
+            x[:, :, : size[0] // 3] = torch.linspace(-2.1, -1.8, C)[:, None, None]
+        case "grey":
+            return (2.2 + 1e-3 * x[:, :1]).expand_as(x)
+        case "coloured":
+            return torch.linspace(-2.1, -1.8, C)[:, None, None] + 1e-3 * x
+    return x
+
+
+def outputs_and_gradients(tokenizer, images):
+    images = images.clone().requires_grad_()
+    y = tokenizer(images)
+    gradients = torch.autograd.grad(y.square().mean(), [*tokenizer.parameters(), images])
+    return y.detach(), gradients
+
+
+def worst(gradients, exact):
+    return max(((a - b).norm() / b.norm().clamp(min=1e-12)).item() for a, b in zip(gradients, exact, strict=True))
+
+
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+@pytest.mark.parametrize(("C", "size", "kernels", "strides"), SHAPES)
+@pytest.mark.parametrize("kind", ["random", "flat", "letterbox", "grey", "coloured"])
+def test_tokens_and_gradients_are_the_plain_ones(t2t_attn, C, size, kernels, strides, kind):
+    tokenizer = randomised(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6))
+    plain = copy.deepcopy(tokenizer).double()
+    plain.fused = False
+    images = images_of(kind, C, size)
+    assert tokenizer.is_fused(images)
+    y, gradients = outputs_and_gradients(tokenizer, images)
+    exact, exact_gradients = outputs_and_gradients(plain, images.double())
+    torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-5)
+    assert worst(gradients, exact_gradients) < 1e-5
+    plain.fused = True
+    y, gradients = outputs_and_gradients(plain, images.double())
+    torch.testing.assert_close(y, exact, rtol=0, atol=1e-12)
+    assert worst(gradients, exact_gradients) < 1e-10
+
+
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_published_widths_in_float32_give_the_plain_tokens(t2t_attn):
+    tokenizer = T2TTokenizer((64, 48), 3, 32, t2t_attn)
+    images = torch.randn(2, 3, 64, 48)
+    y, gradients = outputs_and_gradients(tokenizer.eval(), images)
+    tokenizer.fused = False
+    expected, expected_gradients = outputs_and_gradients(tokenizer, images)
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
+    assert worst(gradients, expected_gradients) < 1e-5
+
+
+def test_windows_of_one_pixel_are_legal():
+    tokenizer = randomised(T2TTokenizer((6, 5), 5, 8, t2t_kernels=(1, 3), t2t_dim=6)).double()
+    images = torch.randn(2, 5, 6, 5, dtype=torch.float64)
+    y = tokenizer(images)
+    tokenizer.fused = False
+    torch.testing.assert_close(y, tokenizer(images), rtol=0, atol=1e-10)
+
+
+def test_both_ways_have_the_same_parameters_and_draw_the_same_dropout():
+    tokenizer = T2TTokenizer((32, 32), 3, 8)
+    plain = T2TTokenizer((32, 32), 3, 8, fused=False)
+    assert tokenizer.state_dict().keys() == plain.state_dict().keys()
+    plain.load_state_dict(tokenizer.state_dict())
+    images, tokens = torch.randn(2, 3, 32, 32), []
+    for way in (tokenizer, plain):
+        torch.manual_seed(3)
+        tokens.append(way.train()(images))
+    torch.testing.assert_close(*tokens, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [TokenPerformer(27, 6), TokenTransformer(27, 6)])
+def test_a_token_layer_takes_a_map_or_its_windows(layer):
+    x = torch.randn(2, 3, 10, 14)
+    expected = randomised(layer)(soft_split(x, 3, 2, 1))
+    for is_image in (True, False):
+        torch.testing.assert_close(layer.from_map(x, (3, 2, 1), is_image), expected, rtol=0, atol=1e-5)
+
+
+def test_a_split_and_a_linear_layer_are_one_convolution():
+    linear, x = nn.Linear(27, 8), torch.randn(2, 3, 10, 14)
+    torch.testing.assert_close(split_linear(x, (3, 2, 1), linear), linear(soft_split(x, 3, 2, 1)), rtol=0, atol=1e-5)
+
+
+def test_the_deviation_is_that_of_every_window_with_its_zeros():
+    x = torch.randn(2, 3, 10, 14, dtype=torch.float64)
+    expected = (soft_split(x, 5, 3, 2).var(dim=2, unbiased=False) + 0.1).rsqrt()
+    torch.testing.assert_close(inverse_deviation(x, (5, 3, 2), 0.1).flatten(1), expected)
+
+
+def first_stage(images, tokenizer):
+    return split_norm_linear(images, (7, 4, 2), tokenizer.attention1.norm1, tokenizer.attention1.kqv, is_image=True)
+
+
+@pytest.mark.parametrize("kind", ["random", "flat", "letterbox", "grey", "two greys"])
+def test_bfloat16_autocast_leaves_the_image_alone(kind):
+    tokenizer = T2TTokenizer((64, 48), 3, 32)
+    nn.init.normal_(tokenizer.attention1.kqv.weight, std=0.02)  # as VisionTransformer does
+    images = images_of(kind, 3, (64, 48))
+    if kind == "two greys":  # flat, and not as the corner is: the hardest case
+        images = torch.where(torch.arange(48) < 24, -2.0, 2.4).expand(2, 3, 64, 48)
+    exact = first_stage(images.double(), copy.deepcopy(tokenizer).double())
+    limit = 3e-4 if kind == "two greys" else 1e-5
+    torch.testing.assert_close(first_stage(images, tokenizer).double(), exact, rtol=0, atol=limit)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(first_stage(images, tokenizer).double(), exact, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_half_precision_stays_near_and_finite_as_a_cast_and_as_autocast(dtype, t2t_attn):
+    tokenizer = T2TTokenizer((32, 32), 3, 8, t2t_attn).eval()
+    with torch.no_grad():
+        images = 5 * torch.randn(2, 3, 32, 32)
+        expected = tokenizer(images)
+        with torch.autocast("cpu", dtype):
+            torch.testing.assert_close(tokenizer(images).float(), expected, rtol=0, atol=0.1)
+        y = tokenizer.to(dtype)(images.to(dtype))
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.float(), expected, rtol=0, atol=0.2)
+
+
+def test_values_that_float16_cannot_hold_before_normalisation_are_normalised_first():
+    norm, linear = nn.LayerNorm(27), nn.Linear(27, 4)
+    x = 3e4 * torch.randn(1, 3, 8, 8)
+    expected = split_norm_linear(x, (3, 2, 1), norm, linear, is_image=False)
+    with torch.autocast("cpu", torch.float16):
+        y = split_norm_linear(x, (3, 2, 1), norm, linear, is_image=False)
+    torch.testing.assert_close(y, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_tokens_between_the_splits_are_never_copied_to_another_order():
+    tokenizer, strides = T2TTokenizer((32, 32), 3, 8), []
+    tokenizer.attention2.norm2.register_forward_hook(lambda _, x, y: strides.append(x[0].stride()))
+    tokenizer(torch.randn(2, 3, 32, 32))
+    assert strides == [(16 * 64, 64, 1)]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_switching_takes_effect_at_once_and_meta_tensors_take_the_plain_way(fused):
+    tokenizer = T2TTokenizer((32, 32), 3, 8)
+    tokenizer.fused = fused
+    assert tokenizer.is_fused(torch.zeros(1, 3, 32, 32)) == fused
+    assert not tokenizer.is_fused(torch.zeros(1, 3, 32, 32, device="meta"))
+
+
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_the_fast_way_has_no_graph_break(t2t_attn):
+    tokenizer = T2TTokenizer((32, 32), 3, 8, t2t_attn).eval()
+    images = torch.randn(2, 3, 32, 32)
+    compiled = torch.compile(tokenizer, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(images), tokenizer(images), rtol=0, atol=1e-6)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(images), tokenizer(images))
