@@ -1,5 +1,6 @@
 """Multi-head self-attention."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -44,10 +45,13 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``."""
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first row of it, ``(B, 1, D)``."""
         q, k, v = self._qkv(x, pos_embed, layer)
-        x = F.scaled_dot_product_attention(q, k, v, attn_mask=self._bias(q, pos_embed, layer), scale=self.qk_scale)
+        bias = self._bias(q, pos_embed, layer)
+        if class_token_only:
+            q, bias = q[:, :, :1], None if bias is None else bias[..., :1, :]
+        x = attend(q, k, v, bias, self.qk_scale)
         return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
@@ -69,3 +73,29 @@ class Attention(nn.Module):
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
         return None if bias is None else bias.to(q.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them."""
+    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, tuple(q.shape[:3]), _num_threads()):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
+
+
+def prefers_sdpa(device: str, dtype: torch.dtype, queries: tuple[int, ...], num_threads: int) -> bool:
+    """Return whether the fused kernel is faster than products and a softmax for ``(B, A, L)`` queries.
+
+    On a CPU the fused kernel works on images and heads in parallel and on short sequences badly, in half precision
+    above all; ``vitlab bench attention`` measures it. Where the scores would take more than 1 GiB it wins anyway.
+    """
+    B, A, L = queries
+    shortest = 197 if dtype.itemsize > 2 else 257
+    if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:
+        return True
+    return shortest <= L and 2 * num_threads <= B * A
+
+
+@torch.compiler.assume_constant_result
+def _num_threads() -> int:
+    return torch.get_num_threads()

@@ -140,9 +140,13 @@ class Block(nn.Module):
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path_rate)
 
-    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0."""
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0.
+
+        With ``class_token_only`` return the first token alone, ``(B, 1, D)``, without the hook after the block.
+        """
         x = pos_embed.enter(x, layer)
-        x = x + self.drop_path(self.ls1(self.attn(self.norm1(x), pos_embed, layer)))
+        attended = self.attn(self.norm1(x), pos_embed, layer, class_token_only)
+        x = x[:, : attended.shape[1]] + self.drop_path(self.ls1(attended))
         x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
-        return pos_embed.leave(x, layer)
+        return x if class_token_only else pos_embed.leave(x, layer)

@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 from vitlab.layers.block import ActName, Block
 from vitlab.layers.norm import NormName, build_norm
 from vitlab.layers.pool import AttentionPool
-from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed import PosEmbed, PosEmbedJoin, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.models.sizes import SIZES
 from vitlab.tokenizers.build import TokenizerName, build_tokenizer
 from vitlab.tokenizers.token_layers import T2TAttn
@@ -148,11 +149,11 @@ class VisionTransformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
-        return self.forward_head(self.forward_features(images))
+        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs; the last block is spared tokens that no one reads."""
+        return self.forward_head(self.forward_features(images, self.reads_class_token_only()))
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first."""
+    def forward_features(self, images: Tensor, class_token_only: bool = False) -> Tensor:
+        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first, or to the first."""
         if images.shape[1:] != (self.in_chans, *self.img_size):
             expected = (self.in_chans, *self.img_size)
             raise ValueError(f"images must be (B, {', '.join(map(str, expected))}), got {tuple(images.shape)}")
@@ -162,11 +163,18 @@ class VisionTransformer(nn.Module):
         prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         x = self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
         for i, block in enumerate(self.blocks):
+            only_first = class_token_only and i == len(self.blocks) - 1
             if self.grad_checkpoint and torch.is_grad_enabled():
-                x = checkpoint(block, x, self.pos_embed, i, use_reentrant=False)
+                x = checkpoint(block, x, self.pos_embed, i, only_first, use_reentrant=False)
             else:
-                x = block(x, self.pos_embed, i)
+                x = block(x, self.pos_embed, i, only_first)
         return self.norm(x)
+
+    def reads_class_token_only(self) -> bool:
+        """Return whether the outputs depend on the class token alone, as the last block leaves it."""
+        leave = type(self.pos_embed).leave  # a convolution after the last block stays, so that it has gradients
+        is_early = isinstance(self.pos_embed, ConvPosEmbed) and len(self.pos_embed.convs) < len(self.blocks)
+        return self.global_pool == "token" and (is_early or leave is PosEmbed.leave)
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""

@@ -1,0 +1,66 @@
+"""Which kernel attention takes, and that it makes no difference to the result."""
+
+import pytest
+import torch
+
+from vitlab.layers import attention
+from vitlab.layers.attention import Attention, attend, prefers_sdpa
+from vitlab.layers.pos_embed import build_pos_embed
+
+FLOAT, BFLOAT = torch.float32, torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "queries", "threads", "expected"),
+    [
+        ("cpu", FLOAT, (8, 6, 197), 2, True),
+        ("cpu", FLOAT, (8, 6, 196), 2, False),
+        ("cpu", FLOAT, (3, 1, 784), 2, False),  # the fused kernel has less to do at once than there are threads
+        ("cpu", FLOAT, (4, 1, 784), 2, True),
+        ("cpu", FLOAT, (8, 6, 197), 32, False),
+        ("cpu", BFLOAT, (8, 6, 197), 2, False),
+        ("cpu", BFLOAT, (8, 1, 257), 2, True),
+        ("cpu", torch.float16, (8, 6, 256), 2, False),
+        ("cpu", torch.float64, (8, 6, 197), 2, True),
+        ("cpu", FLOAT, (8, 6, 1), 2, False),
+        ("cpu", FLOAT, (1, 1, 20000), 2, True),  # scores of 1.6 GB
+        ("cuda", BFLOAT, (64, 3, 65), 16, True),
+        ("meta", FLOAT, (1, 3, 65), 2, True),
+    ],
+)
+def test_the_kernel_follows_device_dtype_shape_and_threads(device, dtype, queries, threads, expected):
+    assert prefers_sdpa(device, dtype, queries, threads) == expected
+
+
+@pytest.mark.parametrize("scale", [None, 0.0, 0.3])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("rows", [1, 7])
+def test_both_kernels_give_the_same_values_and_gradients(scale, with_bias, rows, monkeypatch):
+    q, k, v = (torch.randn(2, 3, 7, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    bias = torch.randn(3, 7, 7, dtype=torch.float64, requires_grad=True) if with_bias else None
+    inputs, results = [x for x in (q, k, v, bias) if x is not None], []
+    for choice in (True, False):
+        monkeypatch.setattr(attention, "prefers_sdpa", lambda *_, choice=choice: choice)
+        y = attend(q[:, :, :rows], k, v, None if bias is None else bias[:, :rows], scale)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("pos_embed", ["none", "relpos", "alibi2d", "rope2d", "rope_mixed"])
+@pytest.mark.parametrize("sdpa", [True, False])
+def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, sdpa, monkeypatch):
+    monkeypatch.setattr(attention, "prefers_sdpa", lambda *_: sdpa)
+    position = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1)
+    attn = Attention(16, 2, qk_norm=True)
+    x = torch.randn(2, 7, 16)
+    torch.testing.assert_close(attn(x, position, 1, class_token_only=True), attn(x, position, 1)[:, :1])
+
+
+def test_training_and_inference_take_the_kernel_that_the_rule_names(monkeypatch):
+    asked = []
+    monkeypatch.setattr(attention, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
+    attn, position = Attention(16, 2), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        attn(torch.randn(3, 7, 16), position, 0)
+    assert asked == [("cpu", torch.bfloat16, (3, 2, 7), torch.get_num_threads())]
