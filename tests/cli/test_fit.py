@@ -83,6 +83,21 @@ def test_what_decays_is_written_down(run):
     assert rows["head.weight"]["weight_decay"] == 0.05
 
 
+def test_the_sum_of_the_learning_rates_is_written_down(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    record = read(run / "run.json")
+    assert record["steps"] == rows[-1]["step"]
+    assert max(r["lr"] for r in rows if "lr" in r) <= record["sum_of_learning_rates"] <= 2e-3 * record["steps"]
+    assert record["sum_of_learning_rates_pos_embed"] == record["sum_of_learning_rates"]
+
+
+def test_the_header_says_when_positions_rule_out_flash_attention(here, capsys):
+    assert main(["fit", *SHORT, "--dry_run", "--model.pos_embed=relpos"]) == 0
+    assert "rules out flash kernels" in capsys.readouterr().out
+    assert main(["fit", *SHORT, "--dry_run", "--model.pos_embed=rope2d", "--model.num_heads=4"]) == 0
+    assert "flash" not in capsys.readouterr().out
+
+
 def test_a_finished_run_is_measured_without_a_config(run, capsys):
     assert main(["test", str(run)]) == 0
     assert main(["validate", "last"]) == 0

@@ -55,7 +55,15 @@ def _model_line(task: Task) -> str:
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
-    return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}"
+    return (
+        f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{_kernel_note(net)}"
+    )
+
+
+def _kernel_note(net: Any) -> str:
+    if net.pos_embed.bias(0) is None:
+        return ""
+    return "; its bias on attention rules out flash kernels"
 
 
 def _data_line(data: ImageData) -> str:
@@ -94,6 +102,7 @@ def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
 
 
 def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
+    rates = cli.model.sum_of_learning_rates()
     return {
         "status": "running",
         "attempts": cli.record.attempt,
@@ -106,6 +115,9 @@ def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
         "seed": cli.config.seed_everything,
+        "steps": int(trainer.estimated_stepping_batches),
+        "sum_of_learning_rates": rates,
+        "sum_of_learning_rates_pos_embed": rates * cli.model.hparams["pos_embed_lr_mult"],
         "wandb_id": cli.wandb_id if cli.wandb_line else None,
         "resumed": now_utc() if cli.resumed else None,
     }

@@ -150,6 +150,7 @@ def close(cli: FitCLI, seconds: float) -> None:
     keeper: Checkpoint = cli.config_init.checkpoint
     if cli.config.trainer.fast_dev_run:
         return
+    cli.run.write("data.json", cli.datamodule.fingerprint())  # again: files may have turned bad on the way
     cli.run.weights.mkdir(exist_ok=True)
     for name in ("best", "last"):
         if (cli.run.checkpoints / f"{name}.ckpt").is_file():

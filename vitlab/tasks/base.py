@@ -1,7 +1,7 @@
 """What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -141,23 +141,33 @@ class Task(L.LightningModule):
         return self.net(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(self._global_batch())))
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._schedule())
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def sum_of_learning_rates(self) -> float:
+        """Return the learning rates of all steps, summed: about as far as Adam can move a weight in this run."""
+        factor = self._schedule()
+        peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
+        return peak * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
+
+    def _schedule(self) -> Callable[[float], float]:
         epochs = self.trainer.max_epochs or 0
         steps = float(self.trainer.estimated_stepping_batches)
         if not 0 < steps < float("inf"):
             raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the cosine needs an end")
         per_epoch = steps / epochs if epochs > 0 else steps
-        factor = partial(
+        return partial(
             warmup_cosine,
             warmup=min(self.hparams["warmup_epochs"] * per_epoch, steps),
             total=steps - self.hparams["cooldown_epochs"] * per_epoch,
             start=self.hparams["warmup_lr"] / self.hparams["lr"],
             final=self.hparams["min_lr"] / self.hparams["lr"],
         )
+
+    def _global_batch(self) -> int:
         data: Any = getattr(self.trainer, "datamodule", None)
-        batch = getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(batch)))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
 
     def batch_factor(self, batch: int) -> float:
         """Return what the learning rate is multiplied with for a global batch of ``batch`` images."""
