@@ -17,7 +17,7 @@ from vitlab.analysis.attention import (
 from vitlab.analysis.walk import attention_inputs, attention_logits, attention_maps, block_tokens
 from vitlab.errors import UsageError
 
-IMAGES = torch.randn(3, 1, 8, 8)
+IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("pos_embed", POSITIONS)

@@ -12,7 +12,7 @@ from vitlab.analysis.scramble import (
 )
 from vitlab.errors import UsageError
 
-IMAGES = torch.randn(4, 1, 8, 8)
+IMAGES = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 T2T = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (1, 2), "t2t_dim": 8}
 
 
@@ -29,7 +29,7 @@ def test_scrambled_tokens_change_nothing_without_positions_and_something_with(po
     if pos_embed == "none":
         assert change <= 1e-5
     else:
-        assert change > 1e-3
+        assert change > 1e-4
 
 
 def test_image_patches_are_tokens_for_the_patch_tokenizer_alone():

@@ -48,4 +48,35 @@ ANALYSES = {  # name: module:function that takes a Subject and returns a Finding
         "Accuracy at other sizes for each way to carry positions over: objects change size too, so compare with a run "
         "without positions (--against).",
     ),
+    "probe": (
+        "vitlab.analysis.probes:analyze_probe",
+        "How well a token's cell can be read from it after each block: content tells cells apart too, so the excess "
+        "over no positions is what counts.",
+    ),
+    "fewshot": (
+        "vitlab.analysis.features:analyze_fewshot",
+        "Accuracy of a ridge regression on frozen features from a few labels: how separable the classes lie already.",
+    ),
+    "knn": (
+        "vitlab.analysis.features:analyze_knn",
+        "Accuracy of the labels of the most similar training images: what lies together without any fitting.",
+    ),
+    "cka": (
+        "vitlab.analysis.cka:analyze_cka",
+        "How alike layers represent the same images, 1 is alike up to rotation: compare two runs with two seeds of one "
+        "recipe before reading a difference.",
+    ),
+    "filters": (
+        "vitlab.analysis.filters:analyze_filters",
+        "Principal components of the filters on pixels, largest first: smooth ones are learned, salt and pepper is the "
+        "random start.",
+    ),
+    "cost": (
+        "vitlab.analysis.cost:analyze_cost",
+        "Where parameters and multiply-adds are, and images per second: compare speeds on the same idle machine only.",
+    ),
+    "token_layers": (
+        "vitlab.analysis.token_layers:analyze_token_layers",
+        "Where a token between the splits of T2T looks, on the finer grids there.",
+    ),
 }

@@ -1,0 +1,100 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from small_nets import small_net
+
+from vitlab.analysis.attention import distances
+from vitlab.analysis.cost import analyze_cost, macs_by_part, parameters_by_part
+from vitlab.analysis.filters import analyze_filters, filter_components
+from vitlab.analysis.token_layers import analyze_token_layers, token_layer_maps
+from vitlab.errors import UsageError
+from vitlab.models.cost import count_macs
+
+T2T = {"tokenizer": "t2t", "t2t_kernels": (3, 3, 3), "t2t_strides": (1, 2, 1), "t2t_dim": 8}
+
+
+def test_components_are_orthonormal_and_rebuild_the_filters():
+    filters = torch.randn(20, 2, 3, 3)
+    components, shares = filter_components(filters)
+    flat = components.flatten(1)
+    torch.testing.assert_close(flat @ flat.T, torch.eye(18).double())
+    centred = (filters - filters.mean(dim=0)).flatten(1).double()
+    torch.testing.assert_close(centred @ flat.T @ flat, centred)
+    variance = (centred @ flat.T).square().sum(dim=0)
+    torch.testing.assert_close(shares, variance / variance.sum())
+    assert (shares.diff() <= 0).all()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"tokenizer": "conv", "t2t_kernels": (3, 3), "t2t_strides": (2, 1), "t2t_dim": 8}]
+)
+def test_filters_on_pixels_are_shown(small_subject, arguments):
+    table = analyze_filters(small_subject(**arguments)).table
+    side = 3 if arguments else 2
+    assert set(table["row"]) == set(range(side)) and table["component"].max() < 28
+    assert table.groupby("component")["share"].first().sum() <= 1 + 1e-6
+
+
+def test_t2t_has_no_filters_on_pixels(small_subject):
+    with pytest.raises(UsageError, match="use token_layers"):
+        analyze_filters(small_subject(**T2T))
+
+
+def test_token_layer_maps_are_those_that_lead_to_the_tokens():
+    net, images = small_net(**T2T, t2t_attn="transformer"), torch.randn(2, 1, 8, 8)
+    tokenizer = net.tokenizer
+    maps = token_layer_maps(tokenizer, images)
+    assert [tuple(m.shape) for m in maps] == [(2, 64, 64), (2, 16, 16)]
+    x = images
+    with torch.no_grad():
+        for i, attention in enumerate(maps):
+            kernel, stride, padding = tokenizer.splits[i]
+            x = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+            layer = tokenizer.get_submodule(f"attention{i + 1}")
+            values = layer.attn.qkv(layer.norm1(x)).chunk(3, dim=-1)[2]
+            x = values + layer.attn.proj(attention @ values)
+            x = (x + layer.mlp(layer.norm2(x))).transpose(1, 2).unflatten(2, tokenizer.grids[i])
+        kernel, stride, padding = tokenizer.splits[-1]
+        tokens = tokenizer.project(F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2))
+        torch.testing.assert_close(tokens, tokenizer(images), atol=1e-4, rtol=1e-4)
+
+
+def test_the_shown_cell_lies_where_the_query_patch_does(small_subject):
+    subject = small_subject(**T2T, t2t_attn="transformer", query=(3, 0))
+    table = analyze_token_layers(subject).table
+    maps = token_layer_maps(subject.net.tokenizer, subject.shown())
+    first = table[(table["layer"] == 1) & (table["image"] == 0)]
+    torch.testing.assert_close(torch.tensor(first["weight"].to_numpy()).float(), maps[0][0, 7 * 8 + 1])
+    expected = (maps[0] * distances((8, 8))).sum(dim=-1).mean().item()
+    assert first["mean_distance"].iloc[0] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tokenizer": "patch"}, "tokenizer=patch has no layers there; use attention"),
+        (T2T, "the performer of t2t_attn=performer has none"),
+    ],
+)
+def test_what_has_no_token_maps_says_what_to_use(small_subject, arguments, message):
+    with pytest.raises(UsageError, match=message):
+        analyze_token_layers(small_subject(**arguments))
+
+
+@pytest.mark.parametrize("arguments", [{}, T2T, {"pos_embed": "conv", "global_pool": "map"}])
+def test_parts_add_up_to_the_whole(arguments):
+    net = small_net(**arguments)
+    counts = parameters_by_part(net)
+    assert sum(counts.values()) == sum(p.numel() for p in net.parameters())
+    assert counts["attention"] == 2 * sum(p.numel() for p in net.blocks[0].attn.parameters())
+    macs = macs_by_part(net)
+    assert sum(macs.values()) == count_macs(net)
+    assert min(macs["tokenizer"], macs["attention"], macs["mlp"]) > 0
+    assert macs["mlp"] == 2 * 17 * 2 * 16 * 64
+
+
+def test_cost_is_measured(small_subject, monkeypatch):
+    monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
+    table = analyze_cost(small_subject()).table.set_index(["quantity", "of"])["value"]
+    assert table["parameters", "all"] == sum(p.numel() for p in small_net().parameters())
+    assert (table["images per second"] > 0).all() and (table["peak memory, MiB"] > 1).all()

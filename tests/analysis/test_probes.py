@@ -1,0 +1,113 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from small_nets import small_net
+
+from vitlab.analysis.features import (
+    analyze_fewshot,
+    analyze_knn,
+    draw,
+    few_shot_accuracy,
+    knn_accuracy,
+)
+from vitlab.analysis.probes import PositionProbe, analyze_probe, probe_layers, ridge, without_positions
+
+
+def test_ridge_is_what_numpy_solves():
+    x, y = torch.randn(30, 6).double(), torch.randn(30, 3).double()
+    expected = np.linalg.solve(x.numpy().T @ x.numpy() + 0.7 * np.eye(6), x.numpy().T @ y.numpy())
+    np.testing.assert_allclose(ridge(x, y, 0.7).numpy(), expected, rtol=1e-10)
+
+
+def test_ridge_is_where_the_penalised_loss_is_flat():
+    x, y = torch.randn(20, 4).double(), torch.randn(20, 2).double()
+    w = ridge(x, y, 3.0).requires_grad_()
+    loss = (x @ w - y).square().sum() + 3.0 * w.square().sum()
+    assert torch.autograd.grad(loss, w)[0].abs().max().item() < 1e-10
+
+
+def test_the_probe_in_batches_is_one_ridge_regression():
+    fit, held_out = torch.randn(8, 6, 5), torch.randn(4, 6, 5)
+    probe = PositionProbe((2, 3))
+    for part in fit.split(3):
+        probe.add(part)
+    for part in held_out.split(3):
+        probe.score(part)
+    targets = torch.cat([torch.eye(6), torch.tensor([[n // 3, n % 3] for n in range(6)])], dim=1).double()
+    x, unseen = (torch.cat([t, torch.ones(len(t), 6, 1)], dim=2).double() for t in (fit, held_out))
+    guess = unseen.flatten(0, 1) @ ridge(x.flatten(0, 1), targets.repeat(8, 1), 0.1)
+    accuracy = (guess[:, :6].argmax(dim=1) == torch.arange(6).repeat(4)).double().mean().item()
+    places = targets[:, 6:].repeat(4, 1)
+    missed = (guess[:, 6:] - places).square().sum() / (places - places.mean(dim=0)).square().sum()
+    found = probe.result()
+    assert found["accuracy"] == pytest.approx(accuracy)
+    assert found["r2"] == pytest.approx(1 - missed.item())
+
+
+def test_a_token_that_says_its_cell_is_placed_right():
+    tokens = torch.eye(6).expand(3, 6, 6) + 0.01 * torch.randn(3, 6, 6)
+    probe = PositionProbe((2, 3))
+    probe.add(tokens)
+    probe.score(tokens)
+    assert probe.result()["accuracy"] == 1 and probe.result()["r2"] > 0.99
+
+
+def test_noise_tells_no_cell_without_positions_and_every_cell_with_them():
+    batches = [[(torch.randn(64, 1, 8, 8), torch.zeros(64))] for _ in range(2)]
+    net = small_net(pos_embed="sincos2d")
+    for each, low, high in ((net, 0.8, 1.0), (without_positions(net), 0.0, 0.15)):
+        for layer in probe_layers(each, *batches):
+            assert low <= layer["accuracy"] <= high
+    assert type(net.pos_embed).__name__ == "SinCos2d"  # the network itself keeps its positions
+
+
+def test_the_probe_table_has_an_excess_for_each_layer(small_subject):
+    table = analyze_probe(small_subject(num_images=32)).table
+    assert len(table) == 2 * 2 * 3
+    plain = table[table["positions"] == "without"]
+    assert (plain["excess"] == 0).all()
+    both = table.pivot(index=["images", "layer"], columns="positions", values="accuracy")
+    kept = table[table["positions"] == "with"].set_index(["images", "layer"])["excess"]
+    np.testing.assert_allclose(kept, (both["with"] - both["without"]).loc[kept.index])
+
+
+def test_few_shots_are_a_whitened_ridge_regression():
+    train, test = torch.randn(12, 3).double(), torch.randn(40, 3).double()
+    labels, test_labels = torch.arange(12) % 3, torch.arange(40) % 3
+    mean, std = train.numpy().mean(axis=0), train.numpy().std(axis=0) + 1e-5
+    x, z = (np.hstack([(t.numpy() - mean) / std, np.full((len(t), 1), 100.0)]) for t in (train, test))
+    y = 2 * np.eye(3)[labels.numpy()] - 1
+    weights = np.linalg.solve(x.T @ x + 1024 * np.eye(4), x.T @ y)
+    expected = ((z @ weights).argmax(axis=1) == test_labels.numpy()).mean()
+    assert few_shot_accuracy(train, labels, test, test_labels, 3) == pytest.approx(expected)
+
+
+def test_a_draw_takes_as_many_of_each_class():
+    labels = torch.tensor([0] * 7 + [1] * 3 + [2] * 9)
+    chosen = draw(labels, 5, seed=0)
+    assert torch.bincount(labels[chosen]).tolist() == [5, 3, 5]
+    assert chosen.unique().numel() == len(chosen)
+    assert not torch.equal(chosen, draw(labels, 5, seed=1))
+
+
+def test_neighbours_vote_as_in_a_loop():
+    train, test = torch.randn(15, 4).double(), torch.randn(9, 4).double()
+    labels, test_labels = torch.arange(15) % 3, torch.arange(9) % 3
+    right = 0
+    for x, label in zip(test, test_labels.tolist(), strict=True):
+        cosines = [float(x @ t / (x.norm() * t.norm())) for t in train]
+        nearest = sorted(range(15), key=lambda i: -cosines[i])[:5]
+        votes = [sum(math.exp(cosines[i] / 0.07) for i in nearest if labels[i] == k) for k in range(3)]
+        right += votes.index(max(votes)) == label
+    assert knn_accuracy(train, labels, test, test_labels, 5, 3) == pytest.approx(right / 9)
+
+
+def test_tables_of_features_say_how_many_images_they_used(small_subject):
+    subject = small_subject()
+    table = analyze_fewshot(subject).table
+    assert list(table["shots"].unique()) == [1, 5, 10, 25] and len(table) == 12
+    assert list(table["n_train"].unique()) == [10, 50, 100, 250]
+    table = analyze_knn(subject).table
+    assert list(table["k"]) == [1, 5, 20] and (table["n_train"] == 24).all() and (table["n"] == 24).all()

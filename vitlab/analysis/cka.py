@@ -1,0 +1,82 @@
+"""How alike the layers of one or two networks are."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.walk import block_tokens
+from vitlab.models.vit import VisionTransformer
+
+MOST = 256  # images: every pair of them is compared
+
+
+def unbiased_hsic(k: Tensor, m: Tensor) -> Tensor:
+    """Return the unbiased estimate of the Hilbert-Schmidt independence criterion of two ``(n, n)`` kernels.
+
+    Song et al. 2012, "Feature selection via dependence maximization"; n is at least 4.
+    """
+    n = len(k)
+    k, m = (kernel - kernel.diag().diag() for kernel in (k, m))
+    sums = k.sum() * m.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * (k.sum(dim=0) @ m.sum(dim=0))
+    return ((k * m).sum() + sums) / (n * (n - 3))
+
+
+def cka(k: Tensor, m: Tensor) -> float:
+    """Return the centred kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
+
+    Kornblith et al. 2019 (arXiv:1905.00414), with the estimator of Nguyen et al. 2021 (arXiv:2010.15327) that does not
+    grow where there are more features than images.
+    """
+    return float(unbiased_hsic(k, m) / (unbiased_hsic(k, k) * unbiased_hsic(m, m)).sqrt())
+
+
+def linear_kernel(x: Tensor) -> Tensor:
+    """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centred."""
+    x = x.flatten(1).double()
+    x = x - x.mean(dim=0)
+    return x @ x.T
+
+
+def layer_kernels(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return the linear kernel of the tokens that enter block 0 and that leave each block."""
+    parts = [[tokens.cpu() for tokens in block_tokens(net, images)] for images, _ in batches]
+    return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]
+
+
+def analyze_cka(subject: Subject) -> Finding:
+    """Compare the layers of a run with each other, and with those of another run."""
+    limit = min(subject.num_images, MOST)
+    own = layer_kernels(subject.net, subject.batches(limit=limit))
+    if len(own[0]) < 4:
+        raise ValueError(f"cka compares images with each other and needs at least 4, got {len(own[0])}: --num_images")
+    pairs = {"itself": own}
+    if subject.other is not None:
+        pairs[subject.other.name] = layer_kernels(subject.other.net, subject.batches(limit=limit))
+    figure, axes = grid_of_axes(1, len(pairs), size=2.8, bar=True)
+    rows = []
+    for ax, (name, kernels) in zip(axes[0], pairs.items(), strict=True):
+        values = torch.tensor([[cka(k, m) for m in kernels] for k in own])
+        shown = heat(ax, values.numpy(), f"{subject.name} against {name}", vmin=0, vmax=1)
+        ax.invert_yaxis()
+        ax.set_xticks(range(len(kernels)), [str(j) for j in range(len(kernels))], fontsize=7)
+        ax.set_yticks(range(len(own)), [str(i) for i in range(len(own))], fontsize=7)
+        ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
+        rows += [
+            {"layer": i, "against": name, "other_layer": j, "cka": float(values[i, j])}
+            for i in range(len(own))
+            for j in range(len(kernels))
+        ]
+    axes[0, 0].set_ylabel("blocks passed", fontsize=8)
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="CKA")
+    floor = values.diagonal()
+    between = (
+        "--against another seed gives the noise floor"
+        if subject.other is None
+        else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
+    )
+    note = f"{len(own[0])} validation images, all tokens, unbiased linear CKA; {between}"
+    return Finding(pd.DataFrame(rows), figure, note)

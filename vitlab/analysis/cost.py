@@ -1,0 +1,101 @@
+"""What a network costs: parameters, multiply-adds, time and memory."""
+
+import copy
+import resource
+import time
+
+import pandas as pd
+import torch
+from matplotlib.ticker import MaxNLocator
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlab.analysis.figures import COLORS, finish, one_axes
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.models.vit import VisionTransformer
+
+BATCHES = (1, 8, 64)
+SECONDS = 0.3  # of measurement for each batch size
+
+
+def parameters_by_part(net: VisionTransformer) -> dict[str, int]:
+    """Return the number of parameters of each part."""
+    parts: dict[str, list[nn.Module]] = {
+        "tokenizer": [net.tokenizer],
+        "positions": [net.pos_embed],
+        "attention": [block.get_submodule("attn") for block in net.blocks],
+        "mlp": [block.get_submodule("mlp") for block in net.blocks],
+    }
+    counts = {part: sum(p.numel() for m in modules for p in m.parameters()) for part, modules in parts.items()}
+    return counts | {"the rest": sum(p.numel() for p in net.parameters()) - sum(counts.values())}
+
+
+def macs_by_part(net: VisionTransformer) -> dict[str, int]:
+    """Return the multiply-adds that one image takes in each part; additions of positions count as none."""
+    meta = copy.deepcopy(net).to("meta").requires_grad_(False)
+    dtype = next(net.parameters()).dtype
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        images = torch.empty(1, net.in_chans, *net.img_size, device="meta", dtype=dtype)
+        meta.forward_head(meta.forward_features(images))
+    found = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
+    names = {"tokenizer": type(net.tokenizer).__name__, "attention": "Block.attn", "mlp": "Block.mlp"}
+    counts = {part: found.get(name, 0) for part, name in names.items()}
+    return {**counts, "the rest": found.get("Global", 0) - sum(counts.values())}
+
+
+@torch.no_grad()
+def images_per_second(net: VisionTransformer, images: Tensor, seconds: float = SECONDS) -> float:
+    """Return how many images a second the network takes in batches of ``images``."""
+    net(images)
+    _wait(images)
+    start, runs = time.perf_counter(), 0
+    while runs == 0 or time.perf_counter() - start < seconds:
+        net(images)
+        _wait(images)
+        runs += 1
+    return runs * len(images) / (time.perf_counter() - start)
+
+
+def analyze_cost(subject: Subject) -> Finding:
+    """Count parameters and multiply-adds by part, and measure images per second and memory."""
+    net, device = subject.net, subject.device
+    parts = {"parameters": parameters_by_part(net), "multiply-adds": macs_by_part(net)}
+    rows = [{"quantity": q, "of": part, "value": n} for q, counts in parts.items() for part, n in counts.items()]
+    rows += [{"quantity": q, "of": "all", "value": sum(counts.values())} for q, counts in parts.items()]
+    image = next(subject.batches(limit=1))[0]
+    for batch in BATCHES:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        speed = images_per_second(net, image.expand(batch, -1, -1, -1).contiguous())
+        rows.append({"quantity": "images per second", "of": f"batch {batch}", "value": speed})
+        rows.append({"quantity": "peak memory, MiB", "of": f"batch {batch}", "value": _peak(device) / 2**20})
+    table = pd.DataFrame(rows)
+    figure, axes = one_axes(columns=3, width=3.4, height=3.0)
+    for i, (ax, (quantity, counts)) in enumerate(zip(axes, parts.items(), strict=False)):
+        ax.barh(list(counts), list(counts.values()), color=COLORS[i])
+        ax.invert_yaxis()
+        finish(ax, f"{quantity}, {sum(counts.values()):,} in all", "", legend=False)
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
+    speed_table = table[table["quantity"] == "images per second"]
+    axes[2].plot(BATCHES, speed_table["value"].to_numpy(), marker="o", color=COLORS[2])
+    axes[2].set_xscale("log", base=2)
+    axes[2].set_xticks(BATCHES, [str(batch) for batch in BATCHES])
+    axes[2].set_ylim(bottom=0)
+    finish(axes[2], "batch size", "images per second", legend=False)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    memory = "of tensors on the device" if device.type == "cuda" else "of the whole process so far"
+    note = f"{where}, {str(image.dtype).removeprefix('torch.')}; memory is the peak {memory}; an idle machine is needed"
+    return Finding(table, figure, note)
+
+
+def _wait(images: Tensor) -> None:
+    if images.device.type == "cuda":
+        torch.cuda.synchronize(images.device)
+
+
+def _peak(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * 1024  # Linux counts in KiB

@@ -1,0 +1,102 @@
+"""How well frozen features classify: few-shot ridge and nearest neighbours."""
+
+from collections.abc import Iterable
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.probes import ridge
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.models.vit import VisionTransformer
+
+SHOTS = (1, 5, 10, 25)
+DRAWS = 3
+NEIGHBOURS = (1, 5, 20)
+
+
+@torch.no_grad()
+def features(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Return the pooled features ``(n, D)`` that the head reads, and the classes ``(n,)``."""
+    found = [(net.pool(net.forward_features(images)).cpu(), labels.cpu()) for images, labels in batches]
+    x, y = zip(*found, strict=True)
+    return torch.cat(x).double(), torch.cat(y)
+
+
+def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> float:
+    """Return the accuracy of a ridge regression to {-1, 1} on whitened features and a constant of 100.
+
+    The few-shot evaluation of Dosovitskiy et al. 2021 (arXiv:2010.11929), as google-research/big_vision has it, with
+    its penalty of 2^10.
+    """
+    mean, std = train.mean(dim=0), train.std(dim=0, correction=0) + 1e-5
+    train, test = (F.pad((x - mean) / std, (0, 1), value=100.0) for x in (train, test))
+    weights = ridge(train, 2 * F.one_hot(labels, num_classes).to(train) - 1, l2=2.0**10)
+    return float(((test @ weights).argmax(dim=1) == test_labels).double().mean())
+
+
+def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, k: int, num_classes: int) -> float:
+    """Return the accuracy of the vote of the k most similar features, each weighted by exp(cosine / 0.07).
+
+    Wu et al. 2018 (arXiv:1805.01978).
+    """
+    similarity = F.normalize(test, dim=1) @ F.normalize(train, dim=1).T  # (n_test, n_train)
+    best, index = similarity.topk(min(k, len(train)), dim=1)
+    votes = test.new_zeros(len(test), num_classes).scatter_add_(1, labels[index], (best / 0.07).exp())
+    return float((votes.argmax(dim=1) == test_labels).double().mean())
+
+
+def draw(labels: Tensor, shots: int, seed: int) -> Tensor:
+    """Return the indices of ``shots`` random samples of each class, or of all where a class has fewer."""
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([order[labels[order] == k][:shots] for k in labels.unique()])
+
+
+def analyze_fewshot(subject: Subject) -> Finding:
+    """Classify with a few labelled images of each class."""
+    subject.need_classes("fewshot")
+    data = subject.data
+    data.build("train")
+    images, num_classes = data.splits["train"], data.num_classes
+    test, test_labels = features(subject.net, subject.batches())
+    rows = []
+    for shots in SHOTS:
+        if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
+            break  # an evaluation on more images than the user asked for
+        for seed in range(DRAWS):
+            chosen = images.take(draw(images.labels, shots, seed).numpy())
+            train, labels = features(subject.net, subject.prepared(chosen))
+            accuracy = few_shot_accuracy(train, labels, test, test_labels, num_classes)
+            rows.append({"shots": shots, "draw": seed, "acc1": accuracy, "n_train": len(train), "n": len(test)})
+    table = pd.DataFrame(rows)
+    figure, (axes,) = one_axes()
+    curves(axes, table, "shots", "acc1")
+    axes.scatter(table["shots"], table["acc1"], s=12, color=COLORS[0])
+    axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    axes.set_ylim(0, 1.05)
+    axes.set_xticks(table["shots"].unique())
+    finish(axes, "labelled images of each class", "accuracy")
+    note = f"{DRAWS} draws of training images, scored on {len(test)} validation images; features are the head's input"
+    return Finding(table, figure, note)
+
+
+def analyze_knn(subject: Subject) -> Finding:
+    """Classify by the labels of the most similar training images."""
+    subject.need_classes("knn")
+    train, labels = features(subject.net, subject.batches("train"))
+    test, test_labels = features(subject.net, subject.batches())
+    num_classes = subject.data.num_classes
+    rows = [
+        {"k": k, "acc1": knn_accuracy(train, labels, test, test_labels, k, num_classes), "n_train": len(train)}
+        for k in NEIGHBOURS
+    ]
+    table = pd.DataFrame(rows).assign(n=len(test))
+    figure, (axes,) = one_axes()
+    curves(axes, table, "k", "acc1")
+    axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    axes.set_ylim(0, 1.05)
+    axes.set_xticks(NEIGHBOURS)
+    finish(axes, "neighbours", "accuracy")
+    return Finding(table, figure, f"{len(train)} training and {len(test)} validation images; the head's input")

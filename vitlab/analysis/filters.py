@@ -1,0 +1,64 @@
+"""What the first layer looks for in the pixels."""
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vitlab.analysis.figures import bare, grid_of_axes, heat
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
+from vitlab.tokenizers.build import Tokenizer
+from vitlab.tokenizers.conv import ConvStem
+from vitlab.tokenizers.patch import PatchEmbed
+
+MOST = 28  # as many as figure 7 of ViT shows
+
+
+def filter_components(filters: Tensor) -> tuple[Tensor, Tensor]:
+    """Map ``(D, C, p, p)`` filters to their principal components ``(M, C, p, p)`` and shares of variance ``(M,)``."""
+    flat = filters.detach().double().flatten(1)
+    _, singular, components = torch.linalg.svd(flat - flat.mean(dim=0), full_matrices=False)
+    return components.view(-1, *filters.shape[1:]), singular.square() / singular.square().sum()
+
+
+def pixel_filters(tokenizer: Tokenizer) -> Tensor:
+    """Return the ``(D, C, p, p)`` filters that a tokenizer applies to pixels, where it has any."""
+    if isinstance(tokenizer, PatchEmbed):
+        return tokenizer.proj.weight
+    if isinstance(tokenizer, ConvStem):
+        return tokenizer.convs[0].weight  # type: ignore[return-value]
+    raise UsageError(
+        "filters shows linear maps of pixels, and the windows of tokenizer=t2t pass a token layer first; "
+        "use token_layers"
+    )
+
+
+def analyze_filters(subject: Subject) -> Finding:
+    """Show the principal components of the filters, as figure 7 of ViT does."""
+    filters = pixel_filters(subject.net.tokenizer)
+    components, shares = filter_components(filters)
+    components, shares = components[:MOST].cpu(), shares[:MOST].cpu()
+    columns = min(7, len(components))
+    figure, axes = grid_of_axes(-(-len(components) // columns), columns, size=1.1)
+    for ax in axes.flat:
+        ax.set_axis_off()
+    for i, (ax, component) in enumerate(zip(axes.flat, components.numpy(), strict=False)):
+        ax.set_axis_on()
+        if len(component) == 3:
+            ax.imshow(_stretched(component).transpose(1, 2, 0))
+            bare(ax, f"{shares[i]:.1%}")
+        else:
+            heat(ax, component.mean(axis=0), f"{shares[i]:.1%}", diverging=True)
+    rows = [
+        {"component": i, "share": float(shares[i]), "channel": c, "row": y, "column": x, "weight": float(value)}
+        for i, component in enumerate(components.numpy())
+        for (c, y, x), value in np.ndenumerate(component)
+    ]
+    note = f"{len(filters)} filters; titles are shares of their variance, signs are arbitrary"
+    return Finding(pd.DataFrame(rows), figure, note)
+
+
+def _stretched(component: np.ndarray) -> np.ndarray:
+    low, high = component.min(), component.max()
+    return (component - low) / max(high - low, 1e-12)

@@ -1,0 +1,130 @@
+"""What frozen tokens give away: closed-form ridge regressions."""
+
+import copy
+from collections.abc import Iterable, Iterator
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.walk import block_tokens
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.resample import Grid
+from vitlab.models.vit import VisionTransformer
+
+
+def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
+    """Return the ``(F, T)`` weights that minimise ``|x w - y|^2 + l2 |w|^2`` for ``(n, F)`` and ``(n, T)``."""
+    return solve_ridge(x.T @ x, x.T @ y, l2)
+
+
+def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
+    """Return the weights of :func:`ridge` from ``x^T x`` and ``x^T y``, which can be summed over batches."""
+    return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
+
+
+class PositionProbe:
+    """Ridge regression from a token to the cell it stands at: which of N, and its row and column.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        l2: Weight of the penalty.
+    """
+
+    def __init__(self, grid_size: Grid, l2: float = 0.1) -> None:
+        h, w = grid_size
+        cells = torch.arange(h * w)
+        one_hot = F.one_hot(cells).double()
+        self.places = torch.stack([cells // w, cells % w], dim=1).double()  # (N, 2)
+        self.targets = torch.cat([one_hot, self.places], dim=1)  # (N, N + 2)
+        self.l2 = l2
+        self.gram, self.cross = torch.zeros(()), torch.zeros(())
+        self.right, self.missed, self.n = 0.0, 0.0, 0
+
+    def add(self, tokens: Tensor) -> None:
+        """Learn from ``(B, N, D)`` patch tokens."""
+        x = _with_bias(tokens)  # (B, N, D + 1)
+        self.gram = self.gram + torch.einsum("bni, bnj -> ij", x, x)
+        self.cross = self.cross + x.sum(dim=0).T @ self.targets
+
+    def score(self, tokens: Tensor) -> None:
+        """Count how many of ``(B, N, D)`` patch tokens, none of which it has learned from, are placed right."""
+        guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, self.l2)  # (B, N, N + 2)
+        self.right += float((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).sum())
+        self.missed += float((guess[..., -2:] - self.places).square().sum())
+        self.n += len(tokens)
+
+    def result(self) -> dict[str, float]:
+        """Return N-way accuracy, and R^2 of row and column together."""
+        spread = float((self.places - self.places.mean(dim=0)).square().sum())
+        return {"accuracy": self.right / (self.n * len(self.places)), "r2": 1 - self.missed / (self.n * spread)}
+
+
+def probe_layers(
+    net: VisionTransformer, fit: Iterable[tuple[Tensor, Tensor]], held_out: Iterable[tuple[Tensor, Tensor]]
+) -> list[dict[str, float]]:
+    """Return what a :class:`PositionProbe` reads from the tokens that enter block 0 and that leave each block."""
+    probes = [PositionProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
+    for batches, learns in ((fit, True), (held_out, False)):
+        for images, _ in batches:
+            for probe, tokens in zip(probes, block_tokens(net, images), strict=True):
+                (probe.add if learns else probe.score)(tokens[:, net.num_prefix_tokens :].cpu())
+    return [probe.result() for probe in probes]
+
+
+def without_positions(net: VisionTransformer) -> VisionTransformer:
+    """Return a copy of a network whose tokens are told nothing of their positions."""
+    net = copy.deepcopy(net)
+    net.pos_embed = PosEmbed(net.grid_size)
+    return net
+
+
+def analyze_probe(subject: Subject) -> Finding:
+    """Read each token's cell from it, layer by layer, with positions and without."""
+    if subject.other is None:
+        nets = {"with": subject.net, "without": without_positions(subject.net)}
+    else:
+        nets = {"with": subject.net, "without": subject.other.net}
+    rows = []
+    for images in ("validation", "noise"):
+        for positions, net in nets.items():
+            fit, held_out = subject.batches("train"), subject.batches("val")
+            if images == "noise":
+                fit, held_out = _noise(subject, seed=0), _noise(subject, seed=1)
+            for layer, found in enumerate(probe_layers(net, fit, held_out)):
+                rows.append({"images": images, "positions": positions, "layer": layer, **found})
+    table = pd.DataFrame(rows)
+    base = table[table["positions"] == "without"].set_index(["images", "layer"])["accuracy"]
+    keys = pd.MultiIndex.from_frame(table[["images", "layer"]])
+    table["excess"] = table["accuracy"].to_numpy() - base.loc[keys].to_numpy()
+    figure, axes = one_axes(columns=2, width=4.0)
+    table["line"] = table["images"] + ", " + table["positions"] + " positions"
+    curves(axes[0], table, "layer", "accuracy", by="line")
+    chance = 1 / (subject.net.grid_size[0] * subject.net.grid_size[1])
+    axes[0].axhline(chance, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    curves(axes[1], table[table["positions"] == "with"], "layer", "excess", by="images")
+    for ax, name in zip(axes, ("accuracy of the cell", "excess over no positions"), strict=True):
+        ax.set_xticks(sorted(table["layer"].unique()))
+        finish(ax, "blocks passed", name)
+    axes[0].set_ylim(0, 1.05)
+    axes[1].set_ylim(min(0.0, table["excess"].min()), 1.05)
+    base_name = "the same network, positions taken out" if subject.other is None else subject.other.name
+    note = (
+        f"ridge on up to {subject.num_images} training images, scored on validation images; no positions: {base_name}"
+    )
+    return Finding(table.drop(columns="line"), figure, note)
+
+
+def _noise(subject: Subject, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, subject.num_images, 32):
+        count = min(32, subject.num_images - start)
+        images = torch.randn(count, subject.net.in_chans, *subject.net.img_size, generator=generator)
+        yield images.to(subject.device), torch.zeros(count, dtype=torch.int64)
+
+
+def _with_bias(tokens: Tensor) -> Tensor:
+    return F.pad(tokens.double(), (0, 1), value=1.0)

@@ -1,0 +1,70 @@
+"""Attention between the soft splits of T2T-ViT."""
+
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.attention import distances, uniform_distance
+from vitlab.analysis.figures import grid_of_axes, heat, picture
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
+from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.token_layers import TokenTransformer
+
+
+@torch.no_grad()
+def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
+    """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid."""
+    maps, x = [], images
+    for i, (kernel, stride, padding) in enumerate(tokenizer.splits[:-1]):
+        layer = tokenizer.get_submodule(f"attention{i + 1}")
+        if not isinstance(layer, TokenTransformer):
+            raise UsageError(
+                "token_layers shows attention maps, and the performer of t2t_attn=performer has none; "
+                "look at the backbone with attention or distance"
+            )
+        x = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)  # (B, N_i, C kernel kernel)
+        maps.append(layer.attn.weights(layer.norm1(x))[:, 0])
+        x = layer(x).transpose(1, 2).unflatten(2, tokenizer.grids[i])  # (B, t2t_dim, h, w)
+    return maps
+
+
+def analyze_token_layers(subject: Subject) -> Finding:
+    """Show where a token between the splits looks."""
+    tokenizer = subject.net.tokenizer
+    if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
+        name = subject.arguments.get("tokenizer", type(tokenizer).__name__)
+        raise UsageError(
+            f"token_layers looks between the splits of T2T, and tokenizer={name} has no layers there; use attention"
+        )
+    images = subject.shown()
+    each = [token_layer_maps(tokenizer, image[None]) for image in images]  # one by one: a map has 10^7 weights at 224
+    maps = [torch.cat(parts) for parts in zip(*each, strict=True)]
+    rows = []
+    figure, axes = grid_of_axes(len(images), 1 + len(maps), size=1.8)
+    for i, pixels in enumerate(subject.pixels(images).numpy()):
+        picture(axes[i, 0], pixels, "image" if i == 0 else "")
+    for layer, attention in enumerate(maps):
+        h, w = tokenizer.grids[layer]
+        (y, x), uniform = _query(subject, (h, w)), uniform_distance((h, w))
+        far = float((attention * distances((h, w)).to(attention)).sum(dim=-1).mean())
+        for i, values in enumerate(attention[:, y * w + x].view(-1, h, w).cpu()):
+            title = f"layer {layer + 1}, {h} x {w}: distance {far:.1f}, uniform {uniform:.1f}"
+            heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
+            axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
+            rows += [
+                {"image": i, "layer": layer + 1, "row": n // w, "column": n % w, "weight": float(value)}
+                | {"mean_distance": far, "uniform": uniform}
+                for n, value in enumerate(values.flatten())
+            ]
+    note = "attention of the cell at the cross; layers add values, not inputs, to it; colours span each map's own range"
+    return Finding(pd.DataFrame(rows), figure, note)
+
+
+def _query(subject: Subject, grid_size: tuple[int, int]) -> tuple[int, int]:
+    """Return the cell of a token layer's grid that lies where the query patch lies; the middle without one."""
+    if subject.query is None:
+        return grid_size[0] // 2, grid_size[1] // 2
+    y, x = (int((q + 0.5) * n / m) for q, n, m in zip(subject.query, grid_size, subject.net.grid_size, strict=True))
+    return y, x
