@@ -17,9 +17,10 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
     "optim": set(),
     "data": set(),
     "callbacks": set(),
+    "ablation": set(),
     "analysis": {"layers", "tokenizers", "models", "data"},
     "tasks": {"layers", "tokenizers", "models", "optim"},
-    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis"},
+    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation"},
 }
 GROUND = {"errors", "run_dir"}  # standard library only; every room may stand on it
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}

@@ -15,6 +15,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
+    "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),

@@ -1,0 +1,124 @@
+"""The keys that the file of an ablation may have, and where in the file each stands."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.errors import UsageError, did_you_mean
+
+KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
+    "": (
+        *("name", "base", "axes", "exclude", "seeds", "baseline", "evaluate", "checkpoint", "metric", "match"),
+        *("analyses", "stats", "claims", "run", "wandb"),
+    ),
+    "metric": ("primary", "mode", "secondary"),
+    "match": ("within", "steps", "params", "flops", "on_violation"),
+    "stats": ("test", "ci", "margin", "pair", "sd"),
+    "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command"),
+    "wandb": ("project", "mode"),
+}
+CHOICES = {
+    "evaluate": ("val", "test"),
+    "checkpoint": ("last", "best"),
+    "metric.mode": ("max", "min"),
+    "match.on_violation": ("warn", "fail"),
+    "stats.test": ("auto", "dunnett", "welch"),
+    "run.executor": ("local", "slurm"),
+    "run.keep": ("all", "weights", "none"),
+    "wandb.mode": ("online", "offline", "disabled"),
+}
+NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
+
+
+class File:
+    """A YAML file whose mistakes are told with their line.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise UsageError(f"there is no file {self.path}")
+        try:
+            self.root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
+            self.content = yaml.safe_load(self.path.read_text())
+        except yaml.YAMLError as error:
+            raise UsageError(f"{self.path} is not YAML: {' '.join(str(error).split())}") from error
+        if not isinstance(self.content, dict):
+            raise UsageError(f"{self.path}: expected keys such as `name:` and `axes:`, got {self.content!r}")
+        self._refuse_doubles(self.root)
+
+    def mistake(self, where: str, text: str) -> UsageError:
+        """Return the mistake ``text`` about the dotted place ``where``, with file and line."""
+        return UsageError(f"{self.path}, line {self.line(where.split('/'))}: {text}")
+
+    def line(self, place: list[str]) -> int:
+        """Return the line of a place in the file; of the closest thing around it, if it is not there."""
+        node, line = self.root, 1
+        for part in place:
+            if isinstance(node, yaml.MappingNode):
+                found = [(k, v) for k, v in node.value if k.value == part]
+                if not found:
+                    return line
+                line, node = found[0][0].start_mark.line + 1, found[0][1]
+            elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+                node = node.value[int(part)]
+                line = node.start_mark.line + 1
+        return line
+
+    def _refuse_doubles(self, node: yaml.Node) -> None:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[str] = set()
+            for key, value in node.value:
+                if key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise UsageError(f"{self.path}, line {line}: `{key.value}` is there twice; YAML keeps the last")
+                seen.add(key.value)
+                self._refuse_doubles(value)
+
+    def check_keys(self) -> None:
+        """Refuse a key that nobody reads and a value that is none of its choices."""
+        for section, known in KEYS.items():
+            content = self.content if not section else self.content.get(section)
+            if content is None:
+                continue
+            if not isinstance(content, dict):
+                raise self.mistake(section, f"`{section}` must have keys ({', '.join(known)}), got {content!r}")
+            for key in content:
+                if key not in known:
+                    hint = did_you_mean(str(key), known) or f"; known are {', '.join(known)}"
+                    raise self.mistake(f"{section}/{key}".lstrip("/"), f"unknown key `{key}`{hint}")
+        for name, choices in CHOICES.items():
+            section, _, key = name.rpartition(".")
+            value = (self.content.get(section) or {} if section else self.content).get(key)
+            if value is not None and value not in choices:
+                raise self.mistake(
+                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(choices)}, got {value!r}"
+                )
+
+    def number(self, name: str, default: Any, lowest: float, highest: float = float("inf"), whole: bool = False) -> Any:
+        """Return the number at the dotted ``name``; refuse anything else."""
+        section, _, key = name.rpartition(".")
+        value = (self.content.get(section) or {}).get(key, default)
+        if value is default:
+            return default
+        kind = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= highest:
+            what = "a whole number" if whole else "a number"
+            span = f"of at least {lowest:g}" if highest == float("inf") else f"from {lowest:g} to {highest:g}"
+            raise self.mistake(name.replace(".", "/"), f"`{name}` must be {what} {span}, got {value!r}")
+        return value
+
+
+def check_level_name(file: File, where: str, name: Any) -> str:
+    """Return ``name`` if it can stand in a directory's name."""
+    if isinstance(name, bool) or name is None:
+        text = {True: "on, yes or true", False: "no, off or false", None: "null"}[name]
+        raise file.mistake(where, f"YAML reads an unquoted {text} as {name!r}; quote it, as in 'no'")
+    if not NAME.fullmatch(str(name)):
+        raise file.mistake(where, f"a name is made of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
+    return str(name)
