@@ -1,13 +1,9 @@
-from pathlib import Path
-
 import pytest
-from small_nets import SMALL, small_net
+from small_nets import SMALL, small_net, train
 
 from vitlab.analysis.subject import Subject
-from vitlab.cli.main import main
 from vitlab.data.digits import Digits
 
-REPOSITORY = Path(__file__).parents[2]
 OWN = ("layer", "head", "query", "other", "classifies", "pictures", "num_images")
 
 
@@ -30,7 +26,9 @@ def small_subject(digits):
 @pytest.fixture(scope="session")
 def run(tmp_path_factory):
     """A Digits run of three epochs."""
-    folder = tmp_path_factory.mktemp("runs") / "run"
-    few = ["--trainer.max_epochs=3", "--model.init_std=0.1", "--trainer.logger=false", "--quiet"]
-    assert main(["fit", "--config", str(REPOSITORY / "configs/vit.yaml"), "--run_dir", str(folder), *few]) == 0
-    return folder
+    return train(tmp_path_factory.mktemp("runs") / "run", "--trainer.max_epochs=3")
+
+
+@pytest.fixture(scope="session")
+def run_without_token(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("runs") / "bare", "--model.class_token=false", "--model.global_pool=avg")

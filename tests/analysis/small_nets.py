@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import torch
 
+from vitlab.cli.main import main
 from vitlab.models.vit import VisionTransformer
 
 POSITIONS = [
@@ -26,3 +29,11 @@ def small_net(**changes):
         if parameter.ndim < 2 or name.startswith("pos_embed."):
             torch.nn.init.normal_(parameter, std=0.5)
     return net
+
+
+def train(folder, *arguments):
+    """A small run in ``folder``; of one epoch unless the arguments say otherwise."""
+    config = Path(__file__).parents[2] / "configs" / "vit.yaml"
+    few = ["--trainer.max_epochs=1", "--model.init_std=0.1", "--trainer.logger=false", "--quiet"]
+    assert main(["fit", "--config", str(config), "--run_dir", str(folder), *few, *arguments]) == 0
+    return folder

@@ -1,9 +1,11 @@
 import html
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from small_nets import train
 
 from vitlab.analysis import ANALYSES
 from vitlab.cli.main import main
@@ -77,3 +79,44 @@ def test_wrong_input_is_told_in_one_line(run, photos, names, arguments, message,
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("vitlab: ") and error.count("\n") == 1
+
+
+def test_a_run_without_class_token_is_told_what_to_use(run_without_token, capsys):
+    assert analyze("attention", run_without_token) == 2
+    error = capsys.readouterr().err
+    assert "has no class token; choose a patch with --query ROW,COLUMN, or use distance or displacement" in error
+    assert error.count("\n") == 1
+    assert analyze("attention", run_without_token, "--query=1,2", "--quiet") == 0
+
+
+def test_two_runs_are_compared(run, run_without_token, tmp_path):
+    out = tmp_path / "out"
+    assert analyze("cka,probe", run, "--against", run_without_token, "-o", out, "--quiet") == 0
+    assert len(pd.read_csv(out / "cka.csv")["against"].unique()) == 2
+
+
+def test_pictures_need_none_of_the_files_of_the_training(tmp_path, capsys):
+    root, rng = tmp_path / "data", np.random.default_rng(0)
+    for name in ("dark", "light"):
+        (root / name).mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).save(root / name / f"{i}.png")
+    data = ["--data=ImageFolder", f"--data.root={root}", "--data.img_size=8", "--data.batch_size=8"]
+    train(tmp_path / "run", *data, "--data.num_workers=0")
+    picture = tmp_path / "picture.png"
+    shutil.copy(root / "dark" / "0.png", picture)
+    shutil.rmtree(root)
+    capsys.readouterr()
+    assert analyze("attention,rollout,filters,distance", tmp_path / "run", "--images", picture) == 0
+    assert "the images that run was trained on are not here" in capsys.readouterr().out
+    assert (tmp_path / "run" / "analysis" / "filters.csv").is_file()
+    assert analyze("attention", tmp_path / "run") == 2
+    assert str(root) in capsys.readouterr().err
+
+
+def test_help_names_every_analysis(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["analyze", "--help"])
+    assert stop.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name in text for name in ANALYSES)

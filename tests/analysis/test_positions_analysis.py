@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 import torch
 from small_nets import POSITIONS
 
-from vitlab.analysis.positions import analyze_displacement, analyze_position, displacement_profile, similarity
+from vitlab.analysis.positions import analyze_displacement, analyze_position, displacement_profile, mosaic, similarity
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.biases import RelPos
 
@@ -52,3 +53,13 @@ def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_emb
 def test_each_layer_shows_its_own_table(small_subject):
     tables = [analyze_position(small_subject(pos_embed_join="every_layer", layer=i)).table for i in (0, 1)]
     assert not tables[0].equals(tables[1])
+
+
+def test_a_mosaic_puts_each_tile_in_its_place():
+    tiles = np.random.default_rng(0).random((2, 3, 4, 5))
+    picture = mosaic(tiles)
+    assert picture.shape == (2 * 5 - 1, 3 * 6 - 1)
+    for y in range(2):
+        for x in range(3):
+            np.testing.assert_array_equal(picture[5 * y : 5 * y + 4, 6 * x : 6 * x + 5], tiles[y, x])
+    assert np.isnan(picture).sum() == picture.size - tiles.size

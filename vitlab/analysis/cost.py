@@ -6,7 +6,7 @@ import time
 
 import pandas as pd
 import torch
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -77,6 +77,7 @@ def analyze_cost(subject: Subject) -> Finding:
         ax.invert_yaxis()
         finish(ax, f"{quantity}, {sum(counts.values()):,} in all", "", legend=False)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
+        ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     speed_table = table[table["quantity"] == "images per second"]
     axes[2].plot(BATCHES, speed_table["value"].to_numpy(), marker="o", color=COLORS[2])
     axes[2].set_xscale("log", base=2)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,13 @@ def similarity(table: Tensor) -> Tensor:
     """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929)."""
     table = F.normalize(table, dim=-1)
     return table @ table.T
+
+
+def mosaic(tiles: np.ndarray) -> np.ndarray:
+    """Map ``(h, w, h', w')`` tiles to one picture in which tile (y, x) stands in row y, column x, NaN between them."""
+    h, w = tiles.shape[:2]
+    framed = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
+    return framed.swapaxes(1, 2).reshape(h * framed.shape[2], w * framed.shape[3])[:-1, :-1]
 
 
 def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
@@ -61,17 +69,13 @@ def analyze_position(subject: Subject) -> Finding:
     layer = subject.layer or 0
     with torch.no_grad():
         table = pos_embed.table(layer).detach().float()
-        images = next(subject.batches(limit=32))[0]
-        ratio = float(table.norm(dim=-1).mean() / net.tokenizer(images).norm(dim=-1).mean())
+        ratio = float(table.norm(dim=-1).mean() / net.tokenizer(subject.shown(32)).norm(dim=-1).mean())
     h, w = net.grid_size
     cosines = similarity(table).cpu().view(h, w, h, w)
-    figure, axes = grid_of_axes(h, w, size=max(0.45, min(1.1, 7 / w)), bar=True)
-    for y in range(h):
-        for x in range(w):
-            shown = heat(axes[y, x], cosines[y, x].numpy(), vmin=-1, vmax=1)
+    figure, axes = grid_of_axes(1, 1, size=5, bar=True)
+    shown = heat(axes[0, 0], mosaic(cosines.numpy()))
+    axes[0, 0].set_axis_off()
     figure.colorbar(shown, ax=axes, shrink=0.8, label="cosine similarity")
-    figure.supxlabel("column", fontsize=8)
-    figure.supylabel("row", fontsize=8)
     rows = [
         {"row": n // w, "column": n % w, "other_row": m // w, "other_column": m % w, "cosine": float(value)}
         for n, values in enumerate(cosines.view(h * w, h * w))

@@ -82,7 +82,10 @@ class Subject:
             limit: How many at most; default: ``num_images``.
             pipeline: What prepares them; default: what the network was trained with, without augmentation.
         """
-        self.data.build(split)
+        try:
+            self.data.build(split)
+        except NotImplementedError:  # data that was rebuilt without its files
+            raise UsageError(f"the images that {self.name} was trained on are not here, and this needs them") from None
         images, limit = self.data.splits[split], self.num_images if limit is None else limit
         if len(images) > limit:
             chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:limit]

@@ -50,7 +50,7 @@ def analyze_token_layers(subject: Subject) -> Finding:
         (y, x), uniform = _query(subject, (h, w)), uniform_distance((h, w))
         far = float((attention * distances((h, w)).to(attention)).sum(dim=-1).mean())
         for i, values in enumerate(attention[:, y * w + x].view(-1, h, w).cpu()):
-            title = f"layer {layer + 1}, {h} x {w}: distance {far:.1f}, uniform {uniform:.1f}"
+            title = f"layer {layer + 1}, {h} x {w}\ndistance {far:.1f}, uniform {uniform:.1f}"
             heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
             axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
             rows += [

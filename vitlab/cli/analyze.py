@@ -104,23 +104,14 @@ def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argpar
     import inspect
 
     from vitlab.analysis.subject import Subject
-    from vitlab.cli.parser import VitlabCLI, user_mistakes
-    from vitlab.models.convert import load_weights
+    from vitlab.cli.parser import user_mistakes
     from vitlab.models.vit import VisionTransformer
     from vitlab.tasks import Classifier
 
-    args = [*evaluation_args(run, list(rest)), *ONE_DEVICE]
-    cli = VitlabCLI(args, default_root_dir=str(run.path))
-    _check_size(cli, run)
-    facts = run.read("data.json")
+    cli = _rebuild(run, checkpoint, [*rest, *ONE_DEVICE], bool(options.images))
+    names = inspect.signature(VisionTransformer).parameters
+    arguments = {name: value for name, value in cli.model.hparams.items() if name in names}
     with user_mistakes():
-        cli.datamodule.prepare_data()
-        if facts:
-            cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
-        load_weights(cli.model.net, checkpoint, "usual")
-        names = inspect.signature(VisionTransformer).parameters
-        arguments = {name: value for name, value in cli.model.hparams.items() if name in names}
-        chosen = {name: getattr(options, name, None) for name in ("layer", "head", "query")}
         return Subject(
             net=cli.model.net.to(cli.trainer.strategy.root_device),
             data=cli.datamodule,
@@ -129,8 +120,32 @@ def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argpar
             classifies=isinstance(cli.model, Classifier),
             pictures=_pictures(options.images, cli.datamodule) if options.images else None,
             num_images=options.num_images,
-            **chosen,
+            **{name: getattr(options, name, None) for name in ("layer", "head", "query")},
         )
+
+
+def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> "VitlabCLI":
+    """Build task and data of a run and load the weights; the data's files may be gone if there are other pictures."""
+    from vitlab.cli.parser import VitlabCLI, user_mistakes
+    from vitlab.cli.restore import restore
+    from vitlab.models.convert import load_weights
+
+    try:
+        cli = VitlabCLI(evaluation_args(run, list(rest)), default_root_dir=str(run.path))
+    except UsageError:
+        if not has_pictures:
+            raise
+        cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
+        _check_size(cli, run)
+        return cli
+    _check_size(cli, run)
+    facts = run.read("data.json")
+    with user_mistakes():
+        cli.datamodule.prepare_data()
+        if facts:
+            cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
+        load_weights(cli.model.net, checkpoint, "usual")
+    return cli
 
 
 def _num_outputs(net: Any) -> int:
