@@ -1,5 +1,6 @@
 """A loader for images that are decoded or augmented one by one, in worker processes."""
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 
@@ -103,9 +104,10 @@ class _Samples(Dataset[_Sample]):
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    # A cluster and Ctrl-C signal all processes of a run; a worker that died of it would fail the batch in progress,
-    # which is to be trained on before the run saves. Workers end with the loader, or with the process that owns them.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    # Clusters and terminals signal the whole group of a run's processes. A worker that died of it would fail the batch
+    # in progress, which is to be trained on before the run saves. SIGTERM still ends it: its owner sends that at exit.
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
 
 
