@@ -161,7 +161,7 @@ def test_a_mistake_gets_one_line_and_writes_nothing(arguments, told, here, capsy
 
 
 EDITS = [
-    ("max_epochs: 60", "max_epoch: 60", 'there is no key `trainer.max_epoch`; did you mean "trainer.max_epochs"?'),
+    ("max_epochs: 40", "max_epoch: 40", 'there is no key `trainer.max_epoch`; did you mean "trainer.max_epochs"?'),
     ("embed_dim: 48", "embed_dims: 48", 'did you mean "model.embed_dim"?'),
     ("lr: 2.0e-3", "lr: fast", '`model.lr` must be float, got "fast"'),
     ("class_path: Digits", "class_path: Digitz", 'did you mean "Digits"?'),

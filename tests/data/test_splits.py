@@ -18,10 +18,11 @@ def _names(ids, indices):
     return {name: {ids[i] for i in chosen} for name, chosen in indices.items()}
 
 
-@pytest.mark.parametrize("test_share, val_share", [(0.2, 0.2), (0.4, 0.1), (0.33, 0.3), (0.0, 0.01)])
+@pytest.mark.parametrize("test_share, val_share", [(0.2, 0.2), (0.4, 0.1), (0.33, 0.3), (None, 0.01)])
 def test_splits_are_disjoint_complete_and_stratified(test_share, val_share):
     ids, labels = _samples()
     splits = SplitRule(test_share, val_share).indices(ids, labels)
+    test_share = test_share or 0.0
     assert sorted(np.concatenate(list(splits.values()))) == list(range(len(ids)))
     assert len(splits["test"]) == round(len(ids) * test_share)
     assert len(splits["val"]) == round((len(ids) - len(splits["test"])) * val_share)

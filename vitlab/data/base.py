@@ -77,20 +77,15 @@ class ImageData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        for (name, least), number in zip(_LEAST.items(), (batch_size, num_workers, repeats), strict=True):
-            if number < least:
-                raise ValueError(f"`data.{name}` must be at least {least}, got {number}")
+        _check_at_least(batch_size, num_workers, repeats)
         self.img_size = as_size(img_size, native_size)
         self.in_chans = in_chans
         self.class_names = list(class_names)
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
-        if not 0 < test_share < 1:
-            raise ValueError(f"`data.test_share` must lie between 0 and 1, got {test_share}")
-        self.rule = SplitRule(
-            0.0 if self.has_test_split else test_share, val_share, split_seed, fold, subset, split_file
-        )
+        cut = None if self.has_test_split else test_share
+        self.rule = SplitRule(cut, val_share, split_seed, fold, subset, split_file)
         self.splits: dict[SplitName, Images] = {}
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self._restored: dict[str, Any] = {}
@@ -246,3 +241,9 @@ class ImageData(L.LightningDataModule):
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder) -> Loader:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         return self.pipeline.loader(self.splits[name], order, self.mean, self.num_workers, device, self.complain)
+
+
+def _check_at_least(*numbers: int) -> None:
+    for (name, least), number in zip(_LEAST.items(), numbers, strict=True):
+        if number < least:
+            raise ValueError(f"`data.{name}` must be at least {least}, got {number}")

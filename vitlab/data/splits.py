@@ -21,7 +21,7 @@ class SplitRule:
     then the validation split. A new sample therefore moves next to nothing: one or two others over each cut.
 
     Args:
-        test_share: Share of all samples in the test split; 0 where the data set brings its own.
+        test_share: Share of all samples in the test split; None where the data set brings its own.
         val_share: Share of the rest in the validation split.
         seed: Another seed gives other splits.
         fold: k/n: validate on part k (1..n) of n equal parts of what is not test, instead of `val_share`.
@@ -31,20 +31,23 @@ class SplitRule:
 
     def __init__(
         self,
-        test_share: float,
+        test_share: float | None,
         val_share: float,
         seed: int = 0,
         fold: str | None = None,
         subset: float = 1.0,
         file: str | None = None,
     ) -> None:
+        if test_share is not None and not 0 < test_share < 1:
+            raise ValueError(f"`data.test_share` must lie between 0 and 1, got {test_share}")
         if not 0 < val_share < 1:
             raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
         if not 0 < subset <= 1:
             raise ValueError(f"`data.subset` must be above 0 and at most 1, got {subset}")
         if file is not None and fold is not None:
             raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {file!r}")
-        self.test_share, self.val_share, self.seed, self.subset = test_share, val_share, seed, subset
+        self.test_share = 0.0 if test_share is None else test_share
+        self.val_share, self.seed, self.subset = val_share, seed, subset
         self.fold = _parse_fold(fold)
         self.file = file
 
