@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from vitlab.cli.main import COMMANDS, main
+from vitlab.layers.pos_embed import PosEmbedName
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
@@ -217,6 +219,24 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
 def test_a_regression_runs_from_the_same_config(here):
     assert main(["fit", *SHORT, "--model=Regressor", "--name", "numbers"]) == 0
     assert read(here / "runs/numbers/results.json")["val"]["mae"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
+def test_every_position_embedding_trains_from_the_same_config(here, pos_embed):
+    arguments = ["--model.pos_embed", pos_embed, "--trainer.limit_train_batches=2", "--trainer.max_epochs=1"]
+    assert main(["fit", *T2T, *arguments, "--name", pos_embed]) == 0
+    assert read(here / "runs" / pos_embed / "run.json")["status"] == "done"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["t2t", "vit"])
+def test_a_run_trains_on_the_gpu_in_bf16_and_is_measured_on_it(here, name):
+    device = ["--trainer.accelerator=gpu", "--trainer.devices=1", "--trainer.precision=bf16-mixed"]
+    config = ["--config", str(CONFIGS / f"{name}.yaml"), "--trainer.logger=false", "--trainer.max_epochs=15"]
+    assert main(["fit", *config, *device, "--name", name]) == 0
+    assert main(["test", name]) == 0
+    assert read(here / "runs" / name / "results.json")["test"]["acc1"] > 0.85
 
 
 def test_every_command_answers_help_without_torch_or_lightning():
