@@ -1,0 +1,143 @@
+"""The file of an ablation: every mistake is one line with file, line and way out, before anything starts."""
+
+import pytest
+import yaml
+
+from vitlab.ablation.claims import parse_claim
+from vitlab.ablation.keys import File
+from vitlab.ablation.spec import read
+from vitlab.errors import UsageError
+
+GOOD = {
+    "name": "toy",
+    "base": "base.yaml",
+    "axes": {
+        "pos_embed": {"none": {"model.pos_embed": "none"}, "learned": {"model.pos_embed": "learned"}},
+        "model.global_pool": ["token", "avg"],
+    },
+    "seeds": 2,
+    "baseline": {"pos_embed": "none"},
+    "metric": {"primary": "acc1"},
+    "claims": ["learned > none"],
+}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("model: {lr: 0.1}\n")
+
+    def write(**changes):
+        content = {k: v for k, v in {**GOOD, **changes}.items() if v is not None}
+        path = tmp_path / "ablation.yaml"
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        return path
+
+    return write
+
+
+def test_the_product_of_the_axes_gives_the_arms_in_the_order_of_the_file(write):
+    ablation = read(write())
+    assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token", "learned-avg"]
+    assert ablation.arms[3].overrides == {"model.pos_embed": "learned", "model.global_pool": "avg"}
+    assert ablation.seeds == (0, 1)
+    assert ablation.baseline_of(ablation.arms[3]) is ablation.arms[1]
+
+
+def test_excluded_arms_are_left_out(write):
+    ablation = read(write(exclude=[{"pos_embed": "learned", "global_pool": "avg"}]))
+    assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token"]
+
+
+WRONG = {  # what is changed, and words of the message
+    "unknown key": ({"sedes": 3}, ["line", "unknown key `sedes`", 'did you mean "seeds"']),
+    "unknown key in a section": ({"stats": {"magrin": 1}}, ["unknown key `magrin`", '"margin"']),
+    "missing key": ({"metric": None}, ["`metric` is missing"]),
+    "no such base": ({"base": "bas.yaml"}, ["no config bas.yaml"]),
+    "level without effect on a config": ({"axes": {"a": {"x": {"pos_embed": 1}, "y": {}}}}, ["no dotted key"]),
+    "one level": ({"axes": {"a": {"x": {}}}, "claims": []}, ["two levels"]),
+    "boolean name": ({"axes": {"a": {True: {}, "y": {}}}}, ["quote it"]),
+    "upper case": ({"axes": {"a": {"No": {}, "y": {}}}}, ["a-z"]),
+    "axes that undo each other": (
+        {"axes": {"a": {"x": {"model.lr": 1}, "y": {}}, "b": {"z": {"model.lr": 2}, "w": {}}}},
+        ["`a` and `b` both set `model.lr`"],
+    ),
+    "a seed in an arm": ({"axes": {"a": {"x": {"seed_everything": 1}, "y": {}}}}, ["belongs to the laboratory"]),
+    "devices in an arm": ({"axes": {"a": {"x": {"trainer.devices": 2}, "y": {}}}}, ["one device"]),
+    "baseline of no axis": ({"baseline": {"pos": "none"}}, ["no axis `pos`"]),
+    "baseline of no level": ({"baseline": {"pos_embed": "nonne"}}, ["no level `nonne`", '"none"']),
+    "excluded baseline": ({"exclude": [{"pos_embed": "none"}]}, ["is no arm"]),
+    "everything excluded": ({"exclude": [{"global_pool": "token"}, {"pos_embed": "learned"}]}, ["leaves 1"]),
+    "equal seeds": ({"seeds": [1, 1]}, ["different"]),
+    "no seeds": ({"seeds": 0}, ["`seeds` must be"]),
+    "choice": ({"evaluate": "train"}, ["`evaluate` must be one of val, test"]),
+    "a claim on nobody": ({"claims": ["lerned > none"]}, ["`lerned`", '"learned"']),
+    "a claim that cannot be read": ({"claims": ["learned >> none"]}, ["cannot read", "A > B"]),
+    "equal without margin": ({"claims": ["learned ~ none"]}, ["within M"]),
+    "gaps of different pairs": (
+        {"claims": ["gap(learned, none | global_pool=avg) < gap(none, learned | global_pool=token)"]},
+        ["same two levels"],
+    ),
+    "analyses": ({"analyses": {"scramble": {}}}, ["`analyses`"]),
+    "timeout": ({"run": {"timeout": "soon"}}, ["`run.timeout`", "20m"]),
+    "negative retries": ({"run": {"retries": -1}}, ["`run.retries`", "whole number"]),
+    "within": ({"match": {"within": ["tokeniser"]}}, ["no axis `tokeniser`"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_is_told_with_its_line(write, case):
+    changes, words = WRONG[case]
+    path = write(**changes)
+    with pytest.raises(UsageError) as caught:
+        read(path)
+    message = str(caught.value)
+    assert "ablation.yaml, line " in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message, message
+
+
+def test_the_line_is_that_of_the_mistake(write):
+    path = write()
+    text = path.read_text().replace("seeds: 2", "seeds: many")
+    path.write_text(text)
+    line = next(i for i, t in enumerate(text.splitlines(), 1) if t.startswith("seeds"))
+    with pytest.raises(UsageError, match=f"line {line}: `seeds`"):
+        read(path)
+
+
+def test_a_key_that_is_there_twice_is_refused(write):
+    path = write()
+    path.write_text(path.read_text() + "seeds: 4\n")
+    with pytest.raises(UsageError, match="twice"):
+        read(path)
+
+
+def claim(write, text):
+    path = write()
+    return parse_claim(File(path), 0, text, read(path).axes)
+
+
+def test_a_claim_without_a_condition_speaks_of_every_setting(write):
+    found = claim(write, "learned > none")
+    axes = read(write()).axes
+    assert (found.axis, found.a, found.b, found.sign) == ("pos_embed", "learned", "none", ">")
+    assert found.settings(axes) == [{"global_pool": "token"}, {"global_pool": "avg"}]
+
+
+def test_a_claim_says_metric_margin_and_setting_in_any_order(write):
+    found = claim(write, "learned ~ pos_embed=none within 0.5 on loss | global_pool=avg")
+    assert (found.metric, found.margin, dict(found.where)) == ("loss", 0.5, {"global_pool": "avg"})
+    assert claim(write, "learned ~ none within 0.5 | global_pool=avg on loss").metric == "loss"
+
+
+def test_a_claim_may_compare_with_a_number(write):
+    assert claim(write, "none ~ 0.25 within 0.04").b == 0.25
+
+
+def test_a_gap_that_is_claimed_to_be_larger_is_the_other_one_being_smaller(write):
+    a = claim(write, "gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=token)")
+    b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
+    assert (a.under, a.against) == (b.under, b.against) == ("avg", "token")
+    assert a.settings(read(write()).axes) == [{}]
