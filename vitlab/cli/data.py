@@ -19,6 +19,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the report there too")
     options = parser.parse_args(argv)
+    if Path(options.output).suffix not in (".png", ".jpg"):
+        raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
     from vitlab.data.image_folder import ImageFolder
     from vitlab.data.report import as_text, picture, report
 
