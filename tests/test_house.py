@@ -20,7 +20,8 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
     "ablation": set(),
     "analysis": {"layers", "tokenizers", "models", "data"},
     "tasks": {"layers", "tokenizers", "models", "optim"},
-    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation"},
+    "bench": {"layers", "tokenizers", "models", "optim", "tasks", "data"},
+    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation", "bench"},
 }
 GROUND = {"errors", "run_dir"}  # standard library only; every room may stand on it
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}

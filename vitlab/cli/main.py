@@ -18,6 +18,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
+    "bench": ("measure speed, memory and numerics of networks and loaders", "vitlab.cli.bench:main"),
     "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),
     "doctor": ("whether this machine can train: versions, devices, disk", "vitlab.cli.doctor:main"),
 }

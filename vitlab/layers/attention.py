@@ -77,9 +77,20 @@ class Attention(nn.Module):
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them."""
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
     if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, tuple(q.shape[:3]), _num_threads()):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
-    logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        return sdpa(q, k, v, bias, scale)
+    return products(q, k, v, bias, scale)
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+
+
+def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` as the formula is written."""
+    logits = q @ k.transpose(-2, -1) * scale
     return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
 

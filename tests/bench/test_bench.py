@@ -1,0 +1,215 @@
+"""The benchmark measures what it says; nothing here depends on how fast the machine is."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.bench import attention as attention_bench
+from vitlab.bench import loader, model, networks, numerics, overhead, pairs, report
+from vitlab.bench.model import Case, Unequal
+from vitlab.cli.main import main
+
+SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 10}
+T2T = {**SMALL, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_dim": 4, "pos_embed": "sincos1d"}
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch):
+    monkeypatch.setitem(networks.NETWORKS, "vit_s16", SMALL)
+    monkeypatch.setitem(networks.NETWORKS, "t2t_vit_7", T2T)
+    monkeypatch.setitem(networks.NETWORKS, "cifar_vit", SMALL)
+    canary = pairs.canary
+    monkeypatch.setattr(model, "canary", lambda dtype, device: canary(dtype, device, 64))
+
+
+# Pairs
+
+
+def test_contenders_take_turns_and_every_other_round_in_reverse():
+    calls = []
+    times = pairs.interleave({name: lambda name=name: calls.append(name) for name in "ab"}, rounds=3, warmups=1)
+    assert "".join(calls) == "ab" + "ab" + "ba" + "ab"
+    assert [len(seconds) for seconds in times.values()] == [3, 3]
+
+
+def test_a_budget_ends_the_rounds_but_leaves_three():
+    times = pairs.interleave({"a": lambda: None}, rounds=9, budget=0.0)
+    assert len(times["a"]) == 3
+
+
+def test_ratios_are_taken_round_by_round_and_above_one_is_faster():
+    found = pairs.compare({"slow": [2.0, 20.0, 4.0], "fast": [1.0, 10.0, 1.0]}, base="slow")
+    assert found["slow"]["ratio"] == 1
+    assert (found["fast"]["ratio"], found["fast"]["min"], found["fast"]["max"]) == (2, 2, 4)
+    assert (found["fast"]["seconds"], found["fast"]["best_seconds"]) == (1, 1)
+    low, high = found["fast"]["interval"]
+    assert 2 <= low <= high <= 4
+
+
+def test_the_interval_of_equal_values_is_that_value_and_many_narrow_it():
+    assert pairs.interval([1.5] * 5) == (1.5, 1.5)
+    draws = torch.randn(400, generator=torch.Generator().manual_seed(0)).tolist()
+    low, high = pairs.interval(draws)
+    assert -0.25 < low < 0 < high < 0.25 or high - low < 0.4
+
+
+@pytest.mark.parametrize(("seconds", "noisy"), [([1, 1.05, 1.1], False), ([1, 1, 1.3], True), ([1, 9, 1, 1, 1], False)])
+def test_a_canary_whose_time_spreads_marks_the_run(seconds, noisy):
+    assert pairs.is_noisy(seconds) == noisy
+
+
+# Networks
+
+
+@pytest.mark.parametrize("contender", ["timm", "torchvision", "plain", "vitlab"])
+def test_contenders_compute_the_same_logits(contender):
+    name = "t2t_vit_7" if contender == "plain" else "vit_s16"
+    images = torch.randn(2, 3, 16, 16)
+    assert networks.difference(networks.build(name, contender), networks.ours(name), images) < 1e-5
+    assert networks.ours(name).eval()(images).std() > 1e-3
+
+
+def test_the_plain_way_writes_windows_and_keeps_all_tokens(monkeypatch):
+    plain, seen = networks.build("t2t_vit_7", "plain"), []
+    plain.net.norm.register_forward_hook(lambda _, x, y: seen.append(y.shape[1]))
+    plain(torch.randn(1, 3, 16, 16))
+    assert seen == [17]
+    assert not plain.net.tokenizer.fused
+
+
+def test_libraries_that_are_not_installed_are_named():
+    assert networks.contenders("vit_s16", ["timm", "no_such_library"]) == (["timm", "vitlab"], ["no_such_library"])
+    assert networks.contenders("t2t_vit_7", ["timm"]) == (["plain", "vitlab"], [])
+
+
+@pytest.mark.parametrize("mode", ["fwd", "train"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_case_has_a_row_for_each_contender_the_base_first(mode, dtype):
+    rows = model.measure(Case("t2t_vit_7", mode, dtype, 2), [], rounds=3, budget=60)
+    assert [row["contender"] for row in rows] == ["plain", "vitlab"]
+    assert rows[0]["ratio"] == 1
+    assert all(row["images_per_second"] > 0 and row["rounds"] == 3 for row in rows)
+    json.dumps(rows)
+
+
+def test_networks_that_differ_are_not_timed(monkeypatch):
+    broken = networks.Plain(networks.ours("t2t_vit_7"))
+    nn.init.normal_(broken.net.head.weight)
+    monkeypatch.setattr(model, "build", lambda name, who: broken if who == "plain" else networks.ours(name))
+    with pytest.raises(Unequal, match="plain and vitlab have the same weights and logits that differ by"):
+        model.measure(Case("t2t_vit_7", "fwd", "fp32", 2), [], 3, 60)
+
+
+def test_a_training_step_trains_and_leaves_no_gradient():
+    net = networks.ours("vit_s16")
+    before = net.head.weight.clone()
+    model.step(net, torch.randn(4, 3, 16, 16), Case("vit_s16", "train", "fp32", 4))()
+    assert not torch.equal(net.head.weight, before)
+    assert {p.grad for p in net.parameters()} == {None}
+
+
+def test_only_a_quiet_machine_can_be_too_slow():
+    row = {"model": "t2t_vit_7", "mode": "fwd", "dtype": "fp32", "contender": "vitlab", "ratio": 1.0, "noisy": False}
+    assert list(model.too_slow([row])) == ["t2t_vit_7 fwd: 1.00 x the plain way, the goal is 1.25"]
+    assert not list(model.too_slow([{**row, "noisy": True}, {**row, "ratio": 1.2}, {**row, "contender": "plain"}]))
+
+
+# Others
+
+
+def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
+    monkeypatch.setattr(numerics, "MODELS", ("t2t_vit_7", "vit_s16"))
+    images = numerics.images_of(16)
+    assert {"random", "white", "letterbox", "equal channels", "grey"} < images.keys()
+    monkeypatch.setattr(numerics, "images_of", lambda: images)
+    assert all(row["passes"] for row in numerics.measure())
+    ours = networks.ours
+
+    def wrong(name):
+        net = ours(name)
+        net.norm.eps = 1e-3
+        return net
+
+    monkeypatch.setattr(numerics, "ours", wrong)
+    monkeypatch.setattr(numerics, "Plain", lambda net: networks.Plain(ours("vit_s16")))
+    monkeypatch.setattr(numerics, "MODELS", ("vit_s16",))
+    assert not any(row["passes"] for row in numerics.measure())
+
+
+def test_attention_cells_say_what_the_rule_chooses(monkeypatch):
+    monkeypatch.setattr(attention_bench, "SHAPES", [(1, 2, 5, 4)])
+    rows = attention_bench.measure(rounds=3, budget=60)
+    assert [(row["dtype"], row["mode"]) for row in rows] == [(d, m) for d in ("fp32", "bf16") for m in ("fwd", "train")]
+    assert {row["rule"] for row in rows} == {"products"}
+
+
+def test_loaders_hand_out_every_image():
+    rows = {row["loader"]: row for row in loader.measure(rounds=3, budget=0, count=512)}
+    assert rows["DataLoader, 2 workers"]["ratio"] == 1
+    assert "vitlab TensorLoader" in rows
+
+
+def test_overhead_is_relative_to_a_bare_loop():
+    rows = overhead.measure(rounds=3, budget=0, steps=4)
+    assert [row["loop"] for row in rows] == ["bare loop", "plain Trainer", "Classifier"]
+    assert rows[0]["added_ms"] == 0
+
+
+# Reports and the command
+
+
+def test_tables_are_markdown_and_mark_what_was_not_measured():
+    text = report.table([{"a": 1.234}, {}], {"A": "{a:.1f}", "B": "{b}"})
+    assert text.splitlines() == ["| A | B |", "| --- | --- |", "| 1.2 | - |", "| - | - |"]
+
+
+def test_a_baseline_lists_ratios_outside_its_interval():
+    row = {"model": "m", "mode": "fwd", "dtype": "fp32", "batch": 4, "contender": "vitlab", "base": "plain"}
+    before = [{**row, "ratio": 1.3, "interval": (1.2, 1.4)}]
+    assert list(report.changes([{**row, "ratio": 1.1}], before)) == [
+        "m fwd fp32 4 vitlab: 1.10, it was 1.30 [1.20, 1.40]"
+    ]
+    assert not list(report.changes([{**row, "ratio": 1.25}, {**row, "ratio": 9, "mode": "train"}], before))
+
+
+def test_the_command_writes_table_and_json(tmp_path, capsys):
+    path = tmp_path / "new" / "result.json"
+    arguments = ["--models", "t2t_vit_7", "--batch", "2", "--rounds", "3", "--no-memory", "--json", str(path)]
+    assert main(["bench", "model", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "| t2t_vit_7 | train | fp32 | 2 | vitlab |" in printed
+    assert path.with_suffix(".md").read_text() == printed
+    saved = json.loads(path.read_text())
+    assert saved["machine"]["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert main(["bench", "model", *arguments, "--baseline", str(path)]) == 0
+
+
+def test_the_command_fails_if_numerics_do(monkeypatch, capsys):
+    row = {"model": "m", "images": "white", "logits": 1.0, "gradients": 1.0, "plain_logits": 0.0, "limit": 1e-5}
+    monkeypatch.setattr(numerics, "measure", lambda: [{**row, "plain_gradients": 0.0, "passes": False}])
+    assert main(["bench", "numerics"]) == 1
+    assert "FAILS: m on white: logits off by 1.0e+00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", "--models", "vit_s61"], 'got vit_s61; did you mean "vit_s16"'),
+        (["model", "--rounds", "1"], "`--rounds` must be at least 3, got 1"),
+        (["model", "--baseline", "nowhere.json"], "there is no file nowhere.json"),
+        (["models"], "see `vitlab bench --help`"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, message, capsys):
+    assert main(["bench", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_of_its_own():
+    case = Case("cifar_vit", "train", "fp32", 2)
+    assert 5 < model.memory(case, "vitlab") < 500

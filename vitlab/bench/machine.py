@@ -1,0 +1,49 @@
+"""What a measurement was made on."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "asimd")
+_PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transformers")
+
+
+def facts(device: str = "cpu") -> dict[str, Any]:
+    """Return device, CPU and its vector units, versions, threads, load and commit."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    words = named.get("flags", named.get("Features", "")).split()
+    return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "cpu": named.get("model name", platform.machine()),
+        "flags": [flag for flag in _FLAGS if flag in words],
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
+        "python": platform.python_version(),
+        "platform": sys.platform,
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "commit": _commit(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

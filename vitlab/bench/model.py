@@ -1,0 +1,139 @@
+"""``vitlab bench model``: images per second of networks against each other."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from vitlab.bench.networks import OWN_WEIGHTS, build, contenders, difference, ours
+from vitlab.bench.pairs import Work, canary, compare, interleave, is_noisy
+from vitlab.models.cost import count_macs
+
+Mode = Literal["fwd", "train"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GOALS = {  # speed relative to the plain way, float32 on a CPU
+    ("t2t_vit_7", "fwd"): 1.25,
+    ("t2t_vit_7", "train"): 1.20,
+    ("t2t_vit_14", "fwd"): 1.08,
+    ("t2t_vit_14", "train"): 1.07,
+    ("t2t_vit_t_14", "fwd"): 1.35,
+    ("t2t_vit_t_14", "train"): 1.20,
+}
+
+
+class Case(NamedTuple):
+    """What is measured: a network of :data:`NETWORKS`, forward or a training step, the precision, and the batch."""
+
+    model: str
+    mode: Mode
+    dtype: str
+    batch: int
+
+
+class Unequal(RuntimeError):
+    """Two networks that should be the same are not, so that their speeds cannot be compared."""
+
+
+SUITES = {
+    "cpu-quick": [
+        Case("t2t_vit_7", "fwd", "fp32", 4),
+        Case("t2t_vit_7", "train", "fp32", 4),
+        Case("cifar_vit", "train", "fp32", 32),
+    ],
+    "cpu-full": [
+        Case(model, mode, dtype, 32 if model == "cifar_vit" else 8)
+        for model in ("t2t_vit_7", "t2t_vit_14", "t2t_vit_t_14", "vit_s16", "cifar_vit")
+        for dtype in DTYPES
+        for mode in ("fwd", "train")
+    ],
+    "gpu": [
+        Case(model, mode, "bf16", 1024 if model == "cifar_vit" else 256)
+        for model in ("vit_s16", "vit_b16", "t2t_vit_7", "t2t_vit_14", "t2t_vit_t_14", "cifar_vit")
+        for mode in ("fwd", "train")
+    ],
+}
+
+
+def measure(
+    case: Case, peers: list[str], rounds: int, budget: float, device: str = "cpu", compiled: bool = False
+) -> list[dict[str, Any]]:
+    """Return a row for each contender of a case, the base of the ratios first."""
+    names, missing = contenders(case.model, peers)
+    nets = {name: build(case.model, name).to(device) for name in names}
+    images = torch.randn(case.batch, 3, *ours(case.model).img_size, device=device)
+    errors = {name: _check_equal(name, net, nets["vitlab"], images[:2]) for name, net in nets.items()}
+    if compiled:
+        nets |= {f"{name} compiled": cast(nn.Module, torch.compile(net)) for name, net in nets.items()}
+    works = {name: step(net, images, case) for name, net in nets.items()}
+    works["canary"], canary_flops = canary(DTYPES[case.dtype], device)
+    times = interleave(works, rounds, budget)
+    noisy = is_noisy(times["canary"])
+    found = compare(times, names[0])
+    rate = canary_flops / found.pop("canary")["seconds"]
+    flops = 2 * count_macs(ours(case.model)) * (3 if case.mode == "train" else 1)
+    rows = []
+    for name, row in found.items():
+        speed = case.batch / row["seconds"]
+        row |= {"images_per_second": speed, "best_images_per_second": case.batch / row["best_seconds"]}
+        row |= {"gflops": flops * speed / 1e9, "share_of_canary": flops * speed / rate, "noisy": noisy}
+        row |= {"logit_difference": errors.get(name.removesuffix(" compiled")), "base": names[0], "missing": missing}
+        rows.append({**case._asdict(), "contender": name, **row})
+    return rows
+
+
+def step(net: nn.Module, images: torch.Tensor, case: Case) -> Work:
+    """Return what is timed: a forward pass, or forward, loss, backward and a step of fused AdamW."""
+    device = images.device.type
+    autocast = torch.autocast(device, DTYPES[case.dtype], enabled=case.dtype != "fp32")
+    if case.mode == "fwd":
+        net.eval()
+
+        def forward() -> None:
+            with torch.no_grad(), autocast:
+                net(images)
+
+        return forward
+    net.train()
+    targets = torch.arange(len(images), device=device) % 10
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True)
+
+    def train() -> None:
+        with autocast:
+            loss = F.cross_entropy(net(images), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return train
+
+
+def too_slow(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each ratio below nine tenths of its goal, where the machine was quiet."""
+    for row in rows:
+        goal = GOALS.get((row["model"], row["mode"])) if row["dtype"] == "fp32" else None
+        if goal and row["contender"] == "vitlab" and not row["noisy"] and row["ratio"] < 0.9 * goal:
+            yield f"{row['model']} {row['mode']}: {row['ratio']:.2f} x the plain way, the goal is {goal}"
+
+
+def memory(case: Case, contender: str) -> float:
+    """Return the MiB that a case takes above what the imports take, at its highest, in a process of its own."""
+    arguments = [case.model, case.mode, case.dtype, str(case.batch), contender]
+    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-m", "vitlab.bench.memory", *arguments]
+    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    return json.loads(output.splitlines()[-1])["mib"]
+
+
+def _check_equal(name: str, net: nn.Module, base: nn.Module, images: torch.Tensor) -> float | None:
+    if name in OWN_WEIGHTS:
+        return None
+    found = difference(net, base, images)
+    if not found <= 1e-5:
+        raise Unequal(f"{name} and vitlab have the same weights and logits that differ by {found:.1e}")
+    return found

@@ -1,0 +1,87 @@
+"""Interleaved measurement: every round runs every contender once, so that a busy machine is busy for all."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+Work = Callable[[], object]
+
+_NOISY = 0.15  # spread of the canary above which absolute numbers say nothing
+
+
+def interleave(
+    contenders: dict[str, Work], rounds: int = 9, budget: float = float("inf"), warmups: int = 2
+) -> dict[str, list[float]]:
+    """Return the seconds of every contender in every round; the order is reversed every other round.
+
+    Args:
+        contenders: What to run, by name.
+        rounds: Number of rounds.
+        budget: Seconds after which no further round begins, once there are three.
+        warmups: Runs of each contender that are not counted.
+    """
+    start = time.perf_counter()
+    for work in contenders.values():
+        for _ in range(warmups):
+            timed(work)
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for i in range(rounds):
+        if i >= 3 and time.perf_counter() - start > budget:
+            break
+        for name in list(contenders)[:: -1 if i % 2 else 1]:
+            times[name].append(timed(contenders[name]))
+    return times
+
+
+def timed(work: Work) -> float:
+    """Return the seconds that ``work`` takes, the accelerator's share included."""
+    _wait()
+    start = time.perf_counter()
+    work()
+    _wait()
+    return time.perf_counter() - start
+
+
+def compare(times: dict[str, list[float]], base: str) -> dict[str, dict[str, Any]]:
+    """Return the speed of each contender relative to ``base``, round by round: above 1 is faster."""
+    found = {}
+    for name, seconds in times.items():
+        ratios = [b / s for b, s in zip(times[base], seconds, strict=True)]
+        found[name] = {
+            "ratio": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+            "interval": interval(ratios),
+            "seconds": statistics.median(seconds),
+            "best_seconds": min(seconds),
+            "rounds": len(ratios),
+        }
+    return found
+
+
+def interval(values: Sequence[float], resamples: int = 1000) -> tuple[float, float]:
+    """Return the bootstrapped 95 % interval of the median, Efron 1979 (doi:10.1214/aos/1176344552)."""
+    draw = random.Random(0)
+    medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
+    return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]
+
+
+def canary(dtype: torch.dtype, device: str = "cpu", side: int = 1024) -> tuple[Work, int]:
+    """Return a square matrix product and its FLOPs; its time in each round tells how much else the machine does."""
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    return lambda: a @ b, 2 * side**3
+
+
+def is_noisy(seconds: Sequence[float]) -> bool:
+    """Return whether the canary's time spread by more than 15 % of its median, extremes left out."""
+    ordered = sorted(seconds)[1:-1] if len(seconds) > 4 else sorted(seconds)
+    return (ordered[-1] - ordered[0]) / statistics.median(ordered) > _NOISY
+
+
+def _wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
