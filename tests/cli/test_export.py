@@ -57,6 +57,15 @@ def test_a_vit_is_exported_and_checked(vit, form, tmp_path, capsys):
     assert sorted(os.listdir(path.parent)) == [path.name, f"{path.name}.json"]  # nothing half-written
 
 
+@pytest.mark.slow
+def test_large_weights_lie_beside_the_graph(vit, tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "_HUGE", 1000)
+    path = tmp_path / "vit.onnx"
+    assert main(["export", str(vit), "--to", "onnx", "-o", str(path), "--check", "--quiet"]) == 0
+    assert sorted(os.listdir(tmp_path)) == ["vit.onnx", "vit.onnx.data", "vit.onnx.json"]
+    assert largest_difference(network(vit), FORMATS["onnx"][1](path, {})) < 1e-4  # where it lies now
+
+
 @pytest.mark.parametrize("form", ["safetensors", *GRAPHS])
 def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path):
     path = tmp_path / f"t2t{export.SUFFIXES[form]}"

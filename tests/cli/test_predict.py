@@ -213,6 +213,22 @@ def test_damaged_weights_are_told_in_one_line(run, photos, tmp_path, capsys):
     assert "best.ckpt is truncated" in error and error.count("\n") == 1
 
 
+class Runs:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_weights_that_would_run_code_are_refused(run, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    other = shutil.copytree(run, tmp_path / "other")
+    (other / "checkpoints" / "best.ckpt").unlink()
+    torch.save({"state_dict": {"net.head.bias": Runs()}}, other / "checkpoints" / "best.ckpt")
+    assert predict(other, photos / "a.png") == 2
+    error = capsys.readouterr().err
+    assert "is refused" in error and error.count("\n") == 1
+    assert not (tmp_path / "executed").exists()
+
+
 def test_weights_of_another_width_are_refused(run, photos, capsys):
     assert predict(run, photos / "a.png", "--model.embed_dim=48") == 2
     error = capsys.readouterr().err

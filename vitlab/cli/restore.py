@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,8 @@ def restore(
         try:
             cli.model.net.load_state_dict(state)
         except RuntimeError as error:
-            raise UsageError(f"{checkpoint} does not fit {run.config}: {' '.join(str(error).split())}") from error
+            differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
+            raise UsageError(f"{checkpoint} does not fit {run.config}: {differences}") from error
     cli.model.eval()
     return cli
 
