@@ -15,7 +15,20 @@ from vitlab.models.vit import VisionTransformer
 CONFIGS = Path(__file__).parents[1] / "configs"
 FILES = sorted(CONFIGS.rglob("*.yaml"))
 RECIPES = [path for path in FILES if "cluster" not in path.parts]
-MILLIONS = {"imagenet/t2t_vit_14": 21.47, "imagenet/vit_s16": 21.97}
+MILLIONS = {
+    "imagenet/deit_ti16": 5.72,
+    "imagenet/deit_s16": 22.05,
+    "imagenet/t2t_vit_7": 4.26,
+    "imagenet/t2t_vit_14": 21.47,
+    "imagenet/t2t_vit_19": 39.09,
+    "imagenet/t2t_vit_24": 64.00,
+    "imagenet/t2t_vit_t_14": 21.47,
+    "imagenet/vit_s16": 21.97,
+    "finetune/deit_s16_384": 22.20,
+    "finetune/t2t_vit_14_384": 21.47,
+    "cifar10_vit": 2.70,
+    "cifar10_t2t": 2.92,
+}
 SMALL = ["--trainer.devices=1", "--trainer.accelerator=cpu", "--trainer.strategy=auto", "--trainer.logger=false"]
 
 
