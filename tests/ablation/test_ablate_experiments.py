@@ -1,0 +1,37 @@
+"""Every experiment that is shipped can be read, and every arm of it can be parsed."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.ablation.spec import read
+from vitlab.cli.parser import VitlabCLI
+from vitlab.errors import UsageError
+
+ROOT = Path(__file__).parents[2]
+FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in yaml.safe_load(p.read_text())]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_an_experiment_is_read_and_has_a_question_and_a_protocol(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read(path.relative_to(ROOT))
+    assert ablation.claims
+    text = path.with_name("README.md").read_text()
+    assert path.name in text and "## Protocol" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    for arm in read(path.relative_to(ROOT)).arms:
+        ablation = read(path.relative_to(ROOT))
+        given = tmp_path / "overrides.yaml"
+        given.write_text(yaml.safe_dump({**arm.overrides, "trainer.logger": False, "trainer.accelerator": "cpu"}))
+        args = [w for p in (*ablation.base, *arm.configs, str(given)) for w in ("--config", p)]
+        try:
+            VitlabCLI(args)
+        except UsageError as error:
+            assert "data." in str(error), error  # the images are not on this machine
