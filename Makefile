@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check gpu setup
+.PHONY: run test check ablation gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -16,6 +16,10 @@ check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n 2
+
+ablation: setup  ## does a ViT use its positions? five arms, three seeds, a report
+	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
+	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu

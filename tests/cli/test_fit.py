@@ -200,6 +200,17 @@ def test_overwrite_deletes_runs_only(here, capsys):
     assert (here / "precious" / "thesis.tex").exists()
 
 
+def test_overwrite_loses_nothing_to_a_mistake(here, capsys):
+    quick = [*SHORT, "--data.subset=0.1", "--name", "again", "--overwrite"]
+    assert main(["fit", *quick]) == 0
+    first = read(here / "runs" / "again" / "run.json")
+    assert main(["fit", *quick, "--model.num_heads=5"]) == 2
+    assert main(["fit", *quick, "--dry_run"]) == 0
+    assert read(here / "runs" / "again" / "run.json") == first
+    assert main(["fit", *quick]) == 0
+    assert read(here / "runs" / "again" / "run.json")["attempts"] == 1
+
+
 def test_a_dry_run_shows_the_header_and_writes_nothing(here, capsys):
     assert main(["fit", *SHORT, "--dry_run"]) == 0
     out = capsys.readouterr().out

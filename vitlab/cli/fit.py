@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shutil
 import time
 from typing import Any, NoReturn
 
@@ -107,8 +106,6 @@ def choose_run(options: argparse.Namespace, configs: list[str], seed: Any, resol
             raise UsageError(f"the run directory {run.path} exists; {way_out}")
         if not run.config.is_file():
             raise UsageError(f"`--overwrite` deletes run directories only, and {run.path} holds no config.yaml")
-        if not options.dry_run:
-            shutil.rmtree(run.path)
     elif run.path.exists() and not run.path.is_dir():
         raise UsageError(f"`--run_dir` must be a directory, and {run.path} is a file")
     return run

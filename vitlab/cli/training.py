@@ -20,6 +20,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal, Stopped
 from vitlab.cli.describe import describe, header
 from vitlab.cli.fit import check_same_config, choose_run
+from vitlab.cli.launch import launched_rank
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.terminal import close_log, log_to, say
 from vitlab.cli.wandb_setup import hush, place_loggers
@@ -87,6 +88,8 @@ def train(cli: FitCLI, started: float) -> int:
             cli.datamodule.setup("fit")
         say(header(cli, cli.trainer) + "\n\ndry run: all of it can be built; nothing was written")
         return 0
+    if cli.options.overwrite and launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ:
+        shutil.rmtree(cli.run.path, ignore_errors=True)  # only now: everything could be built
     is_new = not cli.run.exists()
     checkpoint = cli.run.last_checkpoint() if cli.resumed else None
     os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
