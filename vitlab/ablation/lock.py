@@ -123,7 +123,7 @@ def _is_dead(path: Path, fd: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # no locks here
-        return (here and not _runs(facts.get("pid", 0))) or facts.get("age", 0) > DEAD
+        return (here and not runs(facts.get("pid", 0))) or facts.get("age", 0) > DEAD
     return here or facts.get("age", 0) > DEAD
 
 
@@ -151,17 +151,18 @@ def _take_over(path: Path) -> bool:
 def _end_orphan(facts: dict[str, Any]) -> None:
     """End what a worker of this machine had started before it was killed: two may not write one run directory."""
     child = facts.get("child")
-    if not child or facts.get("host") != socket.gethostname() or _runs(facts.get("pid", 0)):
+    if not child or facts.get("host") != socket.gethostname() or runs(facts.get("pid", 0)):
         return
     if facts.get("child_started") and born(child) == facts["child_started"]:  # the number was not given to another
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         deadline = time.monotonic() + 5
-        while _runs(child) and time.monotonic() < deadline:
+        while runs(child) and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
-def _runs(pid: int) -> bool:
+def runs(pid: int) -> bool:
+    """Return whether a process of this machine lives."""
     stat = _stat(pid)
     if stat is not None:
         return stat[0] != "Z"

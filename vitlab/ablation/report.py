@@ -14,6 +14,7 @@ from vitlab.ablation.page import page
 from vitlab.ablation.provenance import provenance
 from vitlab.ablation.results import Results, collect
 from vitlab.ablation.spec import Ablation
+from vitlab.ablation.stats import detectable
 from vitlab.ablation.verdicts import Verdict, summary, verdicts
 from vitlab.run_dir import write_text
 
@@ -83,6 +84,14 @@ def _cautions(results: Results, rows: list[dict[str, Any]]) -> list[str]:
         words.append("Exploratory: Dunnett's test, which assumes equal spread of all arms. Headlines need five seeds.")
     if "welch" in tests:
         words.append("Welch's test with Holm's adjustment; no equal spread is assumed.")
+    if tests:
+        n, k = min(row["n"] for row in rows if row["n"] > 1), len([row for row in rows if row["test"]])
+        families = len([row for row in rows if not row["test"]])
+        smallest = detectable(n, max(1, k // families), min(tests))
+        words.append(
+            f"n = {n} finds a difference to the baseline of {smallest:.1f} sd of a run in 80 % of cases; the table does "
+            "not compare the other arms with each other."
+        )
     if len({row["n"] for row in rows}) > 1 or any(row["n"] < row["planned"] for row in rows):
         words.append("Some cells are missing: n differs from what was planned, see below.")
     if any(row["n"] == 1 for row in rows):

@@ -1,0 +1,62 @@
+"""What makes a cell another cell, and what does not."""
+
+import pytest
+
+from vitlab.ablation.identity import ROOMS, code_digest, digest, effective
+
+MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
+
+
+@pytest.fixture
+def package(tmp_path):
+    for room in ROOMS:
+        (tmp_path / room).mkdir()
+    (tmp_path / "layers/a.py").write_text(MODULE)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        MODULE.replace("    return", "    # a comment\n    return"),
+        MODULE.replace("Double.", "Return twice the number."),
+        MODULE.replace("2 * x", "(2 * x)"),
+        MODULE.replace('    """Double."""\n', ""),
+    ],
+)
+def test_comments_docstrings_and_layout_do_not_change_the_code(package, same):
+    before = code_digest(package)
+    (package / "layers/a.py").write_text(same)
+    assert code_digest(package) == before
+
+
+@pytest.mark.parametrize("change", [("layers/a.py", MODULE.replace("2 *", "3 *")), ("data/b.py", "x = 1\n")])
+def test_a_changed_number_and_a_new_file_change_the_code(package, change):
+    before = code_digest(package)
+    (package / change[0]).write_text(change[1])
+    assert code_digest(package) != before
+
+
+def test_rooms_that_make_no_numbers_do_not_count(package):
+    before = code_digest(package)
+    (package / "cli").mkdir()
+    (package / "cli/x.py").write_text("x = 1\n")
+    assert code_digest(package) == before
+
+
+CONFIG = {"seed_everything": 0, "trainer": {"max_epochs": 2, "logger": {"class_path": "W"}}, "data": {}}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "counts"),
+    [("max_epochs", 3, True), ("precision", "bf16-mixed", True), ("logger", False, False), ("devices", 1, False)],
+)
+def test_a_config_counts_by_what_can_change_a_number(key, value, counts):
+    changed = {**CONFIG, "trainer": {**CONFIG["trainer"], key: value}}
+    assert (digest(effective(changed)) != digest(effective(CONFIG))) == counts
+
+
+def test_the_folder_and_the_workers_of_the_data_do_not_count():
+    a = {"data": {"class_path": "D", "init_args": {"root": "a", "num_workers": 1, "batch_size": 2}}}
+    b = {"data": {"class_path": "D", "init_args": {"root": "b", "num_workers": 0, "batch_size": 2}}}
+    assert effective(a) == effective(b) == {"data.class_path": "D", "data.init_args.batch_size": 2}

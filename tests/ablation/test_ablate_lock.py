@@ -1,0 +1,96 @@
+"""Claims: who owns a cell, and when another may have it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from vitlab.ablation import lock
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "s0.claim.json"
+
+
+def left_behind(path, age=0.0, **facts):
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 1, **facts}))
+    now = path.stat().st_mtime
+    os.utime(path, (now - age, now - age))
+
+
+def test_one_of_many_gets_the_claim(path):
+    taken = []
+    barrier = threading.Barrier(8)
+
+    def reach():
+        barrier.wait()
+        taken.append(lock.take(path))
+
+    threads = [threading.Thread(target=reach) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    owners = [claim for claim in taken if claim]
+    assert len(owners) == 1
+    assert lock.is_alive(path)
+    owners[0].release()
+    assert not path.exists()
+
+
+def test_one_of_many_takes_a_dead_claim_over(path):
+    left_behind(path, age=lock.DEAD + 5)
+    taken = []
+    threads = [threading.Thread(target=lambda: taken.append(lock.take(path))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    owners = [claim for claim in taken if claim]
+    assert len(owners) == 1
+    owners[0].release()
+
+
+def test_a_fresh_claim_of_another_machine_is_left_alone(path):
+    left_behind(path, age=lock.DEAD - 10)
+    assert lock.is_alive(path)
+    assert lock.take(path) is None
+    assert path.exists()
+
+
+def test_a_claim_of_a_dead_process_of_this_machine_is_taken_over_at_once(path):
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    left_behind(path, host=lock.socket.gethostname(), pid=child.pid)
+    claim = lock.take(path)
+    assert claim
+    assert json.loads(path.read_text())["pid"] == os.getpid()
+    claim.release()
+
+
+def test_a_claim_lives_as_long_as_a_process_that_its_owner_started(path):
+    claim = lock.take(path)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(claim.fd,))
+    os.close(claim.fd)  # as when the owner is killed
+    assert lock.is_alive(path)
+    child.communicate(b"\n")
+    assert not lock.is_alive(path)
+    claim._end.set()
+
+
+def test_an_owner_notices_that_another_has_its_claim(path, monkeypatch):
+    monkeypatch.setattr(lock, "TOUCH", 0.02)
+    claim = lock.take(path)
+    path.unlink()
+    left_behind(path)
+    for _ in range(200):
+        if claim.lost:
+            break
+        threading.Event().wait(0.02)
+    assert claim.lost
+    claim.release()
+    assert path.exists()  # it belongs to the other

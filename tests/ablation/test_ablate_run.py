@@ -1,0 +1,269 @@
+"""Runs of whole ablations with a stand-in for `vitlab fit`, killed and continued in every way."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.ablation.lock import runs
+from vitlab.ablation.resolve import known
+from vitlab.ablation.results import collect
+from vitlab.ablation.spec import read
+
+TOY = Path(__file__).with_name("toy.py")
+ARMS = ("none", "learned", "rope2d")
+
+
+class Lab:
+    """A directory with an ablation of the toy."""
+
+    def __init__(self, path):
+        self.path = path
+        self.processes = []
+        self.starts = path / "starts"
+        (path / "base.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {pos_embed: none, lr: 0.001}\ndata: {}\n")
+        self.change()
+
+    def change(self, arms=ARMS, seeds=2, claims=("learned > none",), **run):
+        run = {"workers": 2, "retries": 1, "command": [sys.executable, str(TOY)], **run}
+        levels = {arm: {"model.pos_embed": arm} for arm in arms}
+        content = {"name": "toy", "base": "base.yaml", "axes": {"pos_embed": levels}, "seeds": seeds, "run": run}
+        content |= {"baseline": {"pos_embed": "none"}, "metric": {"primary": "acc1"}, "claims": list(claims)}
+        (self.path / "toy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+    def start(self, word="run", *more, toy=None, sleep=0.0):
+        env = {**os.environ, "TOY_STARTS": str(self.starts), "TOY_SLEEP": str(sleep), "TOY": json.dumps(toy or {})}
+        env["PYTHONPATH"] = str(Path(__file__).parents[2])
+        words = [sys.executable, "-m", "vitlab", "ablate", word, "toy.yaml", *more]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        self.processes.append(subprocess.Popen(words, cwd=self.path, env=env, text=True, **pipes))
+        return self.processes[-1]
+
+    def __call__(self, *args, **kwargs):
+        process = self.start(*args, **kwargs)
+        out, err = process.communicate(timeout=120)
+        assert "Traceback" not in err, err
+        return process.returncode, out + err
+
+    def counts(self):
+        lines = self.starts.read_text().splitlines() if self.starts.exists() else []
+        return Counter(line.replace(str(self.path), "") for line in lines)
+
+    def files(self, suffix):
+        return sorted((self.path / "runs/ablations/toy").glob(f"*/*{suffix}"))
+
+    def results(self):
+        with contextlib.chdir(self.path):
+            ablation = read("toy.yaml")
+            return collect(ablation, known(ablation)).table().to_csv(index=False)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    lab = Lab(tmp_path)
+    yield lab
+    for process in lab.processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    lab = Lab(tmp_path_factory.mktemp("undisturbed"))
+    assert lab()[0] == 0
+    return lab.results()
+
+
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.02)
+
+
+def test_a_run_does_every_cell_once_and_a_second_run_none(lab):
+    code, out = lab()
+    assert code == 0
+    assert "6 done" in out
+    assert set(lab.counts().values()) == {1}
+    assert len(lab.counts()) == 12  # fit and validate
+    assert lab()[0] == 0
+    assert sum(lab.counts().values()) == 12
+    assert not lab.files(".claim.json")
+
+
+def test_added_seeds_and_arms_keep_the_old_cells(lab, undisturbed):
+    lab.change(arms=ARMS[:2], seeds=1)
+    assert lab()[0] == 0
+    lab.change()
+    assert lab()[0] == 0
+    assert set(lab.counts().values()) == {1}
+    assert lab.results() == undisturbed
+
+
+@pytest.mark.parametrize("moment", [0.1, 0.5, 1.1])
+def test_after_a_kill_of_the_whole_command_the_results_are_those_of_an_undisturbed_run(lab, undisturbed, moment):
+    process = lab.start(sleep=0.15)
+    wait_for(lambda: lab.counts())
+    time.sleep(moment)
+    process.kill()
+    process.communicate()
+    assert len(lab.files("/done.json")) < 6
+    assert lab()[0] == 0
+    assert lab.results() == undisturbed
+    measured = [n for line, n in lab.counts().items() if line.startswith("val")]
+    assert len(measured) == 6
+    assert not lab.files(".claim.json")
+
+
+def test_what_a_killed_command_had_started_is_ended_before_the_cell_goes_on(lab):
+    process = lab.start(sleep=30)
+    wait_for(lambda: [p for p in lab.files(".claim.json") if '"child_started": "' in p.read_text()])
+    claim = json.loads(next(p for p in lab.files(".claim.json") if "child_started" in p.read_text()).read_text())
+    process.kill()
+    process.communicate()
+    assert runs(claim["child"])  # it lives on: it has a process group of its own
+    assert lab()[0] == 0
+    assert not runs(claim["child"])
+
+
+def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
+    process = lab.start(sleep=0.4)
+    wait_for(lambda: lab.files("/checkpoints/last.ckpt"))
+    claim = json.loads(lab.files("/checkpoints/last.ckpt")[0].parents[1].with_suffix(".claim.json").read_text())
+    os.killpg(claim["child"], signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, out
+    attempts = [json.loads(p.read_text())["attempts"] for p in lab.files("/run.json")]
+    assert sorted(attempts)[-1] == 2
+    assert lab.results() == undisturbed
+
+
+def test_two_commands_share_a_directory(lab, undisturbed):
+    first, second = lab.start(sleep=0.05), lab.start(sleep=0.05)
+    for process in (first, second):
+        _, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+    assert set(lab.counts().values()) == {1}
+    assert lab.results() == undisturbed
+
+
+def test_a_failing_cell_is_reported_and_the_others_go_on(lab):
+    code, out = lab("run", toy={"learned 1": "fail"})
+    assert code == 1
+    assert "the toy broke" in out and "repeat it with" in out
+    assert len(lab.files("/done.json")) == 5
+    assert lab.counts()[next(k for k in lab.counts() if "fit" in k and "learned/s1" in k)] == 1  # not tried again
+    assert lab("status")[1].count("the toy broke") == 1
+    lab("report")
+    report = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert "| learned | 1/2 |" in report
+    assert "the toy broke" in report
+    assert "fewer than two seeds: no inference" in report.lower()
+    assert lab("run")[0] == 1  # it stays failed
+    assert lab("run", "--retry-failed")[0] == 0
+
+
+def test_a_pre_empted_cell_is_tried_again_a_wrong_one_is_not(lab):
+    code, out = lab("run", toy={"learned 1": "preempt once", "rope2d 0": "wrong"})
+    assert code == 1
+    assert "wrong input" in out
+    fits = {k.split("/")[-2] + k.split("/")[-1][:2]: n for k, n in lab.counts().items() if k.startswith("fit")}
+    assert fits["learneds1"] == 2
+    assert fits["rope2ds0"] == 1
+
+
+def test_a_hanging_cell_times_out_and_a_diverged_one_is_counted(lab):
+    lab.change(timeout="3s", retries=0)
+    code, out = lab("run", toy={"learned 1": "hang", "rope2d 0": "diverge"})
+    assert code == 1
+    assert "time-out" in out
+    assert "1 diverged" in lab("status")[1]
+
+
+def test_ctrl_c_once_lets_running_cells_finish_and_twice_ends_them(lab, undisturbed):
+    for presses in (1, 2):
+        process = lab.start(sleep=0.4)
+        wait_for(lambda: lab.files(".claim.json"))
+        time.sleep(0.3)
+        for _ in range(presses):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.2)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 130, out + err
+        assert not lab.files(".claim.json")
+        assert presses == 2 or len(lab.files("/done.json")) in (1, 2)
+    assert lab()[0] == 0
+    assert lab.results() == undisturbed
+
+
+def test_random_kills_change_nothing(lab, undisturbed):
+    rng = random.Random(0)
+    for _ in range(4):
+        process = lab.start(sleep=0.1)
+        time.sleep(0.7 + rng.random())
+        process.kill()
+        process.communicate()
+    assert lab()[0] == 0
+    assert lab.results() == undisturbed
+
+
+def test_a_report_is_the_same_when_repeated_and_stands_alone(lab):
+    assert lab()[0] == 0
+    place = lab.path / "runs/ablations/toy/report"
+
+    def content():
+        lab("report")
+        return {str(p): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
+
+    first = content()
+    assert content() == first
+    page = (place / "report.html").read_text()
+    assert "<svg" in page
+    for link in ('src="', 'href="http', "<script", "@import", 'href="/'):
+        assert link not in page
+    assert "learned &gt; none" in page
+
+
+def test_one_seed_prints_no_inference(lab):
+    lab.change(seeds=1)
+    assert lab()[0] == 0
+    lab("report")
+    report = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert "n = 1: no inference" in report
+    assert "supported" not in report and "higher" not in report
+
+
+def test_an_arm_that_cannot_be_built_starts_nothing(lab):
+    lab.change(arms=("none", "lerned"), claims=())
+    code, out = lab()
+    assert code == 2
+    assert "lerned: `model.pos_embed` must be one of" in out
+    assert not lab.counts()
+
+
+def test_arms_that_resolve_to_the_same_configuration_are_refused(lab):
+    text = (lab.path / "toy.yaml").read_text().replace("model.pos_embed: learned", "model.pos_embed: none")
+    (lab.path / "toy.yaml").write_text(text)
+    code, out = lab()
+    assert code == 2
+    assert "the arms none and learned resolve to the same configuration" in out
+
+
+def test_the_plan_and_a_dry_run_start_no_cell(lab):
+    code, out = lab("plan")
+    assert code == 0
+    assert "6 cells (6 missing)" in out
+    code, out = lab("run", "--dry_run", "--only", "pos_embed=learned")
+    assert out.count(" fit --config") == 2
+    assert not lab.counts()
