@@ -1,8 +1,10 @@
 """The batch script is run here as Slurm runs it: the commands it calls are stand-ins on the search path."""
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +31,10 @@ STAND_INS = {
     "srun": """
         while [[ $1 == -* ]]; do echo "$1" >> "$DESK/srun"; shift; done
         rm -f "$DESK"/pid.*
-        for ((i = 0; i < TASKS; i++)); do SLURM_PROCID=$i "$@" & echo $! > "$DESK/pid.$i"; done
+        export SLURM_NTASKS=$TASKS SLURM_NTASKS_PER_NODE=$TASKS SLURM_NNODES=1 SLURM_NODEID=0 SLURM_NODELIST=127.0.0.1
+        for ((i = 0; i < TASKS; i++)); do
+            SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & echo $! > "$DESK/pid.$i"
+        done
         worst=0
         for ((i = 0; i < TASKS; i++)); do
             wait "$(cat "$DESK/pid.$i")"; code=$?; [ $code -gt $worst ] && worst=$code
@@ -60,7 +65,7 @@ class Slurm:
         pairs = (line.removeprefix("#SBATCH --").partition("=") for line in re.findall("^#SBATCH .*", text, flags=re.M))
         return {option: value for option, _, value in pairs}
 
-    def start(self, name):
+    def start(self, name, ready=None):
         options = self.header(name)
         tasks = int(options["nodes"]) * int(options["ntasks-per-node"])
         for path in self.desk.glob("ready.*"):
@@ -69,8 +74,9 @@ class Slurm:
         self.shell = subprocess.Popen(
             ["bash", self.script(name)], env={**os.environ, **facts}, stderr=subprocess.PIPE, text=True
         )
-        until = time.monotonic() + 20
-        while len(list(self.desk.glob("ready.*"))) < tasks and self.shell.poll() is None:
+        until = time.monotonic() + (120 if ready else 20)
+        ready = ready or (lambda: len(list(self.desk.glob("ready.*"))) == tasks)
+        while not ready() and self.shell.poll() is None:
             assert time.monotonic() < until
             time.sleep(0.01)
 
@@ -78,8 +84,8 @@ class Slurm:
         for path in self.desk.glob("pid.*"):
             os.kill(int(path.read_text()), number)
 
-    def end(self):
-        _, error = self.shell.communicate(timeout=20)
+    def end(self, seconds=20):
+        _, error = self.shell.communicate(timeout=seconds)
         return self.shell.returncode, error
 
     def said(self, command):
@@ -134,6 +140,32 @@ def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory
     for rank in ("0", "1"):
         first = f"fit|--config|{RECIPE}|--name|long|{counts}"
         assert slurm.said(f"fit.{rank}") == [f"{rank}|{first}", f"{rank}|{again}", f"{rank}|{again}"]
+
+
+@pytest.mark.slow
+def test_two_real_processes_are_warned_requeued_and_finish_one_run(slurm, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MASTER_PORT", str(free.getsockname()[1]))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (slurm.desk / "bin" / "vitlab").write_text(f'#!/bin/bash\nexec {sys.executable} -m vitlab "$@"\n')
+    words = ["--trainer.max_epochs=12", "--trainer.strategy=ddp", "--trainer.logger=false", "--data.subset=0.4"]
+    config = str(ROOT / "configs" / "vit.yaml")
+    assert main(["submit", "fit", "--config", config, *words, "--slurm", SITE, "--gpus=2", "--name", "real"]) == 0
+    run = slurm.desk / "runs" / "real"
+    slurm.start("real", ready=lambda: '"epoch": 1' in "".join(slurm.said("runs/real/metrics.jsonl")))
+    slurm.signal_ranks(signal.SIGUSR1)
+    assert slurm.end(120)[0] == 0
+    assert slurm.said("scontrol") == ["requeue 4711"]
+    assert json.loads((run / "run.json").read_text())["status"] == "preempted"
+    slurm.start("real", ready=lambda: False)
+    assert slurm.end(120)[0] == 0
+    record = json.loads((run / "run.json").read_text())
+    assert (record["status"], record["attempts"], record["world_size"]) == ("done", 2, 2)
+    rows = [json.loads(line) for line in slurm.said("runs/real/metrics.jsonl")]
+    assert [row["epoch"] for row in rows if "val/loss" in row] == list(range(12))
+    assert slurm.said("scontrol") == ["requeue 4711"], "a run that is done is not requeued"
 
 
 @pytest.mark.parametrize("code", [1, 2, 130, 137])
