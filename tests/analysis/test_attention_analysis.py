@@ -40,6 +40,14 @@ def test_tokens_of_each_block_are_those_of_the_walk():
         torch.testing.assert_close(block(tokens[layer], net.pos_embed, layer), tokens[layer + 1])
 
 
+@pytest.mark.parametrize("pos_embed", ["none", "learned", "conv"])
+def test_what_attention_gets_are_the_normalised_tokens_of_the_same_images(pos_embed):
+    net = small_net(pos_embed=pos_embed, **({"pos_embed_join": "every_layer"} if pos_embed == "learned" else {}))
+    tokens, inputs = block_tokens(net, IMAGES), attention_inputs(net, IMAGES)
+    for layer, block in enumerate(net.blocks):
+        torch.testing.assert_close(inputs[layer], block.norm1(net.pos_embed.enter(tokens[layer], layer)))
+
+
 def test_looking_leaves_nothing_behind():
     net = small_net()
     attention_maps(net, IMAGES, 0)

@@ -146,4 +146,6 @@ def _maps_of_images(subject: Subject, images: Tensor, named: dict[str, Tensor], 
         picture(axes[i, 0], pixels, "image" if i == 0 else "")
         for j, (name, maps) in enumerate(named.items(), start=1):
             heat(axes[i, j], maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
+            if subject.query is not None:
+                axes[i, j].plot(subject.query[1], subject.query[0], "+", color="#D55E00", markersize=7)
     return Finding(pd.DataFrame(rows), figure, note)

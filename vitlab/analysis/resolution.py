@@ -32,7 +32,6 @@ def patch_sides(img_size: Size, grid_size: Size) -> Size:
 def resized_net(subject: Subject, size: Size, policy: ResizePolicy | None) -> VisionTransformer:
     """Return the network for images of ``size``, positions carried over by ``policy``."""
     net = VisionTransformer(**{**subject.arguments, "img_size": size})
-    policy = None if net.grid_size == subject.net.grid_size else policy
     state, _ = resample_pos_embed(subject.net.state_dict(), net, subject.net.grid_size, policy)
     net.load_state_dict(state)
     return net.eval().to(subject.device)
