@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from vitlab.ablation.identity import code_digest
 from vitlab.ablation.lock import runs
 from vitlab.ablation.resolve import known
 from vitlab.ablation.results import collect
@@ -267,3 +269,15 @@ def test_the_plan_and_a_dry_run_start_no_cell(lab):
     code, out = lab("run", "--dry_run", "--only", "pos_embed=learned")
     assert out.count(" fit --config") == 2
     assert not lab.counts()
+
+
+def test_cells_of_other_code_are_stale_and_count_only_if_accepted(lab, monkeypatch):
+    assert lab()[0] == 0
+    monkeypatch.chdir(lab.path)
+    ablation = read("toy.yaml")
+    code = code_digest()
+    now = [replace(arm, code="other") for arm in known(ablation)]
+    assert {arm.code for arm in known(ablation)} == {code}
+    assert set(collect(ablation, now).states.values()) == {"stale"}
+    assert not collect(ablation, now).runs
+    assert len(collect(ablation, now, accept_stale=True).runs) == 6

@@ -16,11 +16,16 @@ TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
 def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict[str, str]:
     """Return the environment of a child: its share of the cores, its device; set before Python starts."""
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR"}
-    env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // workers))
+    env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
     if gpus:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         env["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus] if len(visible) == gpus and visible[0] else str(slot % gpus)
     return {**env, **more}
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use, which on a cluster are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_count() -> int:
@@ -38,7 +43,7 @@ def worker_count(workers: int | str, per_gpu: int) -> int:
     """Return the number of cells to work on at a time."""
     if workers != "auto":
         return int(workers)
-    return gpu_count() * per_gpu or max(1, (os.cpu_count() or 1) // 2)
+    return gpu_count() * per_gpu or max(1, core_count() // 2)
 
 
 def finish(

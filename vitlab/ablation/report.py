@@ -88,10 +88,8 @@ def _cautions(results: Results, rows: list[dict[str, Any]]) -> list[str]:
         n, k = min(row["n"] for row in rows if row["n"] > 1), len([row for row in rows if row["test"]])
         families = len([row for row in rows if not row["test"]])
         smallest = detectable(n, max(1, k // families), min(tests))
-        words.append(
-            f"n = {n} finds a difference to the baseline of {smallest:.1f} sd of a run in 80 % of cases; the table does "
-            "not compare the other arms with each other."
-        )
+        words.append(f"n = {n} finds a difference to the baseline of {smallest:.1f} sd of a run in 80 % of cases.")
+        words.append("Arms are compared with the baseline alone; what differs between the others is not tested here.")
     if len({row["n"] for row in rows}) > 1 or any(row["n"] < row["planned"] for row in rows):
         words.append("Some cells are missing: n differs from what was planned, see below.")
     if any(row["n"] == 1 for row in rows):

@@ -1,5 +1,7 @@
 """The same workers as an array job of SLURM: each is ``vitlab ablate run FILE`` on a node of its own."""
 
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,13 @@ def parameters(ablation: Ablation, workers: int) -> dict[str, Any]:
     return {**named, "slurm_time": str(hours)} if hours else named
 
 
+def describe(ablation: Ablation, file: str, workers: int) -> list[str]:
+    """Return what would be submitted, as comments of a shell."""
+    settings = parameters(ablation, workers)
+    lines = [f"# {key}: {value}" for key, value in settings.items()]
+    return [f"# {settings['slurm_array_parallelism']} tasks of: {shlex.join(worker_words(ablation, file))}", *lines]
+
+
 def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], None]) -> int:
     """Submit the workers and return the exit code."""
     try:
@@ -38,6 +47,6 @@ def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], Non
     settings = parameters(ablation, workers)
     executor.update_parameters(**settings)
     words = worker_words(ablation, file)
-    jobs = executor.map_array(submitit.helpers.CommandFunction, [words] * settings["slurm_array_parallelism"])
+    jobs = executor.map_array(subprocess.check_call, [words] * settings["slurm_array_parallelism"])
     say(f"submitted {len(jobs)} workers as {jobs[0].job_id.split('_')[0]}; follow: `vitlab ablate status {file}`")
     return 0

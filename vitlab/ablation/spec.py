@@ -92,7 +92,8 @@ def read(path: str | Path) -> Ablation:
     if not isinstance(metric.get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
     if content.get("analyses"):
-        raise file.mistake("analyses", "`analyses` needs the command `vitlab analyze`, which does not exist yet")
+        text = "`analyses` is not part of a run yet; run `vitlab analyze NAME RUN` on the directory of a cell"
+        raise file.mistake("analyses", text)
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),

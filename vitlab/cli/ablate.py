@@ -103,11 +103,15 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
         raise UsageError(f"{ablation.file.path}: arms that do not match, and `match.on_violation` is fail")
     cells = _selected(ablation, cells_of(ablation, resolved), options.only or [])
     if options.dry_run:
+        if ablation.run["executor"] == "slurm":
+            from vitlab.ablation.slurm import describe
+
+            _say("\n".join(describe(ablation, options.file, workers)))
         return _show_commands(cells)
     if options.retry_failed:
         for cell in cells:
             cell.beside(".failed.json").unlink(missing_ok=True)
-    if ablation.run["executor"] == "slurm" and "SLURM_JOB_ID" not in os.environ:
+    if ablation.run["executor"] == "slurm" and "SLURM_ARRAY_JOB_ID" not in os.environ:
         from vitlab.ablation.slurm import submit
 
         return submit(ablation, options.file, workers, _say)
