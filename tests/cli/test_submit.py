@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.cli.main import main
+from vitlab.cli.sbatch import Site
 
 ROOT = Path(__file__).parents[2]
 SITE = str(ROOT / "configs" / "cluster" / "slurm.yaml")
@@ -269,6 +270,16 @@ def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch, capsys):
     assert main([*JOB, "--dry_run"]) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("5:30", 330), ("1:00:05", 3605), ("2-12", 216000), ("1-00:30", 88200), ("1-2:03:04", 93784)],
+)
+def test_limits_are_read_as_sbatch_reads_them(text, seconds):
+    assert Site(time=text, warn_seconds=seconds // 2 - 1).time == text
+    with pytest.raises(ValueError, match="more than twice"):
+        Site(time=text, warn_seconds=seconds // 2 + 1)
+
+
 MISTAKES = [
     (["submit"], "vitlab submit --help"),
     (["submit", "fitt", "--slurm", SITE], 'did you mean "fit"?'),
@@ -282,6 +293,7 @@ MISTAKES = [
     ([*JOB, "--gpus", "7"], "must divide by their number, got 512 and 7"),
     ([*JOB, "--nodes=3", "--data.batch_size=64"], "must divide by their number, got 64 and 6"),
     ([*JOB, "--time", "tomorrow"], "`time` must be a limit that sbatch takes, got 'tomorrow'"),
+    ([*JOB, "--time", "4:00"], "`time` must be more than twice `warn_seconds`, got 4:00 and 120"),
     ([*JOB, "--name", "a/b"], "use --run_dir for a path"),
     ([*JOB, "--name", "slurm"], "choose another name"),
     ([*JOB, "--name", "there"], "--resume runs/there"),

@@ -82,6 +82,8 @@ class Site:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
+        if _seconds(self.time) <= 2 * self.warn_seconds:  # it would be warned and requeued for ever, and train nothing
+            raise ValueError(f"`time` must be more than twice `warn_seconds`, got {self.time} and {self.warn_seconds}")
         if self.gpu_type is not None and not re.fullmatch(r"[\w.-]+", str(self.gpu_type)):
             raise ValueError(f"`gpu_type` must be one word, got {self.gpu_type!r}")
         if not isinstance(self.sbatch, dict) or not isinstance(self.setup, list):
@@ -112,6 +114,16 @@ class Site:
         }
         shown = {key: "" if value is True else f"={shlex.quote(str(value))}" for key, value in options.items()}
         return "\n".join(f"#SBATCH --{key}{value}" for key, value in shown.items())
+
+
+def _seconds(time: str) -> int:
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:  # minutes, minutes:seconds, hours:minutes:seconds
+        hours, minutes, seconds = (0, *parts, 0)[:3] if len(parts) < 3 else parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _check_option(name: str, value: Any) -> None:
