@@ -4,6 +4,7 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from PIL import Image
 from small_nets import train
 
@@ -120,3 +121,12 @@ def test_help_names_every_analysis(capsys):
     assert stop.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert all(name in text for name in ANALYSES)
+
+
+def test_a_run_trained_on_many_devices_is_analysed_on_one(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["trainer"] |= {"accelerator": "gpu", "devices": 64, "num_nodes": 2, "strategy": "ddp"}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    assert analyze("filters", other, "--quiet") == 0
+    assert analyze("filters", other, "--quiet", "--trainer.accelerator=cpu") == 0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
     from vitlab.cli.parser import VitlabCLI
 
-ONE_DEVICE = [f"--trainer.{key}" for key in ("devices=1", "num_nodes=1", "strategy=auto")]
-
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab analyze`` and return its exit code."""
@@ -108,7 +106,7 @@ def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argpar
     from vitlab.models.vit import VisionTransformer
     from vitlab.tasks import Classifier
 
-    cli = _rebuild(run, checkpoint, [*rest, *ONE_DEVICE], bool(options.images))
+    cli = _rebuild(run, checkpoint, [*_one_device(run), *rest], bool(options.images))
     names = inspect.signature(VisionTransformer).parameters
     arguments = {name: value for name, value in cli.model.hparams.items() if name in names}
     with user_mistakes():
@@ -146,6 +144,16 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
             cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
         load_weights(cli.model.net, checkpoint, "usual")
     return cli
+
+
+def _one_device(run: RunDir) -> list[str]:
+    """Return arguments for the machine at hand, which may be another than that of the training."""
+    import yaml
+
+    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
+    accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
+    settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
+    return [f"--trainer.{key}={value}" for key, value in settings.items()]
 
 
 def _num_outputs(net: Any) -> int:
