@@ -17,7 +17,10 @@ from vitlab.errors import UsageError
 from vitlab.run_dir import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
-MORE = ("matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml", "rich", "scikit-learn", "tqdm", "wandb")
+MORE = (
+    *("matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
+    *("rich", "scikit-learn", "scipy", "statsmodels", "tqdm", "wandb"),
+)
 KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is wrong with them]
     "torch": [("<2.10", "CVE-2026-24747: a weights_only file can run code; install torch>=2.10")],
     "lightning": [
