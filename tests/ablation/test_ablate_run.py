@@ -281,3 +281,14 @@ def test_cells_of_other_code_are_stale_and_count_only_if_accepted(lab, monkeypat
     assert set(collect(ablation, now).states.values()) == {"stale"}
     assert not collect(ablation, now).runs
     assert len(collect(ablation, now, accept_stale=True).runs) == 6
+
+
+def test_the_status_imports_neither_torch_nor_pandas(lab):
+    code = "import sys; from vitlab.cli.main import main; main(['ablate', 'status', 'toy.yaml']); "
+    code += "assert not {'torch', 'lightning', 'pandas', 'scipy'} & set(sys.modules)"
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=lab.path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all      6 missing" in done.stdout
