@@ -1,6 +1,7 @@
 """What ``vitlab fit`` does once its arguments are known: build, train, and close the run."""
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -90,13 +91,27 @@ def train(cli: FitCLI, started: float) -> int:
         return 0
     if cli.options.overwrite and launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ:
         shutil.rmtree(cli.run.path, ignore_errors=True)  # only now: everything could be built
+    os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
+    try:
+        code = _fit(cli)
+    finally:
+        del os.environ["VITLAB_RUN_DIR"]
+        close_log()
+    if code == 0 and cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
+        close(cli, time.perf_counter() - started)
+    return code
+
+
+def _fit(cli: FitCLI) -> int:
+    """Train to the end, or to whatever ends it before, and return the exit code."""
     is_new = not cli.run.exists()
     checkpoint = cli.run.last_checkpoint() if cli.resumed else None
-    os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
-        say(f"\nstopped by {signal.Signals(stopped.args[0]).name}; continue with `vitlab fit --resume {cli.run.path}`")
+        if cli.trainer.is_global_zero:
+            name = signal.Signals(stopped.args[0]).name
+            say(f"\nstopped by {name}; continue with `vitlab fit --resume {cli.run.path}`")
         return 130 if stopped.args[0] == signal.SIGINT else 75
     except SystemExit:  # Lightning's way out of a Ctrl-C before the first step
         say("\ninterrupted before the first step")
@@ -107,17 +122,12 @@ def train(cli: FitCLI, started: float) -> int:
     except torch.OutOfMemoryError:
         say(f"\nout of GPU memory; {OUT_OF_MEMORY}")
         return 1
-    except (ValueError, UsageError) as error:
+    except ValueError as error:
         if cli.record.started:
             raise
         if is_new and cli.trainer.is_global_zero:
             shutil.rmtree(cli.run.path, ignore_errors=True)
         raise UsageError(" ".join(str(error).split())) from error
-    finally:
-        del os.environ["VITLAB_RUN_DIR"]
-        close_log()
-    if cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
-        close(cli, time.perf_counter() - started)
     return 0
 
 
@@ -180,8 +190,9 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 
 def save_weights(checkpoint: Path, path: Path) -> None:
     """Write the network of a checkpoint as safetensors."""
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
-    weights = {k.removeprefix("net."): v.contiguous() for k, v in state.items() if k.startswith("net.")}
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    weights = {k.removeprefix("net."): v.contiguous() for k, v in content["state_dict"].items() if k.startswith("net.")}
+    metadata = {"format": "pt", "hyper_parameters": json.dumps(content["hyper_parameters"])}
     temporary = path.with_suffix(".writing")
-    save_file(weights, temporary, metadata={"format": "pt"})
+    save_file(weights, temporary, metadata=metadata)
     os.replace(temporary, path)
