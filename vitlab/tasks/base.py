@@ -106,7 +106,10 @@ class Task(L.LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         # Dropout and drop path depend on (seed, epoch, batch, rank) alone: a resumed run draws the same numbers.
         key = f"{self._stream_seed}:{self.current_epoch}:{batch_idx}:{self.global_rank}".encode()
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=7).digest()))
+        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a call and its stack for every absent GPU
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch[0], self.as_targets(batch[1])
