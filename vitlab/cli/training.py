@@ -24,7 +24,7 @@ from vitlab.cli.fit import check_same_config, choose_run
 from vitlab.cli.launch import launched_rank
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.terminal import close_log, log_to, say
-from vitlab.cli.wandb_setup import hush, place_loggers
+from vitlab.cli.wandb_setup import finish, hush, place_loggers
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir
 
@@ -92,10 +92,13 @@ def train(cli: FitCLI, started: float) -> int:
     if cli.options.overwrite and launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ:
         shutil.rmtree(cli.run.path, ignore_errors=True)  # only now: everything could be built
     os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
+    code = 1
     try:
         code = _fit(cli)
     finally:
         del os.environ["VITLAB_RUN_DIR"]
+        if cli.wandb_line:
+            finish(failed=code != 0)
         close_log()
     if code == 0 and cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
         close(cli, time.perf_counter() - started)

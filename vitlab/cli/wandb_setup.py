@@ -44,6 +44,14 @@ def hush(loggers: list[Any]) -> None:
         getattr(logger, "_wandb_init", {}).pop("anonymous", None)
 
 
+def finish(failed: bool) -> None:
+    """End the W&B run of this process, so that the next one is a run of its own."""
+    import wandb
+
+    if wandb.run is not None:
+        wandb.finish(exit_code=int(failed))
+
+
 def has_key() -> bool:
     """Return whether this machine can log in to W&B."""
     if os.environ.get("WANDB_API_KEY"):
