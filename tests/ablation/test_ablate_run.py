@@ -18,6 +18,8 @@ from vitlab.ablation.resolve import known
 from vitlab.ablation.results import collect
 from vitlab.ablation.spec import read
 
+pytestmark = pytest.mark.slow  # real processes, started and killed
+
 
 def wait_for(condition, seconds=30):
     end = time.monotonic() + seconds
