@@ -23,7 +23,7 @@ def steps(arm: Resolved) -> int:
 def sum_lr(arm: Resolved) -> float:
     """Return the sum of the learning rates over all steps, which bounds how far Adam can move a weight.
 
-    Of a linear warm-up and a half cosine, by their areas; a report has the measured value.
+    Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum.
     """
     model = arm.config["model"].get("init_args", arm.config["model"])
     lr, low = float(model.get("lr", math.nan)), float(model.get("min_lr") or 0)
