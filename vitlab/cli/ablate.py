@@ -4,7 +4,6 @@ import argparse
 import os
 import shlex
 import sys
-from typing import NoReturn
 
 from vitlab.ablation import spec
 from vitlab.ablation.cells import Cell, cells_of
@@ -12,6 +11,7 @@ from vitlab.ablation.process import worker_count
 from vitlab.ablation.resolve import known, resolve
 from vitlab.ablation.spec import Ablation
 from vitlab.ablation.status import status_lines
+from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError
 
 WORDS = {
@@ -27,11 +27,6 @@ EPILOG = """examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
@@ -40,7 +35,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab ablate",
         description="Compare variants with seeds and statistics: one file, from question to verdict.",
         epilog=EPILOG,

@@ -4,9 +4,10 @@ import argparse
 import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from vitlab.analysis import ANALYSES
+from vitlab.cli.arguments import CommandParser
 from vitlab.cli.evaluate import evaluation_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.run_dir import RunDir, find_run
@@ -55,13 +56,8 @@ def main(argv: list[str]) -> int:
     return 0 if any(png for *_, png in page) else 1
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab analyze",
         description="Look at what a run has learned: a table and a figure for each analysis.",
         epilog="Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",

@@ -5,8 +5,9 @@ import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 
 _SPEED = "{ratio:.2f} [{min:.2f}, {max:.2f}]"
@@ -185,7 +186,7 @@ _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab bench",
         description="Measure. Contenders take turns, so ratios hold on a busy machine too.\n\n"
         + "\n".join(f"  {name:<10} {text}" for name, text in _TEXT.items()),
@@ -235,8 +236,3 @@ def _check(options: argparse.Namespace) -> None:
 
 def _words(text: str) -> list[str]:
     return [word.strip().replace("-", "_") for word in text.split(",")]
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")

@@ -1,17 +1,16 @@
 """``vitlab data FOLDER``: what is in a folder of photos."""
 
-import argparse
 import json
 import sys
 from pathlib import Path
-from typing import NoReturn
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab data``."""
-    parser = _Parser("vitlab data", description="Look at every file of a folder of photos.", allow_abbrev=False)
+    parser = CommandParser("vitlab data", description="Look at every file of a folder of photos.", allow_abbrev=False)
     parser.add_argument("folder", metavar="FOLDER", help="FOLDER/CLASS/IMAGE or FOLDER/{train,val,test}/CLASS/IMAGE")
     parser.add_argument("--augment", default="crop-flip", help="augmentation to picture (default: %(default)s)")
     parser.add_argument("--img_size", type=int, default=128, help="side of the pictured images (default: %(default)s)")
@@ -38,8 +37,3 @@ def main(argv: list[str]) -> int:
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")

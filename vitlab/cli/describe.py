@@ -29,11 +29,12 @@ PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm
 
 def model_facts(net: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network."""
+    macs = count_macs(net)
     return {
         "parameters": count_parameters(net),
         "parameters_total": sum(p.numel() for p in net.parameters()),
-        "macs": count_macs(net),
-        "flops": 2 * count_macs(net),
+        "macs": macs,
+        "flops": 2 * macs,
         "tokens": count_tokens(net),
         "grid": list(net.grid_size),
         "img_size": list(net.img_size),

@@ -1,6 +1,5 @@
 """``vitlab doctor``: whether this machine can train, and what to do where it cannot."""
 
-import argparse
 import importlib.metadata
 import os
 import platform
@@ -11,9 +10,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn
+from typing import Literal, NamedTuple
 
-from vitlab.errors import UsageError
+from vitlab.cli.arguments import CommandParser
 from vitlab.run_dir import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
@@ -51,14 +50,9 @@ class Finding(NamedTuple):
     text: str
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
 def main(argv: list[str]) -> int:
     """Run ``vitlab doctor``; the exit code is 1 if something is wrong."""
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab doctor",
         description="Look at versions, devices, processes that talk to each other, Weights & Biases, and the disk.",
         epilog="Exit code: 0 if nothing is wrong, 1 else.",

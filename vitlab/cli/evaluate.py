@@ -2,8 +2,9 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.cli.fit import POLICIES
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_run
@@ -26,14 +27,9 @@ def test(argv: list[str]) -> int:
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Return a parser whose first argument is a run."""
-    parser = _Parser(f"vitlab {command}", description=description, allow_abbrev=False)
+    parser = CommandParser(f"vitlab {command}", description=description, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last")
     return parser
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:

@@ -1,11 +1,11 @@
 """``vitlab models``: the published networks, without building one."""
 
-import argparse
 import fnmatch
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.cli.table import columns
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.published import AGAIN, PUBLISHED
@@ -17,7 +17,7 @@ _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "m
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab models`` and return its exit code."""
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab models",
         description="List the published networks, or explain one.",
         epilog="examples: vitlab models 't2t*'; vitlab models t2t_vit_14",
@@ -33,11 +33,6 @@ def main(argv: list[str]) -> int:
         raise UsageError(f'there is no model called "{name}"{did_you_mean(name, SIZES)} `vitlab models` lists them')
     sys.stdout.write(_table(found))
     return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def _table(names: list[str]) -> str:

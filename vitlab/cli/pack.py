@@ -1,16 +1,15 @@
 """``vitlab pack SRC DST``: photos into one file that is mapped into memory."""
 
-import argparse
 import sys
 import time
-from typing import NoReturn
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab pack``."""
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab pack",
         description="Decode and resize all photos of a folder once; `data: Packed` then reads them without decoding.",
         allow_abbrev=False,
@@ -37,8 +36,3 @@ def main(argv: list[str]) -> int:
         f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {options.target}\n"
     )
     return 0
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")

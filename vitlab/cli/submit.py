@@ -7,8 +7,9 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from vitlab.cli.arguments import CommandParser
 from vitlab.cli.fit import choose_run, options_parser
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.run_dir import RUNS, RunDir, find_directory
@@ -22,14 +23,9 @@ EXAMPLES = """examples:
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see `{self.prog} --help`")
-
-
 def main(argv: list[str]) -> int:
     """Run ``vitlab submit`` and return its exit code."""
-    parser = _Parser(
+    parser = CommandParser(
         "vitlab submit",
         usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
         description="Write a SLURM batch script that trains as `vitlab fit` does, and submit it. The run saves and is "
