@@ -15,6 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from torch.nn.parallel import DistributedDataParallel
 
+import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
 import vitlab.data
 import vitlab.tasks  # all imported so that a class is found by its short name

@@ -1,0 +1,106 @@
+"""Attention on W&B while a run goes on."""
+
+import logging
+from typing import Any
+
+import lightning as L
+import matplotlib
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import WandbLogger
+from torch import Tensor, nn
+from torchvision.utils import make_grid
+
+LOG = logging.getLogger("vitlab")
+TILE = 96  # pixels, at least, of the shorter side of an image in the picture
+
+
+class AttentionMaps(Callback):
+    """Log where the class token looks, in each head of one block, to Weights & Biases.
+
+    The picture has a row for each of the first validation images, which are always the same: the image, then its heads.
+    The maps are those of the weights that are validated, so of the average under EMA. Training does not notice: nothing
+    is drawn at random, and the gradients' graph is not touched. Without a ``WandbLogger`` nothing is logged::
+
+        trainer:
+          logger: {class_path: WandbLogger, init_args: {project: vitlab}}
+          callbacks:
+            - {class_path: AttentionMaps, init_args: {every_n_epochs: 5}}
+
+    Args:
+        every_n_epochs: Epochs between two pictures.
+        num_images: Images to show, at most; never more than a validation batch.
+        layer: The block to look at, from 0; -1 is the last.
+    """
+
+    def __init__(self, every_n_epochs: int = 1, num_images: int = 4, layer: int = -1) -> None:
+        for name, value in (("every_n_epochs", every_n_epochs), ("num_images", num_images)):
+            if value < 1:
+                raise ValueError(f"`{name}` of AttentionMaps must be at least 1, got {value}")
+        self.every_n_epochs, self.num_images, self.layer = every_n_epochs, num_images, layer
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Refuse a network that has nothing to show."""
+        if pl_module.net.cls_token is None:
+            raise ValueError(
+                "AttentionMaps shows the class token's attention and `model.class_token` is false: leave it out, and "
+                "look at a patch with `vitlab analyze attention RUN --query ROW,COLUMN`"
+            )
+        depth = len(pl_module.net.blocks)
+        if not -depth <= self.layer < depth:
+            raise ValueError(f"`layer` of AttentionMaps must lie in {-depth}..{depth - 1}, got {self.layer}")
+        if stage == "fit" and trainer.is_global_zero and not _wandb(trainer):
+            LOG.info("AttentionMaps has no WandbLogger in `trainer.logger` to send its pictures to")
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Log the picture, once an epoch that is due."""
+        due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if batch_idx or dataloader_idx or not due or trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        loggers = _wandb(trainer)
+        if trainer.state.fn != "fit" or not loggers:
+            return
+        images = batch[0][: self.num_images]
+        layer = self.layer % len(pl_module.net.blocks)
+        picture = draw(images, class_token_maps(pl_module.net, images, layer)).permute(1, 2, 0).numpy()
+        caption = f"class token, layer {layer}, epoch {trainer.current_epoch + 1}; each map has its own range"
+        for logger in loggers:
+            logger.log_image("attention", [picture], step=trainer.global_step, caption=[caption])
+
+
+@torch.no_grad()
+def class_token_maps(net: Any, images: Tensor, layer: int) -> Tensor:
+    """Return what the class token gives patches in block ``layer``, ``(B, A, h, w)`` for ``(B, C, H, W)`` images."""
+    caught: list[Tensor] = []
+    attention: nn.Module = net.blocks[layer].attn
+    handle = attention.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    try:
+        net.forward_features(images)
+    finally:
+        handle.remove()
+    maps = net.blocks[layer].attn.weights(caught[0], net.pos_embed, layer)  # (B, A, L, L)
+    return maps[:, :, 0, net.num_prefix_tokens :].unflatten(2, net.grid_size)
+
+
+def draw(images: Tensor, maps: Tensor) -> Tensor:
+    """Return a ``(3, height, width)`` uint8 picture: ``(B, C, H, W)`` images, each beside its ``(B, A, h, w)`` maps."""
+    images, maps = images.detach().float().cpu(), maps.detach().float().cpu()
+    low, high = images.amin(dim=(1, 2, 3), keepdim=True), images.amax(dim=(1, 2, 3), keepdim=True)
+    images = ((images - low) / (high - low).clamp_min(1e-12)).expand(-1, 3, -1, -1)
+    H, W = images.shape[2:]
+    size = [round(side * max(1.0, TILE / min(H, W))) for side in (H, W)]
+    relative = maps / maps.amax(dim=(2, 3), keepdim=True)
+    colours = torch.from_numpy(matplotlib.colormaps["viridis"](relative.numpy())[..., :3])
+    colours = colours.permute(0, 1, 4, 2, 3).float()  # (B, A, 3, h, w)
+    rows = [
+        torch.cat([F.interpolate(image[None], size), F.interpolate(heads, size)])
+        for image, heads in zip(images, colours, strict=True)
+    ]  # (1 + A, 3, height, width) each
+    return make_grid(torch.cat(rows), nrow=len(rows[0]), pad_value=1.0).mul(255).round().to(torch.uint8)
+
+
+def _wandb(trainer: L.Trainer) -> list[WandbLogger]:
+    return [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
