@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
+from vitlab.manifest import check_whole, first_whole
 
 RUNS = Path("runs")
+LOCK = ".lock"  # there while a process trains in the directory
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -30,19 +32,22 @@ class RunDir:
 
     def exists(self) -> bool:
         """Return whether the directory exists and holds something."""
-        return self.path.is_dir() and any(self.path.iterdir())
+        return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is something to continue from."""
+        return any((self.checkpoints / name).is_file() for name in ("last.ckpt", "previous.ckpt"))
 
     def last_checkpoint(self) -> Path | None:
-        """Return the checkpoint to continue from; None if the run was stopped before it had one."""
-        path = self.checkpoints / "last.ckpt"
-        return path if path.is_file() else None
+        """Return the newest whole checkpoint to continue from; None if the run was stopped before it had one."""
+        return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
 
     def checkpoint(self) -> Path:
         """Return the checkpoint to use: of the best epoch, or the last one where the run kept no best."""
-        for path in (self.checkpoints / "best.ckpt", self.checkpoints / "last.ckpt"):
-            if path.is_file():
-                return path
-        raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
+        path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
+        if path is None:
+            raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
+        return path
 
     def read(self, file: str) -> dict[str, Any]:
         """Return the content of a JSON file, empty if there is none."""
@@ -78,6 +83,7 @@ def find_run(text: str) -> tuple[RunDir, Path]:
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
             raise UsageError(f"{path} lies in no run directory: there is no {run.config}")
+        check_whole(path)
         return run, path
     run = find_directory(text)
     return run, run.checkpoint()

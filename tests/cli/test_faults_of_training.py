@@ -1,4 +1,7 @@
 import json
+import os
+import resource
+import socket
 from pathlib import Path
 
 import pytest
@@ -65,7 +68,70 @@ def test_the_manifest_has_the_checksum_of_each_checkpoint(here):
     assert main([*FIT, "--name", "sums", "--data.subset=0.1"]) == 0
     folder = here / "runs" / "sums" / "checkpoints"
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert set(manifest) == {"last.ckpt", "best.ckpt"}
+    assert set(manifest) == {"last.ckpt", "previous.ckpt", "best.ckpt"}
     for name, entry in manifest.items():
         assert entry["sha256"] == hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    assert sorted(p.name for p in folder.iterdir()) == ["best.ckpt", "last.ckpt", "manifest.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["best.ckpt", "last.ckpt", "manifest.json", "previous.ckpt"]
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monkeypatch, capsys):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(self, trainer, task):
+        if trainer.current_epoch == 1:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        end(self, trainer, task)
+
+    end = Checkpoint.on_train_epoch_end
+    monkeypatch.setattr(Checkpoint, "on_train_epoch_end", fill)
+    try:
+        assert main([*FIT, "--name", "disk"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    out = capsys.readouterr().out
+    assert "the state of the run could not be written into runs/disk/checkpoints: File too large; it needs" in out
+    assert "vitlab fit --resume runs/disk" in out
+    run = here / "runs" / "disk"
+    assert json.loads((run / "run.json").read_text())["status"] == "failed"
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt", "manifest.json"]
+    monkeypatch.setattr(Checkpoint, "on_train_epoch_end", end)
+    assert main(["fit", "--resume", "disk"]) == 0
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
+
+
+def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsys):
+    assert main([*FIT, "--name", "torn", "--data.subset=0.2"]) == 0
+    folder = here / "runs" / "torn" / "checkpoints"
+    for name in ("last", "best"):
+        data = bytearray((folder / f"{name}.ckpt").read_bytes())
+        data[len(data) // 2] ^= 1
+        (folder / f"{name}.ckpt").unlink()
+        (folder / f"{name}.ckpt").write_bytes(data)
+    capsys.readouterr()
+    assert main(["test", "torn"]) == 0
+    told = capsys.readouterr()
+    assert "best.ckpt is damaged" in told.out + told.err
+    assert main(["test", "runs/torn/checkpoints/last.ckpt"]) == 2
+    assert "previous.ckpt is whole" in capsys.readouterr().err
+    assert main(["fit", "--resume", "torn", "--trainer.max_epochs=4"]) == 0
+    told = capsys.readouterr()
+    assert "last.ckpt is damaged" in told.out + told.err
+    assert "using runs/torn/checkpoints/previous.ckpt instead" in told.out + told.err
+
+
+def test_two_runs_do_not_share_a_directory(here, capsys):
+    from vitlab.cli.run_lock import locked
+    from vitlab.run_dir import RunDir
+
+    with locked(RunDir(here / "runs" / "mine")):
+        assert main([*FIT, "--name", "mine"]) == 2
+        assert f"process {os.getpid()} on " in capsys.readouterr().err
+    assert not (here / "runs" / "mine").exists()
+    (here / "runs" / "mine").mkdir()
+    (here / "runs" / "mine" / ".lock").write_text(json.dumps({"host": socket.gethostname(), "pid": 2**22 + 1}))
+    assert main([*FIT, "--name", "mine", "--data.subset=0.1", "--trainer.max_epochs=1"]) == 0
+    with locked(RunDir(here / "runs" / "mine")):
+        assert main(["fit", "--resume", "mine"]) == 2
+        assert main([*FIT, "--name", "mine", "--overwrite"]) == 2
+        assert "is training in runs/mine" in capsys.readouterr().err
+        assert (here / "runs" / "mine" / "config.yaml").exists()

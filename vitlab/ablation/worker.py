@@ -40,7 +40,7 @@ class Outcome:
 def fit_words(cell: Cell) -> list[str]:
     """Return the command that trains a cell, or that continues it."""
     start = [*command(cell.ablation), "fit"]
-    if cell.run.config.is_file() and cell.run.last_checkpoint():
+    if cell.run.config.is_file() and cell.run.has_checkpoint():
         return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
     given = fit_args(cell.ablation, cell.arm, cell.beside(".yaml"))
     return [*start, *given, "--run_dir", str(cell.run.path), "--quiet"]
@@ -81,7 +81,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
 
 def _next_stage(cell: Cell) -> list[str]:
     if cell.run.read("run.json").get("status") != "done":
-        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.last_checkpoint()):
+        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
             shutil.rmtree(cell.run.path)  # killed before it had anything to continue from
         write_overrides(cell)
         return fit_words(cell)

@@ -1,24 +1,23 @@
 """Which states of a run are kept, and how they reach the disk whole."""
 
-import hashlib
-import json
-import os
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 
+from vitlab.callbacks.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 from vitlab.errors import UsageError
 
 
 class Checkpoint(callbacks.Checkpoint):
-    """Keep ``checkpoints/last.ckpt`` and, of the best epoch on validation data, ``checkpoints/best.ckpt``.
+    """Keep ``last.ckpt``, the one before it as ``previous.ckpt`` and, of the best epoch, ``best.ckpt``.
 
     Lightning's ``ModelCheckpoint`` writes over the only good file; this one writes beside it, syncs and renames, so
-    that both names hold a whole checkpoint whenever the process ends. ``manifest.json`` holds their checksums.
+    that every name holds a whole checkpoint whenever the process ends. ``manifest.json`` holds their checksums.
 
     Args:
         monitor: Metric that tells which epoch is the best; null takes the task's own.
@@ -58,6 +57,8 @@ class Checkpoint(callbacks.Checkpoint):
         self.monitor = self.monitor or monitor
         self.mode = self.mode or mode
         self.directory = Path(trainer.default_root_dir) / "checkpoints"
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeFiles()
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Start the clock, and continue the epoch at the batch where it was left.
@@ -65,6 +66,8 @@ class Checkpoint(callbacks.Checkpoint):
         Lightning hands loaders their state back too early when the schedule has asked for the number of steps.
         """
         self._saved = time.monotonic()
+        if trainer.is_global_zero:
+            sweep(self.directory)
         if self._loader_state is not None and hasattr(trainer.train_dataloader, "load_state_dict"):
             trainer.train_dataloader.load_state_dict(self._loader_state)
         self._loader_state = None
@@ -131,31 +134,22 @@ class Checkpoint(callbacks.Checkpoint):
         return False
 
     def save(self, trainer: L.Trainer, names: list[str]) -> None:
-        """Write the state of the run once, under each of ``names``."""
+        """Write the state of the run once, under each of ``names``; on every process, or on none, NotSaved."""
         if getattr(trainer, "fast_dev_run", False):
             return
         self._saved = time.monotonic()
         _check_finite(trainer)
-        written = self.directory / ".writing"
-        trainer.save_checkpoint(written, weights_only=False)  # on every process: some strategies gather
-        if not trainer.is_global_zero:
-            return
-        digest = file_digest(written, sync=True)
-        entry = {"sha256": digest, "size": written.stat().st_size, "epoch": trainer.current_epoch}
-        entry["step"] = trainer.global_step
-        for name in names[1:]:  # the same file under a second name: last.ckpt is replaced, never written into
-            link = self.directory / ".link"
-            link.unlink(missing_ok=True)
-            os.link(written, link)
-            os.replace(link, self.directory / f"{name}.ckpt")
-        os.replace(written, self.directory / f"{names[0]}.ckpt")
-        manifest = self.directory / "manifest.json"
-        entries = json.loads(manifest.read_text()) if manifest.is_file() else {}
-        written.write_text(json.dumps({**entries, **{f"{name}.ckpt": entry for name in names}}, indent=1) + "\n")
-        os.replace(written, manifest)
-        descriptor = os.open(self.directory, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+        trainer.save_checkpoint(self.directory / WRITING, weights_only=False)  # everywhere: some strategies gather
+        failure = getattr(trainer.strategy.checkpoint_io, "failure", None)
+        if trainer.is_global_zero and failure is None:
+            try:
+                keep(self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
+            except OSError as error:
+                failure = not_saved(self.directory, error.strerror or str(error), 0)
+        if trainer.world_size > 1:
+            failure = trainer.strategy.broadcast(failure)
+        if failure:
+            raise NotSaved(failure)
 
 
 def _check_finite(trainer: L.Trainer) -> None:
@@ -164,11 +158,3 @@ def _check_finite(trainer: L.Trainer) -> None:
     if not torch.isfinite(sums).all():
         name = next(n for n, p in module.named_parameters() if not torch.isfinite(p).all())
         raise FloatingPointError(f"the weights are not finite (first: {name}); the last good checkpoint is kept")
-
-
-def file_digest(path: Path, sync: bool = False) -> str:
-    """Return the sha256 of a file, after forcing it to the disk if ``sync``."""
-    with path.open("rb") as file:
-        if sync:
-            os.fsync(file.fileno())
-        return hashlib.file_digest(file, "sha256").hexdigest()

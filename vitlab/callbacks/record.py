@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import lightning as L
@@ -123,7 +124,8 @@ class RunRecord(Callback):
 
     def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
         if trainer.is_global_zero and self.run.exists():
-            self.run.update("run.json", status=status, ended=now_utc(), **more)
+            with suppress(OSError) if more else nullcontext():  # a full disk must not hide the error it caused
+                self.run.update("run.json", status=status, ended=now_utc(), **more)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import UsageError
+from vitlab.manifest import file_digest
 from vitlab.run_dir import RunDir, find_run
 
 SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}
@@ -89,7 +90,6 @@ def _export(run: RunDir, checkpoint: Path, output: Path, folder: Path, options: 
 
 def _facts(run: RunDir, checkpoint: Path, task: Any) -> dict[str, Any]:
     """Return what a user of the file must know: whose weights, which images, what the outputs are."""
-    from vitlab.callbacks.checkpoint import file_digest
     from vitlab.tasks import Regressor
 
     data = run.read("data.json")

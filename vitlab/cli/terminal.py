@@ -34,9 +34,14 @@ def open_terminal(quiet: bool = False) -> None:
         warnings.filterwarnings("ignore", message)
 
 
+class _Log(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Go on without the line: what fills the disk is told on the terminal."""
+
+
 def log_to(path: Path) -> None:
     """Append every line to a file too, with the messages of Lightning and the traceback of a failure."""
-    handler = logging.FileHandler(path)
+    handler = _Log(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).addHandler(handler)

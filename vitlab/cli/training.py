@@ -1,6 +1,7 @@
 """What ``vitlab fit`` does once its arguments are known: build, train, and close the run."""
 
 import argparse
+import errno
 import json
 import os
 import shutil
@@ -13,25 +14,31 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from vitlab.callbacks.checkpoint import Checkpoint, file_digest
+from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Console
+from vitlab.callbacks.generations import NotSaved
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal, Stopped
 from vitlab.cli.describe import describe, header
 from vitlab.cli.fit import check_same_config, choose_run
-from vitlab.cli.launch import launched_rank
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
+from vitlab.cli.run_lock import leads, locked, prepare
 from vitlab.cli.terminal import close_log, log_to, say
 from vitlab.cli.wandb_setup import finish, hush, place_loggers
 from vitlab.errors import UsageError
+from vitlab.manifest import file_digest
 from vitlab.run_dir import RunDir
 
 OUT_OF_MEMORY = (
     "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
     "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
 )
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
+ROOM = "Make room, then `vitlab fit --resume "
 
 
 class FitCLI(VitlabCLI):
@@ -89,8 +96,13 @@ def train(cli: FitCLI, started: float) -> int:
             cli.datamodule.setup("fit")
         say(header(cli, cli.trainer) + "\n\ndry run: all of it can be built; nothing was written")
         return 0
-    if cli.options.overwrite and launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ:
-        shutil.rmtree(cli.run.path, ignore_errors=True)  # only now: everything could be built
+    with locked(cli.run):
+        return _train(cli, started)
+
+
+def _train(cli: FitCLI, started: float) -> int:
+    if leads():
+        prepare(cli.run, cli.options.overwrite, cli.resumed, sum(p.nbytes for p in cli.model.parameters()))
     os.environ["VITLAB_RUN_DIR"] = str(cli.run.path.resolve())  # for the processes that the trainer starts
     code = 1
     try:
@@ -101,7 +113,11 @@ def train(cli: FitCLI, started: float) -> int:
             finish(failed=code != 0)
         close_log()
     if code == 0 and cli.trainer.is_global_zero and cli.config.trainer.enable_checkpointing is not False:
-        close(cli, time.perf_counter() - started)
+        try:
+            close(cli, time.perf_counter() - started)
+        except (OSError, SafetensorError) as error:
+            say(f"\nthe run is done, but its weights and results could not be written: {error}. {ROOM}{cli.run.path}`")
+            return 1
     return code
 
 
@@ -119,8 +135,14 @@ def _fit(cli: FitCLI) -> int:
     except SystemExit:  # Lightning's way out of a Ctrl-C before the first step
         say("\ninterrupted before the first step")
         return 130
-    except FloatingPointError as error:
+    except (FloatingPointError, NotSaved) as error:
         say(f"\n{error}")
+        return 1
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        place = error.filename or cli.run.path
+        say(f"\n{place}: {error.strerror}; what was saved before is intact. {ROOM}{cli.run.path}`")
         return 1
     except torch.OutOfMemoryError:
         say(f"\nout of GPU memory; {OUT_OF_MEMORY}")

@@ -1,0 +1,111 @@
+import json
+import os
+import resource
+
+import pytest
+import torch
+
+from vitlab.callbacks import generations
+from vitlab.callbacks.generations import WRITING, WholeFiles, check_room, keep, sweep
+from vitlab.errors import UsageError
+from vitlab.manifest import damage
+
+
+def write(folder, number):
+    WholeFiles().save_checkpoint({"w": torch.full((100,), number)}, folder / WRITING)
+
+
+def value(path):
+    return int(torch.load(path, weights_only=True)["w"][0])
+
+
+def test_two_generations_and_the_best_are_kept_with_their_checksums(tmp_path):
+    for number in range(4):
+        write(tmp_path, number)
+        keep(tmp_path, ["last", "best"] if number == 2 else ["last"], {"step": number})
+    assert {p.name: value(p) for p in tmp_path.glob("*.ckpt")} == {"last.ckpt": 3, "previous.ckpt": 2, "best.ckpt": 2}
+    entries = json.loads((tmp_path / "manifest.json").read_text())
+    assert {name: entry["step"] for name, entry in entries.items()} == {
+        "last.ckpt": 3,
+        "previous.ckpt": 2,
+        "best.ckpt": 2,
+    }
+    assert sorted(os.listdir(tmp_path)) == ["best.ckpt", "last.ckpt", "manifest.json", "previous.ckpt"]
+
+
+@pytest.mark.parametrize("moment", range(9))
+def test_whenever_it_ends_every_file_is_whole_and_the_last_state_is_there(tmp_path, moment, monkeypatch):
+    for number in (0, 1):
+        write(tmp_path, number)
+        keep(tmp_path, ["last", "best"], {"step": number})
+    calls = []
+
+    def ends(function):
+        def wrapped(*args):
+            calls.append(args)
+            if len(calls) > moment:
+                raise KeyboardInterrupt
+            return function(*args)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "replace", ends(os.replace))
+    monkeypatch.setattr(os, "link", ends(os.link))
+    write(tmp_path, 2)
+    try:
+        keep(tmp_path, ["last", "best"], {"step": 2})
+    except KeyboardInterrupt:
+        assert moment < 7
+    else:
+        assert moment >= 7
+    monkeypatch.undo()
+    assert {p.name for p in tmp_path.glob("*.ckpt")} == {"last.ckpt", "previous.ckpt", "best.ckpt"}
+    assert all(damage(p) is None for p in tmp_path.glob("*.ckpt"))
+    assert value(tmp_path / "last.ckpt") in (1, 2)
+    sweep(tmp_path)
+    write(tmp_path, 3)
+    keep(tmp_path, ["last"], {"step": 3})
+    assert value(tmp_path / "previous.ckpt") in (1, 2)
+    assert all(damage(p) is None for p in tmp_path.glob("*.ckpt"))
+
+
+def test_a_damaged_last_does_not_push_out_the_good_one_before(tmp_path):
+    for number in (0, 1):
+        write(tmp_path, number)
+        keep(tmp_path, ["last"], {"step": number})
+    (tmp_path / "last.ckpt").write_bytes(b"torn")
+    write(tmp_path, 2)
+    keep(tmp_path, ["last"], {"step": 2})
+    assert (value(tmp_path / "last.ckpt"), value(tmp_path / "previous.ckpt")) == (2, 0)
+
+
+def test_a_file_that_cannot_be_written_is_told_and_removed(tmp_path):
+    files = WholeFiles()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        files.save_checkpoint({"w": torch.zeros(300_000)}, tmp_path / WRITING)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large; it needs 1.2 MB" in files.failure
+    assert str(tmp_path) in files.failure
+    assert not os.listdir(tmp_path)
+
+
+def test_other_errors_of_saving_are_no_disk_errors(tmp_path, monkeypatch):
+    def no_memory(*args):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(generations.torch, "save", no_memory)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        WholeFiles().save_checkpoint({}, tmp_path / WRITING)
+
+
+def test_a_place_without_room_or_under_a_file_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"no room for the checkpoints: they need about 12,000,000.0 GB, .* are free"):
+        check_room(tmp_path / "run", 10**15)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written into: Not a directory"):
+        check_room(tmp_path / "file" / "run", 10)
+    check_room(tmp_path / "run", 10)
+    assert os.listdir(tmp_path / "run") == []

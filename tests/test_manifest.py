@@ -1,0 +1,99 @@
+import json
+import logging
+
+import pytest
+import torch
+
+from vitlab.errors import UsageError
+from vitlab.manifest import check_whole, damage, file_digest, first_whole
+from vitlab.run_dir import RunDir, find_run
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with two generations, as a training leaves them."""
+    run = RunDir(tmp_path / "run")
+    run.checkpoints.mkdir(parents=True)
+    run.config.write_text("{}\n")
+    entries = {}
+    for number, name in enumerate(("previous.ckpt", "last.ckpt")):
+        path = run.checkpoints / name
+        torch.save({"w": torch.full((2000,), number)}, path)
+        entries[name] = {"sha256": file_digest(path), "size": path.stat().st_size, "step": number}
+    (run.checkpoints / "manifest.json").write_text(json.dumps(entries))
+    return run
+
+
+def flip(path, at):
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_whole_files_are_used_without_a_word(run, caplog):
+    assert run.last_checkpoint() == run.checkpoints / "last.ckpt"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("harm", ["truncated", "flipped", "empty", "gone"])
+def test_the_generation_before_is_used_and_both_are_named(run, caplog, harm, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("vitlab"), "propagate", True)
+    last = run.checkpoints / "last.ckpt"
+    match harm:
+        case "truncated":
+            last.write_bytes(last.read_bytes()[:-100])
+        case "flipped":
+            flip(last, last.stat().st_size // 2)
+        case "empty":
+            last.write_bytes(b"")
+        case "gone":
+            last.unlink()
+    assert run.last_checkpoint() == run.checkpoints / "previous.ckpt"
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (harm != "gone")
+    assert all(str(last) in line and "previous.ckpt instead" in line for line in lines)
+
+
+def test_every_flipped_byte_is_found_with_or_without_a_manifest(run, tmp_path):
+    last = run.checkpoints / "last.ckpt"
+    alone = tmp_path / "alone.ckpt"
+    data = last.read_bytes()
+    for at in range(100, len(data), len(data) // 40):
+        last.write_bytes(data)
+        flip(last, at)
+        assert damage(last) is not None
+    start = data.index(torch.full((2000,), 1).numpy().tobytes())
+    alone.write_bytes(data)
+    assert damage(alone) is None
+    flip(alone, start + 9)  # in the middle of the weights
+    assert "is damaged" in damage(alone)
+
+
+def test_nothing_whole_is_an_error_and_never_a_new_start(run):
+    for path in run.checkpoints.glob("*.ckpt"):
+        flip(path, 500)
+    with pytest.raises(UsageError, match="no whole checkpoint is left"):
+        run.last_checkpoint()
+    assert run.has_checkpoint()
+
+
+def test_a_damaged_file_that_was_asked_for_is_refused_and_a_whole_one_named(run):
+    last = run.checkpoints / "last.ckpt"
+    flip(last, 500)
+    with pytest.raises(UsageError, match=r"last.ckpt is damaged: .*sha256.*; .*previous.ckpt is whole"):
+        find_run(str(last))
+    check_whole(run.checkpoints / "previous.ckpt")
+
+
+def test_a_kill_between_two_renames_leaves_known_files(run):
+    manifest = run.checkpoints / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**entries, ".writing": {"sha256": "0" * 64, "size": 1}}))
+    (run.checkpoints / "previous.ckpt").unlink()
+    (run.checkpoints / "previous.ckpt").hardlink_to(run.checkpoints / "last.ckpt")
+    assert damage(run.checkpoints / "previous.ckpt") is None
+
+
+def test_a_manifest_that_cannot_be_read_leaves_the_checksums_of_the_parts(run):
+    (run.checkpoints / "manifest.json").write_text("{torn")
+    assert first_whole([run.checkpoints / "last.ckpt"]) == run.checkpoints / "last.ckpt"
