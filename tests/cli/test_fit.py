@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -120,6 +121,19 @@ def test_a_variation_stands_beside_the_result(run):
     assert after["variations"][-1]["loss"] == pytest.approx(before["loss"], abs=1e-6)
 
 
+def test_measuring_keeps_what_the_run_says_of_each_image(run):
+    for command, split in (("test", "test"), ("validate", "val")):
+        assert main([command, str(run), "--quiet"]) == 0
+        result, table = read(run / "results.json")[split], pd.read_parquet(run / f"predictions/{split}.parquet")
+        assert list(table.columns) == ["index", "target", "prediction", "probability"]
+        assert table["index"].tolist() == list(range(int(result["n"])))
+        assert (table["target"] == table["prediction"]).mean() == pytest.approx(result["acc1"], abs=1e-6)
+        assert table["probability"].between(0.1, 1).all()
+    before = (run / "predictions/test.parquet").read_bytes()
+    assert main(["test", str(run), "--quiet", "--model.pos_embed=none"]) == 0
+    assert (run / "predictions/test.parquet").read_bytes() == before  # a variation's are not kept
+
+
 MISTAKES = [
     ([*T2T, "--model.pos_embed=foo"], "`model.pos_embed` must be one of none, learned"),
     ([*T2T, "--model.pos_embed=sincos"], 'did you mean "sincos2d"?'),
@@ -230,6 +244,10 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
 def test_a_regression_runs_from_the_same_config(here):
     assert main(["fit", *SHORT, "--model=Regressor", "--name", "numbers"]) == 0
     assert read(here / "runs/numbers/results.json")["val"]["mae"] > 0
+    assert main(["test", "numbers", "--quiet"]) == 0
+    table = pd.read_parquet(here / "runs/numbers/predictions/test.parquet")
+    error = (table["prediction_0"] - table["target_0"]).abs().mean()
+    assert error == pytest.approx(read(here / "runs/numbers/results.json")["test"]["mae"], abs=1e-5)
 
 
 @pytest.mark.slow
@@ -316,3 +334,4 @@ def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     output, _ = measured.communicate(timeout=240)
     assert measured.returncode == 0, output
     assert read(run / "results.json")["test"]["n"] == 359
+    assert pd.read_parquet(run / "predictions/test.parquet")["index"].tolist() == list(range(359))

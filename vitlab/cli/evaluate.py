@@ -1,6 +1,7 @@
 """``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,8 @@ from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_run
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from vitlab.cli.parser import VitlabCLI
 
 Split = Literal["validate", "test"]
@@ -41,7 +44,7 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
 
 def _main(command: Split, argv: list[str]) -> int:
     split = {"validate": "val", "test": "test"}[command]
-    parser = run_parser(command, f"Measure a run on its {split} split and write the numbers into its results.json.")
+    parser = run_parser(command, f"Measure a run on its {split} split: results.json, predictions/{split}.parquet.")
     parser.add_argument(
         "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
     )
@@ -51,12 +54,14 @@ def _main(command: Split, argv: list[str]) -> int:
     options, rest = parser.parse_known_args(argv)
     run, checkpoint = find_run(options.run)
     from vitlab.callbacks.console import EvaluationConsole
+    from vitlab.callbacks.predictions import Predictions
     from vitlab.cli.parser import VitlabCLI, settings, user_mistakes
     from vitlab.cli.terminal import open_terminal, say
     from vitlab.cli.training import checkpoint_facts
 
     open_terminal(options.quiet)
-    cli = VitlabCLI(evaluation_args(run, rest), [EvaluationConsole(options.quiet)], default_root_dir=str(run.path))
+    predictions, console = Predictions(), EvaluationConsole(options.quiet)
+    cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
     facts = run.read("model.json")
     path: Path | None = checkpoint
     conditions = dict(settings(rest))
@@ -68,11 +73,12 @@ def _main(command: Split, argv: list[str]) -> int:
             path = None
         measure = getattr(cli.trainer, command)
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+    table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if cli.trainer.is_global_zero:
         found = {k: float(v) for k, v in cli.trainer.callback_metrics.items() if k.startswith(f"{split}/")}
         values = {k.removeprefix(f"{split}/"): v for k, v in found.items()}
         result: dict[str, Any] = {**values, **checkpoint_facts(checkpoint), "overrides": conditions}
-        _keep(run, split, result)
+        _keep(run, split, result, table)
         shown = ", ".join(f"{split}/{k} {v:.4f}" for k, v in values.items() if k != "n")
         say(f"{shown} on {values['n']:.0f} images")
         say(f"run   {run.path} ({checkpoint.name})")
@@ -88,7 +94,7 @@ def load_resized(cli: "VitlabCLI", run: RunDir, checkpoint: Path, resize: str, a
     return load_weights(cli.model.net, checkpoint, resize, antialias)  # type: ignore[arg-type]
 
 
-def _keep(run: RunDir, split: str, result: dict[str, Any]) -> None:
+def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: "pd.DataFrame") -> None:
     results = run.read("results.json")
     if result["overrides"]:  # measured under other conditions: kept beside the run's own result, not in its place
         others = [
@@ -96,4 +102,9 @@ def _keep(run: RunDir, split: str, result: dict[str, Any]) -> None:
         ]
         run.update("results.json", variations=[*others, {"split": split, **result}])
     else:
+        path = run.path / "predictions" / f"{split}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        predictions.to_parquet(beside, index=False)
+        os.replace(beside, path)  # first: whoever finds the result finds these
         run.update("results.json", **{split: result})

@@ -128,14 +128,14 @@ class Task(L.LightningModule):
         total = self.trainer.strategy.reduce(torch.stack([v.float() for v in values]), reduce_op="sum")
         return dict(zip(names, total.tolist(), strict=True))
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, self.val_meter)
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self._evaluate(batch, self.val_meter)
 
     def on_validation_epoch_end(self) -> None:
         self.log_dict(self.val_meter.read("val/"))
 
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, self.test_meter)
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self._evaluate(batch, self.test_meter)
 
     def on_test_epoch_end(self) -> None:
         self.log_dict(self.test_meter.read("test/"))
@@ -192,10 +192,11 @@ class Task(L.LightningModule):
         names = ("weight_decay", "layer_decay", "pos_embed_lr_mult")
         return param_groups(self.net, self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:
+    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
         meter.update(outputs, targets, self.eval_loss(outputs, targets))
+        return outputs
 
 
 def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:

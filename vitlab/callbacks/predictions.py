@@ -1,0 +1,49 @@
+"""What a run says of each image of a split, kept while the split is measured."""
+
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+
+class Predictions(Callback):
+    """Keep target and prediction of every image, on the device until the table is asked for.
+
+    A class is kept with its probability, the numbers of a regression as they are.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Tensor]] = []
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Tensor, batch: Any, *args: Any
+    ) -> None:
+        """Keep a batch."""
+        targets = pl_module.as_targets(batch[1])
+        if targets.ndim == 1:
+            probability, prediction = outputs.float().softmax(dim=1).max(dim=1)
+            self.kept.append({"target": targets, "prediction": prediction, "probability": probability})
+        else:
+            pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
+            self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})
+
+    on_test_batch_end = on_validation_batch_end
+
+    def table(self, loader: Any) -> pd.DataFrame:
+        """Return a row for each image in the order of the split, from all processes; each of them must call it.
+
+        Args:
+            loader: What the batches came from.
+        """
+        columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
+        n = len(next(iter(columns.values())))
+        indices = getattr(loader.sampler, "indices", range(n))[:n]
+        table = pd.DataFrame({"index": indices, **columns})
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parts: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, table)
+            table = pd.concat(parts)
+        return table.sort_values("index", ignore_index=True)
