@@ -29,11 +29,12 @@ class Lab:
         (path / "base.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {pos_embed: none, lr: 0.001}\ndata: {}\n")
         self.change()
 
-    def change(self, arms=ARMS, seeds=2, claims=("learned > none",), **run):
+    def change(self, arms=ARMS, seeds=2, claims=("learned > none",), analyses=(), **run):
         run = {"workers": 2, "retries": 1, "command": [sys.executable, str(TOY)], **run}
         levels = {arm: {"model.pos_embed": arm} for arm in arms}
         content = {"name": "toy", "base": "base.yaml", "axes": {"pos_embed": levels}, "seeds": seeds, "run": run}
         content |= {"baseline": {"pos_embed": "none"}, "metric": {"primary": "acc1"}, "claims": list(claims)}
+        content |= {"analyses": list(analyses)} if analyses else {}
         (self.path / "toy.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
 
     def start(self, word="run", *more, toy=None, sleep=0.0):

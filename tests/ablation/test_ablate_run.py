@@ -95,6 +95,38 @@ def test_two_commands_share_a_directory(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
+def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
+    assert lab()[0] == 0
+    before = lab.counts()
+    lab.change(analyses=("resolution",))
+    assert "6 done" in lab("status")[1]
+    assert lab()[0] == 0
+    lab.change(analyses=("resolution", "position"), keep="weights")  # position does not apply to the arm `none`
+    assert lab()[0] == 0
+    new = lab.counts() - before
+    assert sorted(" ".join(line.split()[:2]) for line in new) == ["analyze position"] * 6 + ["analyze resolution"] * 6
+    assert set(new.values()) == {1}
+    assert lab()[0] == 0
+    assert lab.counts() - before == new  # what does not apply is not tried again
+    lab.change()
+    assert lab.results() == undisturbed
+
+
+def test_a_failing_analysis_loses_no_number(lab):
+    lab.change(analyses=("resolution", "cost"))
+    code, out = lab()
+    assert code == 1
+    assert "analyze, exit code 1: RuntimeError: the toy cannot tell its cost" in out
+    assert "6 done" in lab("status")[1]
+    assert {line.split()[1]: 1 for line in lab.counts() if line.startswith("analyze")}.keys() == {
+        "resolution,cost",
+        "cost",
+    }
+    assert lab()[0] == 1
+    lab.change(analyses=("resolution",))
+    assert lab()[0] == 0
+
+
 def test_a_failing_cell_is_reported_and_the_others_go_on(lab):
     code, out = lab("run", toy={"learned 1": "fail"})
     assert code == 1

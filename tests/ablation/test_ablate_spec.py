@@ -6,6 +6,7 @@ import yaml
 from vitlab.ablation.claims import parse_claim
 from vitlab.ablation.keys import File
 from vitlab.ablation.spec import read
+from vitlab.cli.main import main
 from vitlab.errors import UsageError
 
 GOOD = {
@@ -78,7 +79,7 @@ WRONG = {  # what is changed, and words of the message
         {"claims": ["gap(learned, none | global_pool=avg) < gap(none, learned | global_pool=token)"]},
         ["same two levels"],
     ),
-    "analyses": ({"analyses": {"scramble": {}}}, ["`analyses`"]),
+    "analyses": ({"analyses": {"scramble": {}}}, ["`analyses` must be a list"]),
     "timeout": ({"run": {"timeout": "soon"}}, ["`run.timeout`", "20m"]),
     "negative retries": ({"run": {"retries": -1}}, ["`run.retries`", "whole number"]),
     "within": ({"match": {"within": ["tokeniser"]}}, ["no axis `tokeniser`"]),
@@ -96,6 +97,14 @@ def test_a_mistake_is_told_with_its_line(write, case):
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
+    path = write(analyses=["resolution", "scrambel"])
+    assert main(["ablate", "status", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert 'no analysis called "scrambel"; did you mean "scramble"?' in err and ", line " in err
+    assert err.count("\n") == 1
 
 
 def test_the_line_is_that_of_the_mistake(write):

@@ -143,6 +143,31 @@ def evaluate(split, args):
     write(run / "results.json", {**old, split: result})
 
 
+def analyze(args):
+    names, checkpoint = args[0].split(","), Path(args[1])
+    run = checkpoint.parent.parent
+    count(run, f"analyze {args[0]}")
+    config = flat(yaml.safe_load((run / "config.yaml").read_text()))
+    place = run / "analysis/notes.json"
+    notes = json.loads(place.read_text()) if place.exists() else {}
+    for name in names:
+        if name == "cost":
+            sys.exit("RuntimeError: the toy cannot tell its cost")
+        if name == "position" and config["model.pos_embed"] == "none":
+            notes[name] = {"not_done": "there is no table"}
+        else:
+            acc = accuracy(config, 2)
+            sizes = "".join(
+                f"toy,resize,{size},usual,resolution/acc1@{size},{acc - abs(size - 8) / 40:.6g},100\n"
+                for size in (4, 8, 16)
+            )
+            write(run / f"analysis/{name}.csv", "run,protocol,size,policy,metric,acc1,n\n" + sizes)
+            notes[name] = {"note": "toy", "checkpoint": checkpoint.name}
+        write(place, notes)
+    sys.exit(2 if len(names) == 1 and "not_done" in notes[names[0]] else 0)
+
+
 if __name__ == "__main__":
     word, *rest = sys.argv[1:]
-    {"fit": fit, "validate": lambda a: evaluate("val", a), "test": lambda a: evaluate("test", a)}[word](rest)
+    measure = {"validate": lambda a: evaluate("val", a), "test": lambda a: evaluate("test", a)}
+    {"fit": fit, "analyze": analyze, **measure}[word](rest)

@@ -83,11 +83,20 @@ class Cell:
     def failure(self) -> dict[str, Any]:
         """Return how it failed; empty if it did not."""
         path = self.beside(".failed.json")
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return json.loads(path.read_text()) if path.is_file() and not self.is_finished() else {}
 
     def is_done(self) -> bool:
-        """Return whether there is nothing left to do."""
+        """Return whether it is trained and measured."""
         return bool(self.run.read("done.json")) and self.result() is not None
+
+    def missing_analyses(self) -> list[str]:
+        """Return the analyses of the file that have neither been done nor turned out not to apply."""
+        noted = self.run.read("analysis/notes.json")
+        return [name for name in self.ablation.analyses if name not in noted]
+
+    def is_finished(self) -> bool:
+        """Return whether there is nothing left to do."""
+        return self.is_done() and not self.missing_analyses()
 
     def state(self) -> State:
         """Return how far it is, from its files alone."""

@@ -86,12 +86,12 @@ class Run:
     def _take(self) -> tuple[Cell, lock.Claim] | None:
         """Claim the first cell that nobody works on, has done, or has failed at."""
         for cell in self.cells:
-            if cell.is_done() or cell.failure() or any(cell is failed for failed, _ in self.failures):
+            if cell.is_finished() or cell.failure() or any(cell is failed for failed, _ in self.failures):
                 continue
             claim = lock.take(cell.claim)
             if claim is None:
                 continue
-            if not cell.is_done() and not cell.failure():  # another worker may have just been here
+            if not cell.is_finished() and not cell.failure():  # another worker may have just been here
                 return cell, claim
             claim.release()
         return None
@@ -115,7 +115,7 @@ class Run:
             sign = 1 if ablation.mode == "max" else -1
             if self.best is None or sign * value > sign * self.best[0]:
                 self.best = (value, cell.name)
-        done = sum(c.is_done() for c in self.cells)
+        done = sum(c.is_finished() for c in self.cells)
         failed = sum(bool(c.failure()) for c in self.cells)
         left = len(self.cells) - done - failed
         minutes = sum(self._seconds) / len(self._seconds) * left / self.workers / 60

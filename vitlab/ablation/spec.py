@@ -52,6 +52,7 @@ class Ablation:
     mode: str
     secondary: tuple[str, ...]
     evaluate: str
+    analyses: tuple[str, ...]  # of `vitlab analyze`, for each cell
     checkpoint: str
     match: Mapping[str, Any]
     stats: Mapping[str, Any]
@@ -91,9 +92,6 @@ def read(path: str | Path) -> Ablation:
     metric = content["metric"]
     if not isinstance(metric.get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
-    if content.get("analyses"):
-        text = "`analyses` is not part of a run yet; run `vitlab analyze NAME RUN` on the directory of a cell"
-        raise file.mistake("analyses", text)
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),
@@ -106,6 +104,7 @@ def read(path: str | Path) -> Ablation:
         mode=metric.get("mode", "max"),
         secondary=tuple(metric.get("secondary") or ()),
         evaluate=content.get("evaluate", "val"),
+        analyses=_analyses(file, content.get("analyses") or []),
         checkpoint=content.get("checkpoint", "last"),
         match=read_match(file, axes),
         stats=read_stats(file),
@@ -207,6 +206,13 @@ def _paths(file: File, where: str, value: Any) -> tuple[str, ...]:
             raise file.mistake(where, f"there is no config {text}, here or next to the file")
         paths.append(str(found))
     return tuple(paths)
+
+
+def _analyses(file: File, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        text = f"`analyses` must be a list of names of `vitlab analyze`, as in [resolution, scramble], got {value!r}"
+        raise file.mistake("analyses", text)
+    return tuple(dict.fromkeys(value))
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a worker does with a cell: train it, measure it, write down that it is done."""
+"""What a worker does with a cell: train it, measure it, write down that it is done, analyze it."""
 
 import datetime
 import os
@@ -52,6 +52,15 @@ def evaluate_words(cell: Cell) -> list[str]:
     return [*command(cell.ablation), EVALUATION[cell.ablation.evaluate], str(checkpoint), "--quiet"]
 
 
+def analyze_words(cell: Cell) -> list[str]:
+    """Return the command that does what is missing of a cell's analyses, with its weights if they alone are kept."""
+    name = cell.ablation.checkpoint
+    weights = cell.run.weights / f"{name}.safetensors"
+    path = cell.run.checkpoints / f"{name}.ckpt"
+    missing = ",".join(cell.missing_analyses())
+    return [*command(cell.ablation), "analyze", missing, str(weights if weights.is_file() else path), "--quiet"]
+
+
 def write_overrides(cell: Cell) -> None:
     """Write what the cell sets, for ``vitlab fit --config``."""
     text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
@@ -66,12 +75,14 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
     attempts = 0
     while True:
         words = _next_stage(cell)
+        if _is_measured(cell) and not cell.is_done():
+            _done(cell, started)
         if not words:
-            return _done(cell, started)
+            return _finished(cell)
         code, lines = process.finish(words, env, log, timeout, claim, stop)
         if code == STOPPED:
             return Outcome("stopped")
-        if not code and words != _next_stage(cell):
+        if words != _next_stage(cell) and (not code or cell.is_done()):  # an analysis may not apply, the next may
             continue
         kind = _kind(code, lines)
         attempts += 1
@@ -85,10 +96,17 @@ def _next_stage(cell: Cell) -> list[str]:
             shutil.rmtree(cell.run.path)  # killed before it had anything to continue from
         write_overrides(cell)
         return fit_words(cell)
-    return [] if cell.result() else evaluate_words(cell)
+    if not _is_measured(cell):
+        return evaluate_words(cell)
+    return analyze_words(cell) if cell.missing_analyses() else []
 
 
-def _done(cell: Cell, started: float) -> Outcome:
+def _is_measured(cell: Cell) -> bool:
+    result = cell.result() or {}
+    return bool(result) and "epoch" not in result  # those with an epoch are the training's own: it keeps no predictions
+
+
+def _done(cell: Cell, started: float) -> None:
     cell.run.write(
         "done.json",
         {
@@ -103,6 +121,9 @@ def _done(cell: Cell, started: float) -> Outcome:
             "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         },
     )
+
+
+def _finished(cell: Cell) -> Outcome:
     cell.beside(".failed.json").unlink(missing_ok=True)
     if cell.ablation.run["keep"] != "all":
         shutil.rmtree(cell.run.checkpoints, ignore_errors=True)

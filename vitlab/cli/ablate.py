@@ -11,8 +11,9 @@ from vitlab.ablation.process import worker_count
 from vitlab.ablation.resolve import known, resolve
 from vitlab.ablation.spec import Ablation
 from vitlab.ablation.status import status_lines
+from vitlab.analysis import ANALYSES
 from vitlab.cli.arguments import CommandParser
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 
 WORDS = {
     "plan": "resolve every arm; show the grid, what is done, fairness, the smallest effect it can show, the time",
@@ -31,6 +32,10 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
     ablation = spec.read(options.file)
+    for i, name in enumerate(ablation.analyses):
+        if name not in ANALYSES:
+            hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
+            raise ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
     return {"plan": _plan, "run": _run, "status": _status, "report": _report}[options.word](ablation, options)
 
 
@@ -126,12 +131,15 @@ def _selected(ablation: Ablation, cells: list[Cell], only: list[str]) -> list[Ce
 
 
 def _show_commands(cells: list[Cell]) -> int:
-    from vitlab.ablation.worker import evaluate_words, fit_words, write_overrides
+    from vitlab.ablation.worker import analyze_words, evaluate_words, fit_words, write_overrides
 
     for cell in cells:
+        commands = [analyze_words(cell)] if cell.missing_analyses() else []
         if not cell.is_done():
             write_overrides(cell)
-            _say(f"# {cell.name}\n{shlex.join(fit_words(cell))}\n{shlex.join(evaluate_words(cell))}")
+            commands = [fit_words(cell), evaluate_words(cell), *commands]
+        if commands:
+            _say("\n".join([f"# {cell.name}", *map(shlex.join, commands)]))
     return 0
 
 

@@ -34,18 +34,21 @@ def main(argv: list[str]) -> int:
         _check_same_data(subject, subject.other)
     folder = Path(options.output) if options.output else run.path / "analysis"
     page: list[tuple[str, str, bytes]] = []
+    notes = RunDir(folder)
     for name in names:
         module, function = ANALYSES[name][0].split(":")
         try:
             with user_mistakes():
                 finding = getattr(importlib.import_module(module), function)(subject)
         except UsageError as error:
+            notes.update("notes.json", **{name: {"not_done": str(error)}})
             if len(names) == 1:
                 raise
             say(f"{name:<16} not done: {error}")
             page.append((name, f"Not done: {error}", b""))
             continue
         paths = finding.save(folder, name)
+        notes.update("notes.json", **{name: {"note": finding.note, "checkpoint": checkpoint.name}})
         say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
         page.append((name, finding.note, paths[1].read_bytes()))
     if options.names == "all":
