@@ -44,14 +44,7 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
 
 def _main(command: Split, argv: list[str]) -> int:
     split = {"validate": "val", "test": "test"}[command]
-    parser = run_parser(command, f"Measure a run on its {split} split: results.json, predictions/{split}.parquet.")
-    parser.add_argument(
-        "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
-    )
-    parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
-    parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
-    options, rest = parser.parse_known_args(argv)
+    options, rest = _parser(command, split).parse_known_args(argv)
     run, checkpoint = find_run(options.run)
     from vitlab.callbacks.console import EvaluationConsole
     from vitlab.callbacks.predictions import Predictions
@@ -83,6 +76,17 @@ def _main(command: Split, argv: list[str]) -> int:
         say(f"{shown} on {values['n']:.0f} images")
         say(f"run   {run.path} ({checkpoint.name})")
     return 0
+
+
+def _parser(command: Split, split: str) -> argparse.ArgumentParser:
+    parser = run_parser(command, f"Measure a run on its {split} split: results.json, predictions/{split}.parquet.")
+    parser.add_argument(
+        "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
+    )
+    parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
+    return parser
 
 
 def load_resized(cli: "VitlabCLI", run: RunDir, checkpoint: Path, resize: str, antialias: bool) -> list[str]:
