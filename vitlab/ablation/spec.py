@@ -11,6 +11,7 @@ from vitlab.ablation.claims import Claim, parse_claim
 from vitlab.ablation.keys import File, check_level_name
 from vitlab.ablation.settings import read_match, read_run, read_stats
 from vitlab.errors import did_you_mean
+from vitlab.shipped import find_shipped
 
 OWNED = (  # dotted keys that belong to the laboratory, and what to write instead
     ("seed_everything", "write `seeds:`"),
@@ -201,9 +202,10 @@ def _known(names: Mapping[str, Any]) -> str:
 def _paths(file: File, where: str, value: Any) -> tuple[str, ...]:
     paths = []
     for text in value if isinstance(value, list) else [value]:
-        found = next((p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file()), None)
+        own = (p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file())
+        found = next(own, None) or find_shipped(str(text))
         if not found:
-            raise file.mistake(where, f"there is no config {text}, here or next to the file")
+            raise file.mistake(where, f"there is no config {text}: not here, not next to the file, not a shipped one")
         paths.append(str(found))
     return tuple(paths)
 

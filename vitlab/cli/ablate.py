@@ -14,6 +14,7 @@ from vitlab.ablation.status import status_lines
 from vitlab.analysis import ANALYSES
 from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.shipped import find_file
 
 WORDS = {
     "plan": "resolve every arm; show the grid, what is done, fairness, the smallest effect it can show, the time",
@@ -31,7 +32,7 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
-    ablation = spec.read(options.file)
+    ablation = spec.read(find_file(options.file, f"ablate {options.word}", "experiments"))
     for i, name in enumerate(ablation.analyses):
         if name not in ANALYSES:
             hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
@@ -106,7 +107,7 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
         if ablation.run["executor"] == "slurm":
             from vitlab.ablation.slurm import describe
 
-            _say("\n".join(describe(ablation, options.file, workers)))
+            _say("\n".join(describe(ablation, str(ablation.file.path), workers)))
         return _show_commands(cells)
     if options.retry_failed:
         for cell in cells:
@@ -114,7 +115,7 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
     if ablation.run["executor"] == "slurm" and "SLURM_ARRAY_JOB_ID" not in os.environ:
         from vitlab.ablation.slurm import submit
 
-        return submit(ablation, options.file, workers, _say)
+        return submit(ablation, str(ablation.file.path), workers, _say)
     code = Run(cells, workers, _say, options.fail_fast).work_off()
     _say("\n".join(status_lines(ablation, list(resolved))))
     _say(f"next     vitlab ablate report {options.file}")

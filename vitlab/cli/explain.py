@@ -55,21 +55,20 @@ def _wrong_value(key: str, expected: str, value: str) -> str:
     return f'`{key}` must be {kind.replace(", ", " or ")}, got "{value}"'
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Read a config file, refusing what YAML lets pass silently: a key that stands twice in one mapping."""
+def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
+    """Read the file of a ``flag``, refusing what YAML lets pass silently: a key that stands twice in one mapping."""
     try:
         text = Path(path).read_text()
-    except OSError as error:
-        near = sorted(str(p) for p in Path(path).parent.glob("*.yaml"))
-        raise UsageError(f"`--config {path}`: {error.strerror}{did_you_mean(str(path), near)}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"`{flag} {path}` cannot be read: {error}") from error
     try:
         content = yaml.load(text, _UniqueKeys)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
-        raise UsageError(f"`--config {path}`{line}: {getattr(error, 'problem', error)}") from error
+        raise UsageError(f"`{flag} {path}`{line}: {getattr(error, 'problem', error)}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"`--config {path}` must hold keys and values, got {type(content).__name__}")
+        raise UsageError(f"`{flag} {path}` must hold keys and values, got {type(content).__name__}")
     return content
 
 

@@ -10,6 +10,7 @@ from vitlab.cli.table import columns
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.published import AGAIN, PUBLISHED
 from vitlab.models.sizes import SIZES
+from vitlab.shipped import HOME
 
 _SHAPE = ("tokenizer", "patch_size", "t2t_attn", "embed_dim", "depth", "num_heads", "mlp_ratio")
 _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0}
@@ -72,7 +73,7 @@ def _configs() -> dict[str, dict[str, Any]]:
     import yaml
 
     found: dict[str, dict[str, Any]] = {}
-    for folder in (Path("configs"), Path(__file__).parents[2] / "configs"):
+    for folder in (Path("configs"), HOME / "configs"):
         for path in sorted((folder / "imagenet").glob("*.yaml")):
             try:
                 arguments = yaml.safe_load(path.read_text())["model"]["init_args"]

@@ -23,6 +23,7 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.explain import explain, read_yaml
 from vitlab.cli.fit import options_parser
 from vitlab.errors import UsageError
+from vitlab.shipped import find_file
 
 LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
 
@@ -66,7 +67,7 @@ class VitlabCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
-        self.arguments = args
+        self.arguments = args = found_configs(args)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         self.contents = [read_yaml(path) for path in config_paths(args)]
         super().__init__(
@@ -137,6 +138,19 @@ def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
     paths = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
     return paths + [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
+
+
+def found_configs(args: list[str]) -> list[str]:
+    """Return the arguments with the paths of configs in place of their names."""
+    found = []
+    for flag, word in pairwise(["", *args]):
+        if flag in ("-c", "--config"):
+            found.append(find_file(word, "--config"))
+        elif word.startswith("--config="):
+            found.append(f"--config={find_file(word.removeprefix('--config='), '--config')}")
+        else:
+            found.append(word)
+    return found
 
 
 def settings(args: list[str]) -> list[tuple[str, Any]]:

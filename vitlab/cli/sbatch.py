@@ -8,6 +8,7 @@ from typing import Any
 
 from vitlab.cli.explain import read_yaml
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.shipped import find_file
 
 TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as sbatch takes it
 OWN = {  # options of sbatch that the script sets itself, and where their values come from
@@ -140,7 +141,7 @@ def _check_option(name: str, value: Any) -> None:
 
 def read_site(path: str, **given: Any) -> Site:
     """Return the site of a file, with what the command line gives in place of the file's values."""
-    content = read_yaml(path)
+    content = read_yaml(find_file(path, "--slurm"), "--slurm")
     known = [field.name for field in dataclasses.fields(Site)]
     for key in content:
         if key not in known:

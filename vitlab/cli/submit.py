@@ -13,6 +13,7 @@ from vitlab.cli.arguments import CommandParser
 from vitlab.cli.fit import choose_run, options_parser
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.run_dir import RUNS, RunDir, find_directory
+from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs; a run directory must be new, so they lie beside it
 COUNTS = {"trainer.devices": "--gpus", "trainer.num_nodes": "--nodes"}
@@ -77,7 +78,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
     from vitlab.cli.explain import read_yaml
 
-    contents = [read_yaml(path) for path in paths]
+    contents = [read_yaml(find_file(path, "--config")) for path in paths]
     _check_batch(rest, contents, processes)
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *_values(rest, "seed_everything")]
     run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))

@@ -1,0 +1,12 @@
+"""What pyproject.toml cannot say: configs and experiments, at the top of the repository, are part of the package."""
+
+from setuptools import find_packages, setup
+
+SHIPPED = {f"vitlab.{folder}": folder for folder in ("configs", "experiments")}
+
+setup(
+    packages=[*find_packages(include=["vitlab*"]), *SHIPPED],
+    package_dir=SHIPPED,
+    include_package_data=False,
+    package_data={package: ["**/*.yaml"] for package in SHIPPED},
+)

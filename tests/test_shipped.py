@@ -1,0 +1,109 @@
+"""Shipped files are found by name from any folder, in a checkout and from the wheel; a local file wins."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from vitlab.ablation.spec import read
+from vitlab.cli.main import main
+from vitlab.cli.parser import found_configs
+from vitlab.errors import UsageError
+from vitlab.shipped import HOME, find_file
+
+ROOT = Path(__file__).parents[1]
+YAMLS = sorted(p.relative_to(ROOT) for name in ("configs", "experiments") for p in (ROOT / name).rglob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["t2t", "t2t.yaml", "configs/t2t.yaml"])
+def test_a_config_is_found_by_its_name_and_by_its_path(name):
+    assert find_file(name, "--config") == str(HOME / "configs/t2t.yaml")
+
+
+def test_a_local_file_wins(empty):
+    (empty / "configs").mkdir()
+    for name in ("t2t", "configs/t2t.yaml"):
+        (empty / name).write_text("")
+        assert find_file(name, "--config") == name
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "closest"),
+    [
+        ("t2tt", "configs", "t2t"),
+        ("imagenet/t2t_vit14", "configs", "imagenet/t2t_vit_14"),
+        ("configs/imagenet/vit_s_16.yaml", "configs", "configs/imagenet/vit_s16.yaml"),
+        ("position_embedding/probe", "experiments", "position_embeddings/probe"),
+        ("mime.yaml", "configs", "mine.yaml"),
+    ],
+)
+def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
+    (empty / "mine.yaml").write_text("")
+    with pytest.raises(UsageError, match=f'did you mean "{closest}"') as caught:
+        find_file(name, "--config", folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_the_values_of_config_are_taken_for_names():
+    args = ["-c", "t2t", "--name", "t2t", "--config=vit", "--data.root=t2t"]
+    t2t, vit = (str(HOME / f"configs/{name}.yaml") for name in ("t2t", "vit"))
+    assert found_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
+
+
+def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
+    assert read(HOME / "experiments/position_embeddings/digits.yaml").base == (str(HOME / "configs/vit.yaml"),)
+    assert main(["ablate", "status", "position_embeddings/probe"]) == 0
+    assert "15 missing" in capsys.readouterr().out
+
+
+def test_a_job_is_written_from_shipped_files(capsys):
+    words = ["submit", "fit", "--config", "imagenet/t2t_vit_14", "--dry_run", "--name", "x", "--slurm"]
+    assert main([*words, "cluster/slurm"]) == 0
+    assert "fit=(vitlab fit --config imagenet/t2t_vit_14 --name x)" in capsys.readouterr().out
+    assert main([*words, "cluster/slrum"]) == 2
+    assert 'did you mean "cluster/slurm"' in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """What the wheel would install, in a folder of its own."""
+    place = tmp_path_factory.mktemp("wheel")
+    unwanted = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", "runs", "tests")
+    shutil.copytree(ROOT, place / "source", ignore=unwanted)
+    words = [sys.executable, "-c", f"import setuptools.build_meta as b; b.build_wheel({str(place)!r})"]
+    subprocess.run(words, cwd=place / "source", check=True, capture_output=True)
+    zipfile.ZipFile(next(place.glob("vitlab-*.whl"))).extractall(place / "site")
+    return place / "site"
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_else(installed):
+    files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py")} | {"vitlab" / path for path in YAMLS}
+    assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
+
+
+@pytest.mark.slow
+def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, empty):
+    def vitlab(*words):
+        env = {**os.environ, "PYTHONPATH": str(installed)}
+        done = subprocess.run(
+            [sys.executable, "-m", "vitlab", *words], cwd=empty, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert "configs/imagenet/t2t_vit_14.yaml" in vitlab("models")
+    vitlab("fit", "--config", "t2t", "--name", "first", "--trainer.max_epochs=1", "--trainer.logger=false")
+    assert (empty / "runs/first/results.json").is_file()
+    assert "15 missing" in vitlab("ablate", "status", "position_embeddings/probe")  # file and base were found

@@ -1,0 +1,46 @@
+"""Configs and experiments that come with the package, found by their names."""
+
+from pathlib import Path
+
+from vitlab.errors import UsageError, did_you_mean
+
+HERE = Path(__file__).parent
+HOME = HERE if (HERE / "configs").is_dir() else HERE.parent  # installed from a wheel, or a checkout
+FOLDERS = ("configs", "experiments")
+
+
+def find_shipped(text: str, folder: str = "configs") -> Path | None:
+    """Return the shipped file of a name such as ``t2t``, or of a path such as ``configs/t2t.yaml``.
+
+    Args:
+        text: What the user wrote.
+        folder: ``configs`` or ``experiments``, in which a bare name is looked up.
+    """
+    paths = [HOME / folder / text, HOME / folder / f"{text}.yaml"]
+    if text.startswith(tuple(f"{name}/" for name in FOLDERS)):
+        paths.insert(0, HOME / text)
+    return next((path for path in paths if path.is_file()), None)
+
+
+def find_file(text: str, flag: str, folder: str = "configs") -> str:
+    """Return the path of the file that a user means: their own, or else the shipped one of that name.
+
+    Args:
+        text: What the user wrote.
+        flag: Where they wrote it, for the message.
+        folder: ``configs`` or ``experiments``, in which a bare name is looked up.
+
+    Raises:
+        UsageError: There is neither; it names the closest.
+    """
+    if Path(text).is_file():
+        return text
+    if found := find_shipped(text, folder):
+        return str(found)
+    near = [str(path) for path in Path(text).parent.glob("*.yaml")]
+    for path in (path for name in FOLDERS for path in (HOME / name).rglob("*.yaml")):
+        near.append(path.relative_to(HOME).as_posix())
+        near += [path.relative_to(HOME / folder).with_suffix("").as_posix()] if HOME / folder in path.parents else []
+    raise UsageError(
+        f"`{flag} {text}`: there is no such file, here or among those that vitlab brings{did_you_mean(text, near)}"
+    )
