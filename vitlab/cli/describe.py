@@ -20,6 +20,7 @@ from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
 from vitlab.run_dir import write_text
 from vitlab.tasks.base import Task
+from vitlab.tasks.distillation import Distillation
 
 if TYPE_CHECKING:
     from vitlab.cli.training import FitCLI
@@ -45,6 +46,8 @@ def model_facts(net: Any) -> dict[str, Any]:
 def header(cli: "FitCLI", trainer: L.Trainer) -> str:
     """Return the lines that say what is trained, on what, and where."""
     lines = {"model": _model_line(cli.model), "data": _data_line(cli.datamodule), "train": _train_line(cli, trainer)}
+    if isinstance(cli.model, Distillation):
+        lines["from"] = _teacher_line(cli.model)
     lines["run"] = str(cli.run.path) + (" (continued)" if cli.resumed else "")
     if cli.wandb_line:
         lines["W&B"] = cli.wandb_line
@@ -65,6 +68,15 @@ def _kernel_note(net: Any) -> str:
     if net.pos_embed.bias(0) is None:
         return ""
     return "; its bias on attention rules out flash kernels"
+
+
+def _teacher_line(task: Distillation) -> str:
+    teacher, hparams = task.teacher, task.hparams
+    size = sum(p.numel() for p in teacher.parameters()) / 1e6
+    return (
+        f"teacher {hparams['teacher']} ({type(teacher.net).__name__}, {size:.3g} M parameters), {hparams['distill']}, "
+        f"{hparams['distill_alpha']:.0%} of the loss"
+    )
 
 
 def _data_line(data: ImageData) -> str:

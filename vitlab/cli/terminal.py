@@ -8,6 +8,7 @@ from pathlib import Path
 LOG = logging.getLogger("vitlab")
 
 KNOWN_WARNINGS = (
+    r"You're using the WeightAveraging callback, but loading a checkpoint outside",  # which holds the average already
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # by test
     r"It is recommended to use `self.log\('(val|test)/.*sync_dist=True",  # Meter has summed over the processes

@@ -31,6 +31,8 @@ from vitlab.cli.wandb_setup import finish, hush, place_loggers
 from vitlab.errors import UsageError
 from vitlab.manifest import file_digest
 from vitlab.run_dir import RunDir
+from vitlab.tasks.distillation import Distillation
+from vitlab.tasks.teacher import published
 
 OUT_OF_MEMORY = (
     "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
@@ -94,6 +96,8 @@ def train(cli: FitCLI, started: float) -> int:
         with user_mistakes():
             cli.datamodule.prepare_data()
             cli.datamodule.setup("fit")
+            if isinstance(cli.model, Distillation):
+                cli.model.find_teacher(cli.datamodule)
         say(header(cli, cli.trainer) + "\n\ndry run: all of it can be built; nothing was written")
         return 0
     with locked(cli.run):
@@ -173,12 +177,7 @@ def load_initial_weights(cli: FitCLI) -> None:
 
 
 def _fetch_timm(name: str, folder: Path) -> Path:
-    import timm
-
-    try:
-        state = timm.create_model(name, pretrained=True).state_dict()
-    except Exception as error:  # timm and the hub raise many kinds
-        raise UsageError(f"timm has no weights to give for {name}: {' '.join(str(error).split())[:300]}") from error
+    state = published(name).state_dict()
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "timm.safetensors")
     return folder / "timm.safetensors"
 

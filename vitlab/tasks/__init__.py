@@ -1,7 +1,8 @@
 """LightningModules: a network with its loss, metrics and optimizer."""
 
 from vitlab.tasks.classifier import Classifier
+from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.linear_probe import LinearProbe
 from vitlab.tasks.regressor import Regressor
 
-__all__ = ["Classifier", "LinearProbe", "Regressor"]
+__all__ = ["Classifier", "Distillation", "LinearProbe", "Regressor"]

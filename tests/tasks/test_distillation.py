@@ -1,0 +1,194 @@
+import json
+import math
+import signal
+from pathlib import Path
+
+import lightning as L
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file, save_file
+
+from vitlab.callbacks.ema import EMA
+from vitlab.cli.main import main
+from vitlab.data import Digits
+from vitlab.data.fake import FakeData
+from vitlab.models.vit import VisionTransformer
+from vitlab.tasks import Classifier, Distillation
+from vitlab.tasks import distillation as module
+from vitlab.tasks.teacher import Teacher, read_teacher
+
+TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2, "num_classes": 10}
+CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
+FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.log_every_n_steps=1", "--data.batch_size=32"]
+LEARN = [*FIT, "--model=Distillation", "--model.embed_dim=24", "--trainer.max_epochs=3", "--data.mixup=0.4"]
+LEARN += ["--data.subset=0.3", f"--trainer.callbacks={json.dumps([{'class_path': 'EMA'}])}"]
+
+
+def softmax(row, tau=1.0):
+    powers = [math.exp(value / tau) for value in row]
+    return [power / sum(powers) for power in powers]
+
+
+def test_hard_distillation_is_half_labels_and_half_the_teachers_first_choice():
+    task = Distillation("t", distill="hard", label_smoothing=0.0, **TINY)
+    outputs, labels = torch.randn(3, 10), torch.tensor([4, 2, 9])
+    task._advice = torch.randn(3, 10)
+    total = 0.0
+    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._advice.tolist(), strict=True):
+        shares = softmax(row)
+        total -= 0.5 * math.log(shares[label]) + 0.5 * math.log(shares[advice.index(max(advice))])
+    assert task.train_loss(outputs, labels).item() == pytest.approx(total / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(("tau", "used"), [(None, 3.0), (1.5, 1.5)])
+def test_soft_distillation_is_a_divergence_at_a_temperature(tau, used):
+    task = Distillation("t", distill="soft", distill_alpha=0.1, distill_tau=tau, label_smoothing=0.0, **TINY)
+    outputs, labels = torch.randn(3, 10), torch.tensor([4, 2, 9])
+    task._advice = 3 * torch.randn(3, 10)
+    total = 0.0
+    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._advice.tolist(), strict=True):
+        pairs = zip(softmax(row, used), softmax(advice, used), strict=True)
+        divergence = sum(theirs * math.log(theirs / ours) for ours, theirs in pairs)
+        total += 0.9 * -math.log(softmax(row)[label]) + 0.1 * used**2 * divergence
+    assert task.train_loss(outputs, labels).item() == pytest.approx(total / 3, rel=1e-5)
+
+
+def digits_teacher(data):
+    net = VisionTransformer(**TINY, dropout=0.5)
+    torch.nn.init.normal_(net.head.weight)
+    return Teacher(net, data.mean, data.std, (1, 8, 8), list(data.class_names))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_the_teacher_is_no_part_of_what_is_trained_saved_and_averaged(monkeypatch, tmp_path):
+    data = Digits(batch_size=64, mixup=0.5, subset=0.2)
+    teacher = digits_teacher(data)
+    before = {name: value.clone() for name, value in teacher.state_dict().items()}
+    monkeypatch.setattr(module, "read_teacher", lambda source: teacher)
+    task = Distillation("t", **TINY)
+    options = {"max_epochs": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = L.Trainer(**options, accelerator="cpu", enable_model_summary=False, callbacks=[EMA()])
+    trainer.fit(task, data)
+    plain = Classifier(**TINY)
+    assert task.state_dict().keys() == plain.state_dict().keys()
+    trained = {id(p) for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    assert trained == {id(p) for p in task.parameters()} == {id(p) for p in task.net.parameters()}
+    assert not teacher.training
+    assert all(torch.equal(before[name], value) for name, value in teacher.state_dict().items())
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    content = torch.load(tmp_path / "x.ckpt", weights_only=True)
+    assert content["state_dict"].keys() == plain.state_dict().keys()
+    assert content["teacher"] == teacher.digest()
+
+
+def test_the_teacher_sees_the_students_images_as_it_was_trained_to_see_them():
+    data = FakeData(native_size=8, in_chans=3)
+    seen = []
+    net = torch.nn.Identity()
+    net.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[0]))
+    teacher = Teacher(net, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), (3, None, None), 10)
+    teacher.meet(data)
+    raw = torch.rand(2, 3, 8, 8)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.std))
+    teacher((raw - mean) / std)
+    own_mean, own_std = (torch.tensor(values).view(3, 1, 1) for values in (teacher.mean, teacher.std))
+    torch.testing.assert_close(seen[0], (raw - own_mean) / own_std)
+
+
+@pytest.mark.parametrize(
+    ("size", "classes", "told"),
+    [
+        ((3, 8, 8), 10, "takes images of 3x8x8, the data has 1x8x8"),
+        ((1, None, None), 9, "other classes than those of the data: it has 9, the data 10"),
+        ((1, 8, 8), [f"class {i}" for i in range(9, -1, -1)], "of other names or order"),
+    ],
+)
+def test_a_teacher_of_other_images_or_classes_is_refused(size, classes, told):
+    with pytest.raises(ValueError, match=told):
+        Teacher(torch.nn.Identity(), (0.5,), (0.5,), size, classes).meet(Digits() if classes == 9 else FakeDigits())
+
+
+class FakeDigits(FakeData):
+    def __init__(self):
+        super().__init__(native_size=8, in_chans=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"distill_alpha": 1.5}, "`distill_alpha` must be 0 to 1, got 1.5"),
+        ({"distill_tau": 2.0}, "is for `distill=soft` alone, got 2.0"),
+        ({"distill": "soft", "distill_tau": 0.0}, "`distill_tau` must be above 0"),
+        ({"teacher": "last"}, "must name its run"),
+    ],
+)
+def test_wrong_values_are_refused(arguments, told):
+    with pytest.raises(ValueError, match=told):
+        Distillation(**{"teacher": "t", **TINY, **arguments})
+
+
+def test_a_network_of_timm_can_teach(monkeypatch):
+    create = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: create(name))
+    net = read_teacher("timm:resnet18")
+    assert (net.size, net.classes, net.mean) == ((3, None, None), 1000, (0.485, 0.456, 0.406))
+    assert read_teacher("timm:vit_tiny_patch16_224").size == (3, 224, 224)
+
+
+@pytest.fixture(scope="module")
+def teacher_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("distillation")
+    assert (
+        main([*FIT, "--trainer.max_epochs=1", "--data.subset=0.3", "--run_dir", str(folder / "teacher"), "--quiet"])
+        == 0
+    )
+    return folder / "teacher"
+
+
+@pytest.mark.slow
+def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    learn = [*LEARN, f"--model.teacher={teacher_run}", "--model.distill=soft", "--model.drop_path_rate=0.2"]
+    assert main([*learn, "--name", "whole"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("from"))
+    assert f"teacher {teacher_run} (VisionTransformer, 0." in line
+    assert line.endswith("M parameters), soft, 50% of the loss")
+    step = Distillation.training_step
+
+    def stop(self, batch, batch_idx):
+        if self.trainer.global_step == 15:
+            signal.raise_signal(signal.SIGTERM)
+        return step(self, batch, batch_idx)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Distillation, "training_step", stop)
+        assert main([*learn, "--name", "parts"]) == 75
+    assert main(["fit", "--resume", "parts"]) == 0
+    ours, theirs = (load_file(f"runs/{name}/weights/last.safetensors") for name in ("whole", "parts"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert main(["test", "parts"]) == 0
+    assert json.loads(Path("runs/parts/results.json").read_text())["test"]["n"] == 359
+
+
+@pytest.mark.slow
+def test_a_run_does_not_continue_with_another_teacher(teacher_run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    weights = teacher_run / "weights" / "best.safetensors"
+    learn = [*LEARN, f"--model.teacher={weights}", "--data.subset=0.1"]
+    assert main([*learn, "--name", "a", "--trainer.max_epochs=1"]) == 0
+    before, kept = load_file(weights), weights.read_bytes()
+    arguments = json.dumps(torch.load(teacher_run / "checkpoints" / "best.ckpt", weights_only=True)["hyper_parameters"])
+    save_file({**before, "head.bias": before["head.bias"] + 1}, weights, {"hyper_parameters": arguments})
+    assert main(["fit", "--resume", "a", "--trainer.max_epochs=2"]) == 2
+    assert "has other weights than when this run began" in capsys.readouterr().err
+    weights.write_bytes(kept)
+    assert main(["fit", "--resume", "a", "--trainer.max_epochs=2"]) == 0
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry_run"]])
+def test_a_teacher_that_does_not_fit_is_one_line(teacher_run, tmp_path, monkeypatch, capsys, dry):
+    monkeypatch.chdir(tmp_path)
+    assert main([*LEARN, f"--model.teacher={teacher_run}", "--data.img_size=16", "--data.mixup=0", *dry]) == 2
+    assert "`model.teacher` takes images of 1x8x8, the data has 1x16x16" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
