@@ -1,4 +1,4 @@
-"""A user's mistake, told in one line."""
+"""Why a command ends early: a user's mistake, told in one line, or a signal."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,6 +6,10 @@ from collections.abc import Iterable
 
 class UsageError(ValueError):
     """Wrong input: the command prints the message alone and ends with exit code 2."""
+
+
+class Stopped(BaseException):
+    """A signal ended the run; ``args`` holds its number."""
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from vitlab.callbacks.stop import Stopped
+from vitlab.errors import Stopped
 from vitlab.run_dir import RunDir
 
 LOG = logging.getLogger("vitlab")

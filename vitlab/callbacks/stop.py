@@ -9,12 +9,9 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.errors import Stopped
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-
-class Stopped(Exception):
-    """A signal ended the run after its state was saved; ``args`` holds the signal's number."""
 
 
 class StopOnSignal(Callback):
@@ -32,9 +29,19 @@ class StopOnSignal(Callback):
         self.received: int | None = None
         self._when = 0.0
         self._before: dict[int, Any] = {}
+        self._early: dict[int, Any] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Remember what a signal does before the first step."""
+        self._early = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Keep it so: Lightning has just installed its own handlers."""
+        for number, handler in self._early.items():
+            signal.signal(number, handler)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Listen; Lightning has installed its own handlers earlier."""
+        """Listen from now on, and only set a flag."""
         for number in SIGNALS:
             self._before[number] = signal.signal(number, self._receive)
 

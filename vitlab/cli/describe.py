@@ -101,7 +101,6 @@ def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:
 def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     """Write the files that make the run directory self-sufficient."""
     run, net = cli.run, cli.model.net
-    write_text(run.config, cli.config_text)
     if not cli.resumed:
         write_text(run.path / "overrides.yaml", yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False))
     run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))

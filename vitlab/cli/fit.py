@@ -2,11 +2,16 @@
 
 import argparse
 import os
+import signal
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 from vitlab.cli.launch import agree, launched_rank
-from vitlab.errors import UsageError
+from vitlab.errors import Stopped, UsageError
 from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_directory
 
 # Configurations that differ in these keys alone are one experiment: a run may be resumed with the other.
@@ -57,6 +62,35 @@ def main(argv: list[str]) -> int:
         from vitlab.cli.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
+    try:
+        with _signals_stop():
+            return _fit(options, rest)
+    except Stopped as stopped:
+        sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} outside of training\n")
+        return exit_code(stopped)
+
+
+@contextmanager
+def _signals_stop() -> Iterator[None]:
+    """Let signals raise :class:`Stopped`, while libraries are imported as while data is read; training does better."""
+    before = {n: signal.signal(n, _stop) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
+
+
+def exit_code(stopped: Stopped) -> int:
+    """Return 130 for Ctrl-C; 75, which means try again, for what a cluster sends."""
+    return 130 if stopped.args[0] == signal.SIGINT else 75
+
+
+def _fit(options: argparse.Namespace, rest: list[str]) -> int:
     run = _resumed(options) if options.resume else None
     from vitlab.cli.terminal import open_terminal
     from vitlab.cli.training import FitCLI, config_paths, train

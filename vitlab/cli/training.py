@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from lightning.pytorch.plugins.environments import SLURMEnvironment
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
@@ -21,16 +22,16 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.generations import NotSaved
 from vitlab.callbacks.record import RunRecord
-from vitlab.callbacks.stop import StopOnSignal, Stopped
+from vitlab.callbacks.stop import StopOnSignal
 from vitlab.cli.describe import describe, header
-from vitlab.cli.fit import check_same_config, choose_run
+from vitlab.cli.fit import check_same_config, choose_run, exit_code
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.run_lock import leads, locked, prepare
 from vitlab.cli.terminal import close_log, log_to, say
 from vitlab.cli.wandb_setup import finish, hush, place_loggers
-from vitlab.errors import UsageError
+from vitlab.errors import Stopped, UsageError
 from vitlab.manifest import file_digest
-from vitlab.run_dir import RunDir
+from vitlab.run_dir import RunDir, write_text
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.teacher import published
 
@@ -78,11 +79,14 @@ class FitCLI(VitlabCLI):
         console = Console(self.record, quiet=self.options.quiet)
         self.added_callbacks = [self.record, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
         hush(trainer.loggers)
         return trainer
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
-        self.run.path.mkdir(parents=True, exist_ok=True)
+        write_text(self.run.config, self.config_text)  # first: what has one can be continued
         log_to(self.run.path / "train.log")
         say(header(self, trainer))
         describe(self, trainer)
@@ -133,12 +137,10 @@ def _fit(cli: FitCLI) -> int:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
         if cli.trainer.is_global_zero:
-            name = signal.Signals(stopped.args[0]).name
-            say(f"\nstopped by {name}; continue with `vitlab fit --resume {cli.run.path}`")
-        return 130 if stopped.args[0] == signal.SIGINT else 75
-    except SystemExit:  # Lightning's way out of a Ctrl-C before the first step
-        say("\ninterrupted before the first step")
-        return 130
+            when = "" if cli.record.started else " before the first step"
+            way_on = f"; continue with `vitlab fit --resume {cli.run.path}`" if cli.run.config.is_file() else ""
+            say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}{way_on}")
+        return exit_code(stopped)
     except (FloatingPointError, NotSaved) as error:
         say(f"\n{error}")
         return 1

@@ -1,0 +1,67 @@
+"""A signal before the first step ends a run in good order too."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+import vitlab.cli.describe
+import vitlab.cli.training
+from vitlab.cli.fit import options_parser
+from vitlab.cli.main import main
+from vitlab.cli.training import FitCLI
+from vitlab.data import Digits
+from vitlab.tasks import Classifier
+
+CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
+SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
+PLACES = {
+    "building": (vitlab.cli.training, "choose_run"),
+    "data": (Digits, "read"),
+    "describing": (vitlab.cli.describe, "describe_groups"),
+    "sanity check": (Classifier, "validation_step"),
+    "first step": (Classifier, "on_train_batch_start"),
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda n: n.name)
+@pytest.mark.parametrize("place", PLACES)
+def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    owner, name = PLACES[place]
+    usual = getattr(owner, name)
+
+    def signalled(*arguments, **more):
+        signal.raise_signal(number)
+        return usual(*arguments, **more)
+
+    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, signalled)
+        assert main(["fit", *SETTINGS, "--name", "a"]) == (130 if number == signal.SIGINT else 75)
+    assert before == [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    said = "".join(capsys.readouterr())
+    assert f"stopped by {number.name}" in said
+    assert "Traceback" not in said
+    run = Path("runs/a")
+    if place in ("building", "data"):
+        assert not run.exists()
+    else:
+        assert json.loads((run / "run.json").read_text())["status"] == "preempted"
+        assert "continue with `vitlab fit --resume runs/a`" in said
+    if number == signal.SIGUSR1:
+        again = ["--resume", "a"] if run.exists() else [*SETTINGS, "--name", "a"]
+        assert main(["fit", *again]) == 0
+        assert json.loads((run / "run.json").read_text())["status"] == "done"
+
+
+def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, value in {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7, "JOB_NAME": "vit"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    cli = FitCLI(SETTINGS, options_parser().parse_args(["--name", "a"]), None)
+    environment = cli.trainer._accelerator_connector.cluster_environment
+    assert isinstance(environment, SLURMEnvironment)
+    assert not environment.auto_requeue
