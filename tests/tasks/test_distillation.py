@@ -191,4 +191,4 @@ def test_a_teacher_that_does_not_fit_is_one_line(teacher_run, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     assert main([*LEARN, f"--model.teacher={teacher_run}", "--data.img_size=16", "--data.mixup=0", *dry]) == 2
     assert "`model.teacher` takes images of 1x8x8, the data has 1x16x16" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("runs/*"))
