@@ -293,6 +293,20 @@ def test_published_data_need_not_be_there(run, tmp_path):
     assert cli.datamodule.class_names == classes and cli.datamodule.img_size == (8, 8)
 
 
+@pytest.mark.parametrize(
+    ("name", "place"), [("Packed", {"root": "/nowhere"}), ("HuggingFace", {"path": "/nowhere", "download": True})]
+)
+def test_packed_photos_and_rows_need_not_be_there(run, tmp_path, name, place):
+    other = shutil.copytree(run, tmp_path / "other")
+    config = yaml.safe_load((other / "config.yaml").read_text())
+    config["data"] = {"class_path": f"vitlab.data.{name}", "init_args": {**place, "img_size": 8, "in_chans": 1}}
+    (other / "config.yaml").write_text(yaml.safe_dump(config))
+    facts = json.loads((other / "data.json").read_text())
+    (other / "data.json").write_text(json.dumps({**facts, "crop_pct": 0.5}))
+    data = restore(RunDir(other), other / "checkpoints" / "best.ckpt").datamodule
+    assert data.class_names == facts["class_names"] and data.img_size == (8, 8) and data.pipeline.crop_pct == 0.5
+
+
 def test_a_run_trained_on_many_devices_predicts_on_one(run, photos, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     config = yaml.safe_load((other / "config.yaml").read_text())

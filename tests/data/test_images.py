@@ -126,7 +126,8 @@ def test_what_is_no_image_is_refused_with_its_path(tmp_path, content, reason):
 
 def test_a_large_photo_is_decoded_smaller_where_that_is_enough(tmp_path):
     Image.new("RGB", (1000, 800), "red").save(tmp_path / "x.jpg")
-    sizes = [decode(tmp_path / "x.jpg", shrink=shrink).size for shrink in (None, 801, 400, 300, 101, 100)]
+    data = (tmp_path / "x.jpg").read_bytes()
+    sizes = [decode_bytes(data, "x.jpg", shrink=shrink).size for shrink in (None, 801, 400, 300, 101, 100)]
     assert sizes == [(1000, 800), (1000, 800), (500, 400), (500, 400), (250, 200), (125, 100)]
 
 

@@ -79,6 +79,10 @@ def test_the_statistics_are_those_of_the_packed_training_pixels(photos, tmp_path
     assert torch.allclose(torch.tensor(packed.std).double(), pixels.std(1, correction=0), atol=1e-5)
 
 
+def test_the_record_of_a_run_tells_how_much_of_a_photo_is_seen(photos, tmp_path):
+    assert _packed(photos, tmp_path / "packed", img_size=8).fingerprint()["crop_pct"] == 0.5
+
+
 def test_training_cuts_random_windows(photos, tmp_path):
     packed = _packed(photos, tmp_path / "packed", img_size=8, augment="crop-flip")
     train = packed.splits["train"]

@@ -42,7 +42,9 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
         "training (more with --help_all)": trainer,
         "the checkpoints": [_line("--checkpoint.monitor", "metric that tells the best epoch (the task's own)")],
         "--model=Classifier (or Regressor)": _class_lines("model", Classifier),
-        "--data=ImageFolder (or Digits, FashionMNIST, CIFAR10, CIFAR100, ImageNet)": _class_lines("data", ImageFolder),
+        "--data=ImageFolder (or Digits, FashionMNIST, CIFAR10, CIFAR100, ImageNet, HuggingFace, Packed)": _class_lines(
+            "data", ImageFolder
+        ),
     }
     text = "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items())
     sys.stdout.write(f"{text}\n\n{examples}")

@@ -14,7 +14,8 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.cli.evaluate import evaluation_args
 from vitlab.cli.parser import VitlabCLI, user_mistakes
 from vitlab.data.base import ImageData
-from vitlab.data.image_folder import ImageFolder
+from vitlab.data.pack import Packed
+from vitlab.data.photos import Photos
 from vitlab.errors import UsageError
 from vitlab.models.weights_file import read_weights
 from vitlab.run_dir import RunDir
@@ -60,12 +61,14 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     module, _, name = content["data"]["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module or "vitlab.data"), name)
     arguments = content["data"].get("init_args") or {}
-    if "download" in inspect.signature(cls).parameters or "download" in arguments:
-        arguments["download"] = True  # so that its files are not looked for; they are never read
-    elif issubclass(cls, ImageFolder):
+    if issubclass(cls, Photos | Packed):
         names = inspect.signature(ImageData).parameters
         kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
+        if "crop_pct" in facts:
+            kept["crop_pct"] = facts["crop_pct"]  # of packed photos it follows from their size
         arguments = {**kept, "native_size": None, "class_names": facts["class_names"]}
         content["data"]["class_path"] = f"{ImageData.__module__}.{ImageData.__name__}"
+    elif "download" in inspect.signature(cls).parameters or "download" in arguments:
+        arguments["download"] = True  # so that its files are not looked for; they are never read
     content["data"]["init_args"] = arguments
     return content

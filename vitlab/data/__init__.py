@@ -4,6 +4,7 @@ from vitlab.data.cifar import CIFAR10, CIFAR100
 from vitlab.data.digits import Digits
 from vitlab.data.fake import FakeData
 from vitlab.data.fashion_mnist import FashionMNIST
+from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.pack import Packed
 from vitlab.data.position_probe import PositionProbe
@@ -14,6 +15,7 @@ __all__ = [
     "Digits",
     "FakeData",
     "FashionMNIST",
+    "HuggingFace",
     "ImageFolder",
     "ImageNet",
     "Packed",

@@ -37,22 +37,22 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def decode(path: str | os.PathLike[str], mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
-    """Return the first frame of an image file: upright, opaque on white, 8 bits a channel.
-
-    Values of more than 8 bits are scaled from the image's own range to 0..255. EXIF data that cannot be read is left
-    aside; everything else that is wrong with a file is an ImageError with its path and the reason. With ``shrink`` a
-    JPEG file may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
-    """
+def decode(path: str | os.PathLike[str], mode: Mode = "RGB") -> Image.Image:
+    """Return the first frame of an image file, as `decode_bytes` does; the path is what errors call it."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(os.fspath(path), error.strerror or str(error)) from None
-    return decode_bytes(data, os.fspath(path), mode, shrink)
+    return decode_bytes(data, os.fspath(path), mode)
 
 
 def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
-    """Return the image that ``data`` encodes, as `decode` does; ``name`` is what errors call it."""
+    """Return the first frame of an encoded image: upright, opaque on white, 8 bits a channel.
+
+    Values of more than 8 bits are scaled from the image's own range to 0..255. EXIF data that cannot be read is left
+    aside; everything else that is wrong is an ImageError with ``name`` and the reason. With ``shrink`` a JPEG image may
+    be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
+    """
     if not data:
         raise ImageError(name, "the file is empty")
     with warnings.catch_warnings():

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.base import ImageData, Part
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.images import decode
 from vitlab.data.scan import moments
 from vitlab.data.sets import FileImages, Images, MappedImages
 from vitlab.data.splits import Indices, SplitName
@@ -56,7 +55,7 @@ def pack(source: str, target: str, size: int = 256, max_unreadable: int = 0, num
     parts: dict[int, FileImages] = {}
     for number, name in enumerate(_PARTS):
         if name in data.folders:
-            images = data.admit(data.list_files([data.folders[name]]))
+            images = data.admit(data.list_files([name]))
             assert isinstance(images, FileImages)
             parts[number] = images
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -117,6 +116,10 @@ class Packed(ImageData):
                 raise ValueError(f"{self.root / _PIXELS} is damaged: {name} is not as it was packed; pack it again")
         return images
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe the data for the record of a run, and how much of a photo the packed images show."""
+        return super().fingerprint() | {"crop_pct": self.pipeline.crop_pct}
+
 
 def _write(folder: Path, data: ImageFolder, parts: dict[int, FileImages], size: int, num_workers: int) -> None:
     rows = np.zeros(sum(len(images) for images in parts.values()), dtype=_ROW)
@@ -167,7 +170,7 @@ class _Photos(Dataset[tuple[bytes, int, np.ndarray]]):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[bytes, int, np.ndarray]:
-        photo = decode(self.images.root / self.images.files[index], shrink=2 * self.crop.size[0])
+        photo = self.images.image(index, shrink=2 * self.crop.size[0])
         image = self.crop(photo)
         pixels = to_tensor(image).numpy().tobytes()
         return pixels, zlib.crc32(pixels), moments(image)

@@ -7,6 +7,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ Facts = np.ndarray  # one record of this type for each file
 _FACTS = np.dtype(
     [
         ("bytes", "i8"),
-        ("modified", "i8"),  # nanoseconds
+        ("modified", "i8"),  # nanoseconds, or whatever else changes with the content
         ("readable", "?"),
         ("digest", "u8", 2),  # of the file's bytes
         ("kind", "S16"),  # format and mode, such as JPEG RGB
@@ -30,20 +31,65 @@ _FACTS = np.dtype(
 _LEVELS = np.arange(256) / 255
 
 
-def scan(root: Path, files: list[str], num_workers: int = 0) -> tuple[Facts, dict[str, str]]:
+class Store(Protocol):
+    """Where encoded images lie, each under a name."""
+
+    place: str  # tells stores apart
+
+    def path(self, file: str) -> str:
+        """Return what a person calls a file."""
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of a file, or raise an OSError."""
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        """Return two numbers that change with a file, its size first, or raise an OSError."""
+
+    def identity(self, file: str) -> bytes:
+        """Return what decides to which split a file belongs."""
+
+
+class Folder:
+    """Files under a folder; a relative path is both name and identity.
+
+    Args:
+        root: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.place = root, os.fspath(root.resolve())
+
+    def path(self, file: str) -> str:
+        """Return the path."""
+        return os.fspath(self.root / file)
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of a file, or raise an OSError."""
+        return (self.root / file).read_bytes()
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        """Return size in bytes and time of the last change in nanoseconds."""
+        status = os.stat(self.root / file)
+        return status.st_size, status.st_mtime_ns
+
+    def identity(self, file: str) -> bytes:
+        """Return the relative path."""
+        return os.fsencode(file)
+
+
+def scan(store: Store, files: list[str], num_workers: int = 0) -> tuple[Facts, dict[str, str]]:
     """Return a record for each file, in their order, and the reason for each that cannot be read.
 
-    What is known of files whose size and time are unchanged comes from a cache in `VITLAB_CACHE`, by default
-    ~/.cache/vitlab; a cache that cannot be written costs time and nothing else.
+    What is known of files whose stamp is unchanged comes from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab; a
+    cache that cannot be written costs time and nothing else.
     """
-    known = _load(root)
+    known = _load(store)
     facts = np.zeros(len(files), dtype=_FACTS)
     reasons: dict[str, str] = {}
     todo = []
     for i, file in enumerate(files):
         with contextlib.suppress(OSError):  # a file that has vanished is found unreadable below
-            status = os.stat(root / file)
-            facts[i]["bytes"], facts[i]["modified"] = status.st_size, status.st_mtime_ns
+            facts[i]["bytes"], facts[i]["modified"] = store.stamp(file)
         record, reason = known.get(file, (None, ""))
         if record is not None and all(record[name] == facts[i][name] for name in ("bytes", "modified")):
             facts[i] = record
@@ -53,7 +99,7 @@ def scan(root: Path, files: list[str], num_workers: int = 0) -> tuple[Facts, dic
             todo.append(i)
     if todo:
         batches = DataLoader(
-            _Looks(root, [files[i] for i in todo]),
+            _Looks(store, [files[i] for i in todo]),
             batch_size=64,
             num_workers=num_workers if len(todo) > 256 else 0,  # below, starting workers takes longer than looking
             collate_fn=list,
@@ -65,13 +111,13 @@ def scan(root: Path, files: list[str], num_workers: int = 0) -> tuple[Facts, dic
             if reason:
                 reasons[files[i]] = reason
         known |= {file: (facts[i], reasons.get(file, "")) for i, file in enumerate(files)}
-        _save(root, known)
+        _save(store, known)
     return facts, reasons
 
 
 class _Looks(Dataset[tuple[np.ndarray, str]]):
-    def __init__(self, root: Path, files: list[str]) -> None:
-        self.root, self.files = root, files
+    def __init__(self, store: Store, files: list[str]) -> None:
+        self.store, self.files = store, files
 
     def __len__(self) -> int:
         return len(self.files)
@@ -80,7 +126,7 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
         file = self.files[index]
         record = np.zeros((), dtype=_FACTS)
         try:
-            data = (self.root / file).read_bytes()
+            data = self.store.read(file)
         except OSError as error:
             return record, error.strerror or str(error)
         record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
@@ -101,15 +147,15 @@ def moments(image: Image.Image) -> np.ndarray:
     return np.stack([counts @ _LEVELS, counts @ _LEVELS**2])
 
 
-def _cache_file(root: Path) -> Path:
+def _cache_file(store: Store) -> Path:
     folder = Path(os.environ.get("VITLAB_CACHE") or Path.home() / ".cache" / "vitlab")
-    name = hashlib.blake2b(os.fsencode(root.resolve()), digest_size=12).hexdigest()
+    name = hashlib.blake2b(os.fsencode(store.place), digest_size=12).hexdigest()
     return folder / f"scan-{name}.npz"
 
 
-def _load(root: Path) -> dict[str, tuple[np.ndarray, str]]:
+def _load(store: Store) -> dict[str, tuple[np.ndarray, str]]:
     try:
-        stored = np.load(io.BytesIO(_cache_file(root).read_bytes()), allow_pickle=False)
+        stored = np.load(io.BytesIO(_cache_file(store).read_bytes()), allow_pickle=False)
         facts = stored["facts"]
         files, reasons = json.loads(stored["names"].tobytes())
         if facts.dtype != _FACTS or len(files) != len(facts):
@@ -119,10 +165,10 @@ def _load(root: Path) -> dict[str, tuple[np.ndarray, str]]:
         return {}
 
 
-def _save(root: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
+def _save(store: Store, known: dict[str, tuple[np.ndarray, str]]) -> None:
     facts = np.array([fact for fact, _ in known.values()], dtype=_FACTS)
     names = json.dumps([list(known), {file: reason for file, (_, reason) in known.items() if reason}])
-    target = _cache_file(root)
+    target = _cache_file(store)
     with contextlib.suppress(OSError):
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as file:

@@ -1,10 +1,8 @@
 """Labelled images as a data set has them, before augmentation."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.images import Mode, decode
-from vitlab.data.scan import Facts, scan
+from vitlab.data.images import ImageError, Mode, decode_bytes
+from vitlab.data.scan import Facts, Store, scan
 from vitlab.data.splits import Indices, SplitName, split_hash
 from vitlab.data.transforms import to_image
 
@@ -110,23 +108,23 @@ class FileImages:
     """Labelled image files, decoded when they are asked for.
 
     Args:
-        root: Folder that the paths are relative to.
-        files: Relative path of each image, its identity.
+        store: Where they lie.
+        files: Name of each image there.
         labels: ``(N,)`` classes.
         mode: RGB or L, how images are decoded.
         facts: What is known of each file, see :func:`vitlab.data.scan.scan`.
     """
 
-    def __init__(self, root: Path, files: list[str], labels: Tensor, mode: Mode, facts: Facts | None = None) -> None:
-        self.root, self.files, self.labels, self.mode, self.facts = root, files, labels, mode, facts
+    def __init__(self, store: Store, files: list[str], labels: Tensor, mode: Mode, facts: Facts | None = None) -> None:
+        self.store, self.files, self.labels, self.mode, self.facts = store, files, labels, mode, facts
 
     def __len__(self) -> int:
         return len(self.files)
 
     @cached_property
     def ids(self) -> list[bytes]:
-        """The identity of each image: its relative path."""
-        return [os.fsencode(file) for file in self.files]
+        """The identity of each image."""
+        return [self.store.identity(file) for file in self.files]
 
     @cached_property
     def digests(self) -> list[bytes]:
@@ -144,20 +142,25 @@ class FileImages:
         """16 hex digits that name this set of labelled files and their contents."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
-    def image(self, index: int) -> Image.Image:
-        """Return one image; a ValueError names the path of a file that cannot be read."""
-        return decode(self.root / self.files[index], self.mode)
+    def image(self, index: int, shrink: int | None = None) -> Image.Image:
+        """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""
+        path = self.store.path(self.files[index])
+        try:
+            data = self.store.read(self.files[index])
+        except OSError as error:
+            raise ImageError(path, error.strerror or str(error)) from None
+        return decode_bytes(data, path, self.mode, shrink)
 
     def take(self, indices: Indices) -> "FileImages":
         """Return the images at ``indices`` as a set of their own."""
         facts = None if self.facts is None else self.facts[indices]
         files = [self.files[i] for i in indices]
-        return FileImages(self.root, files, self.labels[torch.from_numpy(indices)], self.mode, facts)
+        return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.mode, facts)
 
     def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
         """Return the files that can be read, with what is known of them, and the reason for each that cannot."""
-        facts, reasons = scan(self.root, self.files, num_workers)
-        readable = FileImages(self.root, self.files, self.labels, self.mode, facts)
+        facts, reasons = scan(self.store, self.files, num_workers)
+        readable = FileImages(self.store, self.files, self.labels, self.mode, facts)
         return readable.take(np.flatnonzero(facts["readable"])), reasons
 
     def statistics(self) -> Statistics:

@@ -1,0 +1,142 @@
+"""Data sets of the library `datasets`, on disk or fetched from the Hugging Face hub."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.data.images import Mode
+from vitlab.data.photos import Photos, parts_among
+from vitlab.data.sets import FileImages
+
+
+class HuggingFace(Photos):
+    """Photos of a data set of the library `datasets`, Lhoest et al. 2021 (arXiv:2109.02846).
+
+    Its splits train, validation (or val, valid) and test are used as :class:`ImageFolder` uses folders; a single one,
+    whatever its name, is divided. The identity of an image is a digest of its encoded bytes.
+
+    Args:
+        path: Folder that `save_to_disk` has written or `load_dataset` reads; with `download` a name on the hub.
+        name: Which of several configurations of the data set.
+        revision: Branch, tag or commit on the hub.
+        image_column: Column of the images.
+        label_column: Column of the classes.
+        download: Take `path` for a name on the hub and fetch it, unless it has been fetched before.
+        **photos: Passed to :class:`Photos`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str | None = None,
+        revision: str | None = None,
+        image_column: str = "image",
+        label_column: str = "label",
+        download: bool = False,
+        **photos: Any,
+    ) -> None:
+        found = _load(path, name, revision, download)
+        parts = (
+            parts_among(found) if len(found) > 1 else {"train": next(iter(found))}
+        )  # one split of any name is divided
+        if "train" not in parts:
+            raise ValueError(f"`data.path` must have a split called train, got {', '.join(found)} in {path}")
+        self.rows = {split: _checked(f"{path}, {split}", found[split], image_column, label_column)
+                     for split in parts.values()}  # fmt: skip
+        self.image_column, self.label_column = image_column, label_column
+        train = self.rows[parts["train"]]
+        names = getattr(train.features[label_column], "names", None)
+        class_names = names or [str(value) for value in sorted(set(_column(train, label_column)))]
+        super().__init__(place=path, parts=parts, class_names=class_names, **photos)
+
+    def list_files(self, parts: list[str]) -> FileImages:
+        """Return the rows of some parts, undecoded."""
+        mode: Mode = "L" if self.in_chans == 1 else "RGB"
+        number = {name: k for k, name in enumerate(self.class_names)}
+        files: list[str] = []
+        labels: list[int] = []
+        for split in (self.parts[part] for part in parts):
+            names = getattr(self.rows[split].features[self.label_column], "names", None)
+            for row, value in enumerate(_column(self.rows[split], self.label_column)):
+                name = str(value) if names is None or value in (None, -1) else names[value]
+                if name not in number:
+                    raise ValueError(f"{self.place}, {split}, row {row}: {name} is not among the classes of training")
+                files.append(os.path.join(split, str(row)))
+                labels.append(number[name])
+        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), mode)
+
+
+class _Rows:
+    """The encoded images of a data set, each under the name SPLIT/ROW."""
+
+    def __init__(self, place: str, rows: dict[str, Any], column: str) -> None:
+        self.place, self.rows, self.column = f"datasets {os.path.abspath(place)}", rows, column
+        self.seen: dict[str, tuple[int, bytes]] = {}  # size and digest
+
+    def path(self, file: str) -> str:
+        return file
+
+    def read(self, file: str) -> bytes:
+        split, row = os.path.split(file)
+        image = self.rows[split][int(row)][self.column] or {}
+        if image.get("bytes") is None and image.get("path"):
+            return Path(image["path"]).read_bytes()
+        return image.get("bytes") or b""
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        size, digest = self._look(file)
+        return size, int.from_bytes(digest[:8], signed=True)
+
+    def identity(self, file: str) -> bytes:
+        try:
+            return self._look(file)[1]
+        except OSError:  # the scan finds it unreadable
+            return os.fsencode(file)
+
+    def _look(self, file: str) -> tuple[int, bytes]:
+        if file not in self.seen:
+            data = self.read(file)
+            self.seen[file] = len(data), hashlib.blake2b(data, digest_size=16).digest()
+        return self.seen[file]
+
+
+def _load(path: str, name: str | None, revision: str | None, download: bool) -> dict[str, Any]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise ValueError("`data: HuggingFace` needs datasets: pip install 'vitlab[huggingface]'") from error
+    folder = Path(path)
+    if not folder.is_dir() and not download:
+        raise ValueError(
+            f"`data.path` must be a folder that `save_to_disk` has written or `load_dataset` reads, got {path}; "
+            "with --data.download=true it may be a name on the hub"
+        )
+    if not download:
+        datasets.disable_progress_bars()
+    try:
+        if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+            found = datasets.load_from_disk(path)
+        else:
+            found = datasets.load_dataset(path, name, revision=revision)
+    except Exception as error:  # no connection, no such name, damaged files: many kinds
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"`data.path` {path} cannot be read: {reason}") from error
+    return dict(found) if isinstance(found, dict) else {str(found.split or "all"): found}
+
+
+def _column(rows: Any, name: str) -> list[Any]:
+    return rows.select_columns(name)[:][name]
+
+
+def _checked(place: str, rows: Any, image_column: str, label_column: str) -> Any:
+    from datasets import ClassLabel, Image, Value
+
+    kinds = {"image_column": (image_column, Image), "label_column": (label_column, ClassLabel | Value)}
+    for option, (column, kind) in kinds.items():
+        if not isinstance(rows.features.get(column), kind):
+            known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in rows.features.items())
+            raise ValueError(f"`data.{option}` must be a column of {place}, got {column}; there are {known}")
+    return rows.select_columns([image_column, label_column]).cast_column(image_column, Image(decode=False))
