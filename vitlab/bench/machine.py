@@ -16,13 +16,11 @@ _PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transf
 
 def facts(device: str = "cpu") -> dict[str, Any]:
     """Return device, CPU and its vector units, versions, threads, load and commit."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
+    named = _cpu_fields()
     words = named.get("flags", named.get("Features", "")).split()
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "cpu": named.get("model name", platform.machine()),
+        "cpu": cpu_name(),
         "flags": [flag for flag in _FLAGS if flag in words],
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -32,6 +30,17 @@ def facts(device: str = "cpu") -> dict[str, Any]:
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "commit": _commit(),
     }
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself, or its architecture."""
+    return _cpu_fields().get("model name", platform.machine())
+
+
+def _cpu_fields() -> dict[str, str]:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = (line.split(":", 1) for line in info.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in fields}
 
 
 def _version(name: str) -> str | None:

@@ -13,6 +13,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 
+from vitlab.bench.machine import cpu_name
 from vitlab.callbacks.record import now_utc
 from vitlab.cli.parser import settings
 from vitlab.data.base import ImageData
@@ -123,7 +124,7 @@ def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
         "host": socket.gethostname(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [platform.machine()],
+        "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
         "seed": cli.config.seed_everything,

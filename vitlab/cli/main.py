@@ -16,6 +16,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
+    "results": ("finished runs as one table, the seeds of a command together", "vitlab.cli.results:main"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "bench": ("measure speed, memory and numerics of networks and loaders", "vitlab.cli.bench:main"),

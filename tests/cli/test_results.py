@@ -1,0 +1,77 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vitlab.cli.main import main
+from vitlab.run_dir import RunDir
+
+
+def make_run(path: Path, seed: int, acc1: float | None, **overrides: Any) -> str:
+    run = RunDir(path)
+    path.mkdir(parents=True)
+    network = {"tokenizer": "t2t", "pos_embed": "rope2d"}
+    run.config.write_text(yaml.safe_dump({"model": {"init_args": network}, "trainer": {"max_epochs": 7}}))
+    chosen = {"seed_everything": seed, "trainer.logger": False, **overrides}
+    (path / "overrides.yaml").write_text(yaml.safe_dump(chosen))
+    argv = ["vitlab", "fit", "--config", "configs/t2t.yaml", f"--seed_everything={seed}"]
+    place = {"commit": "0123456789", "dirty": False, "devices": ["a CPU"], "world_size": 2}
+    run.write("run.json", {"argv": argv, "seed": seed, **place})
+    run.write("model.json", {"parameters": 1_234_567, "macs": 98_765_432})
+    run.write("data.json", {"data": "Digits", "splits": {"train": {"n": 1200}}})
+    run.write("results.json", {"val": {"acc1": 0.1}} | ({"test": {"acc1": acc1, "n": 360.0}} if acc1 else {}))
+    return str(path)
+
+
+def test_seeds_of_one_command_share_a_line_with_their_interval(tmp_path, capsys) -> None:
+    runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((0.90, 0.91, 0.92))]
+    runs.append(make_run(tmp_path / "b", 0, 0.5, **{"model.depth": 3}))
+    assert main(["results", *runs]) == 0
+    first, second = capsys.readouterr().out.splitlines()[2:]
+    assert (
+        "| `vitlab fit --config configs/t2t.yaml` | t2t | rope2d | 1.23 M | 98.8 M | Digits, 1,200 images | 7 |"
+        in first
+    )
+    assert "| 3 | 91.0 % [88.5, 93.5] of 360 | 2 x a CPU, commit 0123456 |" in first  # 1 * 4.303 / sqrt(3) = 2.48
+    assert "`vitlab fit --config configs/t2t.yaml --model.depth=3`" in second
+    assert "| 1 | 50.0 % of 360 |" in second  # nothing follows from one seed
+
+
+def test_kept_records_give_the_same_table_and_are_kept_once(tmp_path, capsys) -> None:
+    runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((0.90, 0.91))]
+    kept, page = str(tmp_path / "kept.jsonl"), tmp_path / "page.md"
+    assert main(["results", runs[0], "--keep", kept]) == 0
+    assert main(["results", *runs, "--keep", kept]) == 0
+    assert len(Path(kept).read_text().splitlines()) == 2
+    assert json.loads(Path(kept).read_text().splitlines()[1])["seed"] == 1
+    capsys.readouterr()
+    assert main(["results", *runs]) == 0
+    table = capsys.readouterr().out
+    page.write_text("before\n<!-- results -->\nold\n<!-- /results -->\nafter\n")
+    assert main(["results", kept, "--into", str(page)]) == 0
+    assert page.read_text() == f"before\n<!-- results -->\n{table}<!-- /results -->\nafter\n"
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda path: make_run(path / "a", 0, None), "no accuracy on its test split; run `vitlab test"),
+        (lambda path: (path / "a.jsonl").write_text("{") and str(path / "a.jsonl"), "cannot be read as records"),
+        (lambda path: str(path / "absent"), "no run or checkpoint called"),
+    ],
+)
+def test_what_has_no_result_is_refused_in_one_line(tmp_path, capsys, write, message) -> None:
+    source = write(tmp_path)
+    source = source if isinstance(source, str) else str(tmp_path / "a.jsonl")
+    assert main(["results", source]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -> None:
+    (tmp_path / "page.md").write_text("text")
+    assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--into", str(tmp_path / "page.md")]) == 2
+    assert "needs the lines <!-- results -->" in capsys.readouterr().err
+    assert (tmp_path / "page.md").read_text() == "text"
