@@ -2,14 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: run test check ablation gpu setup
+.PHONY: run test check ablation faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
 	$(BIN)/vitlab test last
 
 test: setup  ## everything but the GPU's tests
-	$(BIN)/python -m pytest -m "not gpu" -n 2
+	$(BIN)/python -m pytest -m "not gpu and not faults" -n 2
 
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .
@@ -20,6 +20,11 @@ check: setup  ## the fast part: lint, format, types, unit tests
 ablation: setup  ## does a ViT use its positions? five arms, three seeds, a report
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
+
+faults: setup  ## kill, fill, tear and deceive: the fault catalogue, about ten minutes, and benchmarks/faults.md
+	rm -rf .faults
+	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
+		code=$$?; $(BIN)/python tests/faults/report.py .faults; exit $$code
 
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu

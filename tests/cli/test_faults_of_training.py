@@ -135,3 +135,13 @@ def test_two_runs_do_not_share_a_directory(here, capsys):
         assert main([*FIT, "--name", "mine", "--overwrite"]) == 2
         assert "is training in runs/mine" in capsys.readouterr().err
         assert (here / "runs" / "mine" / "config.yaml").exists()
+
+
+def test_the_record_says_which_promises_hold(here, monkeypatch):
+    assert main([*FIT, "--name", "cpu", "--data.subset=0.1", "--trainer.max_epochs=1"]) == 0
+    promises = json.loads((here / "runs" / "cpu" / "run.json").read_text())["promises"]
+    assert promises["weights"].startswith("bit-identical with 1 process, ")
+    words = [*FIT, "--name", "bf16", "--data.subset=0.1", "--trainer.max_epochs=1", "--trainer.precision=bf16-mixed"]
+    assert main(words) == 0
+    promises = json.loads((here / "runs" / "bf16" / "run.json").read_text())["promises"]
+    assert promises["weights"].startswith("close")

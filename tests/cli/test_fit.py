@@ -48,7 +48,12 @@ def test_a_run_leaves_all_that_later_commands_need(run):
     left = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
     expected = {"config.yaml", "overrides.yaml", "run.json", "metrics.jsonl", "results.json", "param_groups.json"}
     expected |= {"model.json", "data.json", "train.log", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
-    expected |= {"checkpoints/manifest.json", "weights/best.safetensors", "weights/last.safetensors"}
+    expected |= {
+        "checkpoints/manifest.json",
+        "checkpoints/previous.ckpt",
+        "weights/best.safetensors",
+        "weights/last.safetensors",
+    }
     assert left == expected
     record = read(run / "run.json")
     assert (record["status"], record["attempts"], record["seed"]) == ("done", 1, 0)

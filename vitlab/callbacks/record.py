@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -45,6 +46,7 @@ class RunRecord(Callback):
         """Write what the run is."""
         if trainer.is_global_zero:
             self.attempt = self.run.read("run.json").get("attempts", 0) + 1
+            _drop_torn_row(self.run.metrics)
             self.describe(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -132,6 +134,14 @@ class RunRecord(Callback):
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             with self.run.metrics.open("a") as file:
                 file.write(json.dumps(head | values) + "\n")
+
+
+def _drop_torn_row(path: Path) -> None:
+    """Cut off a last row that a full disk or a power failure has left without its end."""
+    text = path.read_bytes() if path.is_file() else b""
+    if text and not text.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
 
 
 def _describe_nan(trainer: Any, losses: Tensor, batch_idx: int) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.analysis import ANALYSES
 from vitlab.cli.arguments import CommandParser
 from vitlab.cli.evaluate import evaluation_args
+from vitlab.cli.trust import add_trust
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.run_dir import RunDir, find_run
 
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--query", metavar="ROW,COLUMN", type=_query, help="patch whose attention is shown (default: class token)")
     add("--num_images", type=int, default=512, help="images to measure with, at most (default: %(default)s)")
     add("--quiet", action="store_true", help="print nothing but mistakes")
+    add_trust(parser)
     return parser
 
 

@@ -5,6 +5,7 @@ import platform
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from lightning.pytorch.loggers import WandbLogger
 from vitlab.bench.machine import cpu_name
 from vitlab.callbacks.record import now_utc
 from vitlab.cli.parser import settings
+from vitlab.cli.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
@@ -103,7 +105,7 @@ def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     """Write the files that make the run directory self-sufficient."""
     run, net = cli.run, cli.model.net
     if not cli.resumed:
-        write_text(run.path / "overrides.yaml", yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False))
+        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False)))
     run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
     run.write("model.json", model_facts(net))
     run.write("data.json", cli.datamodule.fingerprint())
@@ -111,7 +113,8 @@ def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     run.write("run.json", {**record, **_facts(cli, trainer), "started": record.get("started") or now_utc()})
     for logger in trainer.loggers:
         if isinstance(logger, WandbLogger):
-            logger.experiment.config.update(yaml.safe_load(cli.config_text), allow_val_change=True)
+            with suppress(Exception):  # W&B never stops a training; its logger has told what happened
+                logger.experiment.config.update(yaml.safe_load(cli.config_text), allow_val_change=True)
 
 
 def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
     return {
         "status": "running",
         "attempts": cli.record.attempt,
-        "argv": ["vitlab", "fit", *cli.arguments],
+        "argv": ["vitlab", "fit", *map(redact, cli.arguments)],
         **_commit(),
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -131,8 +134,27 @@ def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
         "steps": int(trainer.estimated_stepping_batches),
         "sum_of_learning_rates": rates,
         "sum_of_learning_rates_pos_embed": rates * cli.model.hparams["pos_embed_lr_mult"],
+        "promises": promises(trainer),
         "wandb_id": cli.wandb_id if cli.wandb_line else None,
         "resumed": now_utc() if cli.resumed else None,
+    }
+
+
+def promises(trainer: L.Trainer) -> dict[str, str]:
+    """Return what a second run with this configuration and seed, or a resumed one, has in common with this one."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
+    condition = f"with {processes}, {torch.get_num_threads()} threads each, and the same builds"
+    if on_cpu and trainer.precision == "32-true":
+        weights = f"bit-identical {condition}, for any number of data workers"
+    elif torch.are_deterministic_algorithms_enabled():
+        weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
+    else:
+        weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
+    return {
+        "samples": "the same at every global step, for any number of processes and workers",
+        "random draws": "the same for each sample (augmentation), and for each step and process (dropout, drop path)",
+        "weights": weights,
     }
 
 

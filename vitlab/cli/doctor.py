@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from vitlab.cli.arguments import CommandParser
+from vitlab.cli.trust import FORCED
 from vitlab.run_dir import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
@@ -31,7 +32,6 @@ KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is w
     "pillow": [("<12.2", "GHSA-whj4-6x5x-4v2j; install pillow>=12.2")],
     "jsonargparse": [(">=5", "lacks what Lightning 2.6 calls; install jsonargparse>=4.49,<5")],
 }
-FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 ALL_REDUCE = "from vitlab.cli.doctor import all_reduce; all_reduce()"
 LEAST_DISK = 2  # GB
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.arguments import CommandParser
 from vitlab.cli.fit import POLICIES
+from vitlab.cli.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_run
 
@@ -32,6 +33,7 @@ def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     """Return a parser whose first argument is a run."""
     parser = CommandParser(f"vitlab {command}", description=description, allow_abbrev=False)
     parser.add_argument("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last")
+    add_trust(parser)
     return parser
 
 
@@ -51,6 +53,7 @@ def _main(command: Split, argv: list[str]) -> int:
     from vitlab.cli.parser import VitlabCLI, settings, user_mistakes
     from vitlab.cli.terminal import open_terminal, say
     from vitlab.cli.training import checkpoint_facts
+    from vitlab.models.weights_file import check_readable
 
     open_terminal(options.quiet)
     predictions, console = Predictions(), EvaluationConsole(options.quiet)
@@ -64,6 +67,8 @@ def _main(command: Split, argv: list[str]) -> int:
                 say(sentence)
                 conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
             path = None
+        if path is not None:
+            check_readable(path)
         measure = getattr(cli.trainer, command)
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from vitlab.cli.trust import not_allowed
 from vitlab.errors import UsageError, did_you_mean
 
 
@@ -21,6 +22,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     known = set(keys)
     found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
     outer = found[1] if found else ""
+    if found := re.search(r"Importing '([^']+)' is not allowed", message):
+        return not_allowed(found[1])
     if found := re.search(r"unrecognized arguments: --([\w.]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
         return f"there is no argument `--{key}`{_closest_key(key, known)}"

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from vitlab.cli.launch import agree, launched_rank
+from vitlab.cli.trust import add_trust
 from vitlab.errors import Stopped, UsageError
 from vitlab.run_dir import RUNS, RunDir, check_name, default_name, find_directory
 
@@ -52,6 +53,7 @@ def options_parser() -> argparse.ArgumentParser:
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
     add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
     add("--quiet", action="store_true", help="print nothing but mistakes")
+    add_trust(parser)
     return parser
 
 

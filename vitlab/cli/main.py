@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vitlab import __version__
+from vitlab.cli.trust import refuse_forced_loading
 from vitlab.errors import UsageError, did_you_mean
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
@@ -29,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
+        if args[:1] != ["doctor"]:  # which tells it among other things
+            refuse_forced_loading()
         return _command(args)(args[1:])
     except UsageError as error:
         sys.stderr.write(f"vitlab: {error}\n")

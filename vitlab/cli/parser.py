@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import lightning as L
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -22,6 +22,7 @@ import vitlab.tasks  # all imported so that a class is found by its short name
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.explain import explain, read_yaml
 from vitlab.cli.fit import options_parser
+from vitlab.cli.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.errors import UsageError
 from vitlab.shipped import find_file
 
@@ -70,6 +71,8 @@ class VitlabCLI(LightningCLI):
         self.arguments = args = found_configs(args)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         self.contents = [read_yaml(path) for path in config_paths(args)]
+        refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,

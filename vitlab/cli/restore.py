@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.cli.evaluate import evaluation_args
 from vitlab.cli.parser import VitlabCLI, user_mistakes
+from vitlab.cli.trust import check_import
 from vitlab.data.base import ImageData
 from vitlab.data.pack import Packed
 from vitlab.data.photos import Photos
@@ -58,6 +59,7 @@ def restore(
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with data that can be built where its files are not."""
     content = yaml.safe_load(run.config.read_text())
+    check_import(content["data"]["class_path"])
     module, _, name = content["data"]["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module or "vitlab.data"), name)
     arguments = content["data"].get("init_args") or {}

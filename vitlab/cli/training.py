@@ -1,7 +1,6 @@
 """What ``vitlab fit`` does once its arguments are known: build, train, and close the run."""
 
 import argparse
-import errno
 import json
 import os
 import shutil
@@ -20,28 +19,22 @@ from safetensors.torch import save_file
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Console
-from vitlab.callbacks.generations import NotSaved
-from vitlab.callbacks.record import RunRecord
+from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
+from vitlab.callbacks.watch import Watch
 from vitlab.cli.describe import describe, header
+from vitlab.cli.endings import told
 from vitlab.cli.fit import check_same_config, choose_run, exit_code
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.run_lock import leads, locked, prepare
 from vitlab.cli.terminal import close_log, log_to, say
-from vitlab.cli.wandb_setup import finish, hush, place_loggers
+from vitlab.cli.wandb_setup import finish, place_loggers, protect
 from vitlab.errors import Stopped, UsageError
 from vitlab.manifest import file_digest
+from vitlab.models.weights_file import check_readable
 from vitlab.run_dir import RunDir, write_text
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.teacher import published
-
-OUT_OF_MEMORY = (
-    "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
-    "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
-)
-
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
-ROOM = "Make room, then `vitlab fit --resume "
 
 
 class FitCLI(VitlabCLI):
@@ -77,12 +70,13 @@ class FitCLI(VitlabCLI):
         saves = self.config.trainer.enable_checkpointing is not False
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
-        self.added_callbacks = [self.record, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
+        watch = Watch(self._lost)
+        self.added_callbacks = [self.record, watch, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
-        hush(trainer.loggers)
+        protect(trainer.loggers)
         return trainer
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
@@ -90,6 +84,11 @@ class FitCLI(VitlabCLI):
         log_to(self.run.path / "train.log")
         say(header(self, trainer))
         describe(self, trainer)
+
+    def _lost(self, what: str) -> None:
+        say(f"\n{what}; the run ends. Continue it with `vitlab fit --resume {self.run.path}`")
+        if self.run.exists():
+            self.run.update("run.json", status="failed", ended=now_utc(), error=what)
 
 
 def train(cli: FitCLI, started: float) -> int:
@@ -124,7 +123,8 @@ def _train(cli: FitCLI, started: float) -> int:
         try:
             close(cli, time.perf_counter() - started)
         except (OSError, SafetensorError) as error:
-            say(f"\nthe run is done, but its weights and results could not be written: {error}. {ROOM}{cli.run.path}`")
+            what = f"the run is done, but its weights and results could not be written: {error}"
+            say(f"\n{what}; make room, then `vitlab fit --resume {cli.run.path}`")
             return 1
     return code
 
@@ -133,6 +133,9 @@ def _fit(cli: FitCLI) -> int:
     """Train to the end, or to whatever ends it before, and return the exit code."""
     is_new = not cli.run.exists()
     checkpoint = cli.run.last_checkpoint() if cli.resumed else None
+    if checkpoint:
+        with user_mistakes():
+            check_readable(checkpoint)
     try:
         cli.trainer.fit(cli.model, datamodule=cli.datamodule, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
@@ -141,20 +144,11 @@ def _fit(cli: FitCLI) -> int:
             way_on = f"; continue with `vitlab fit --resume {cli.run.path}`" if cli.run.config.is_file() else ""
             say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}{way_on}")
         return exit_code(stopped)
-    except (FloatingPointError, NotSaved) as error:
-        say(f"\n{error}")
-        return 1
-    except OSError as error:
-        if error.errno not in DISK_ERRORS:
-            raise
-        place = error.filename or cli.run.path
-        say(f"\n{place}: {error.strerror}; what was saved before is intact. {ROOM}{cli.run.path}`")
-        return 1
-    except torch.OutOfMemoryError:
-        say(f"\nout of GPU memory; {OUT_OF_MEMORY}")
-        return 1
-    except ValueError as error:
-        if cli.record.started:
+    except Exception as error:
+        if sentence := told(error, cli.run):
+            say(f"\n{sentence}")
+            return 1
+        if cli.record.started or not isinstance(error, ValueError):
             raise
         if is_new and cli.trainer.is_global_zero:
             shutil.rmtree(cli.run.path, ignore_errors=True)

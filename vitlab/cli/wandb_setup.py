@@ -1,12 +1,22 @@
 """Weights & Biases inside a run directory: one run, offline without a key, never in the way."""
 
+import logging
 import netrc
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
 from typing import Any
 
+import wandb
 from jsonargparse import Namespace
+from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.run_dir import RunDir
+
+LOG = logging.getLogger("vitlab")
 
 
 def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
@@ -28,6 +38,9 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     os.environ.setdefault("WANDB_CONSOLE", "off")
     os.environ.setdefault("WANDB_DISABLE_GIT", "true")
     os.environ.setdefault("WANDB_DISABLE_CODE", "true")
+    os.environ.setdefault("WANDB_HOST", "-")  # the machine's name stays here
+    os.environ.setdefault("WANDB_INIT_TIMEOUT", "7")  # seconds; then the run is kept offline
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", "120")  # what has not been sent by then can be sent later
     args.id = args.version = None
     args.id, args.resume = wandb_id, "allow"
     args.name = args.name or run.path.name
@@ -38,18 +51,68 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     return f"project {args.project}, run {wandb_id}"
 
 
-def hush(loggers: list[Any]) -> None:
-    """Keep Lightning's logger from passing on a setting that wandb warns of."""
+class Guarded(WandbLogger):
+    """Lightning's logger, whose failures stop no training: it goes on offline, or falls silent."""
+
+    has_failed = False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """Return the W&B run, started offline if it does not start within ten seconds."""
+        if self._experiment is not None:
+            return self._experiment
+        try:
+            return WandbLogger.experiment.__get__(self)
+        except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
+            LOG.warning("W&B    cannot be reached, this run is kept offline: %s", _line(error))
+        os.environ["WANDB_MODE"] = self._wandb_init["mode"] = "offline"
+        try:
+            wandb.teardown()  # its service still holds the run that it could not start
+            return WandbLogger.experiment.__get__(self)
+        except Exception as error:
+            LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
+        self.has_failed, self._experiment = True, DummyExperiment()
+        return self._experiment
+
+
+def protect(loggers: list[Any]) -> None:
+    """Keep failures of W&B away from training, and a setting away from wandb that it warns of."""
     for logger in loggers:
-        getattr(logger, "_wandb_init", {}).pop("anonymous", None)
+        if type(logger) is WandbLogger:
+            logger._wandb_init.pop("anonymous", None)
+            logger.__class__ = Guarded
+
+
+def _attempt(name: str) -> Callable[..., None]:
+    method = getattr(WandbLogger, name)
+
+    @wraps(method)
+    def attempt(self: Guarded, *args: Any, **kwargs: Any) -> None:
+        if self.has_failed:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # its service was killed, its disk is full, its server refuses
+            self.has_failed = True
+            LOG.warning("W&B    has failed, training goes on and metrics.jsonl is the record: %s", _line(error))
+
+    return attempt
+
+
+for _name in ("log_metrics", "log_hyperparams", "log_image", "log_table", "save", "finalize"):
+    setattr(Guarded, _name, _attempt(_name))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def finish(failed: bool) -> None:
     """End the W&B run of this process, so that the next one is a run of its own."""
-    import wandb
-
     if wandb.run is not None:
-        wandb.finish(exit_code=int(failed))
+        with suppress(Exception):  # what could not be sent is kept beside the run
+            wandb.finish(exit_code=int(failed))
 
 
 def has_key() -> bool:

@@ -85,7 +85,8 @@ class Photos(ImageData):
         """Count a file that has become unreadable since it was scanned."""
         self.unreadable[error.path] = error.reason
         if len(self.unreadable) > self.max_unreadable:
-            raise ValueError(f"a file has become unreadable: {error}")
+            allowed = f"{len(self.unreadable)} unreadable, `data.max_unreadable` allows {self.max_unreadable}"
+            raise ImageError(error.path, f"the file has become unreadable ({error.reason}; {allowed})")
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Number the classes as a trained run does, which may know more of them."""

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.manifest import torn_archive
+
 CONTAINERS = (
     "state_dict_ema",
     "model_ema",
@@ -66,11 +68,26 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
 
 
+def check_readable(path: Path) -> None:
+    """Refuse a torch file that is damaged or holds more than weights, without reading its tensors."""
+    _load(path, map_location="meta", mmap=True)
+
+
 def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    if torn := torn_archive(path):
+        raise ValueError(f"{path} is truncated or not a file that torch wrote: {torn}")
+    content = _load(path, map_location="cpu")
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
+    arguments = content.get("hyper_parameters")
+    return content, arguments if isinstance(arguments, dict) else {}
+
+
+def _load(path: Path, **how: Any) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # in published files
             warnings.simplefilter("ignore")  # about pickles of other protocols, which fail below
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            return torch.load(path, weights_only=True, **how)
     except Exception as error:  # a damaged file fails as it likes: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(
@@ -78,10 +95,6 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
                 f"where you trust its source, save its state dict alone, as safetensors"
             ) from error
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
-    arguments = content.get("hyper_parameters")
-    return content, arguments if isinstance(arguments, dict) else {}
 
 
 def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

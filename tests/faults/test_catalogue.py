@@ -1,0 +1,302 @@
+"""The whole catalogue with its figures: `make faults`. A handful runs with `make test` too."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import pytest
+from harness import CONFIGS, Process, curve, differences, finish, until
+from hostile import images, mutations, pickles
+from kills import FIT, OFTEN, kills_in_writing, random_kills, twin, usable
+from ranks import lose_a_rank
+
+faults = pytest.mark.faults
+whole = [faults, pytest.mark.timeout(900)]
+
+
+@pytest.mark.slow
+def test_a_few_kills_at_random_moments_lose_nothing(tmp_path):
+    found = random_kills(tmp_path, kills=2, seed=7)
+    assert (found["unusable"], found["diverged"]) == (0, 0)
+
+
+@pytest.mark.slow
+def test_a_few_fuzzed_files_are_decoded_or_named(tmp_path, finished):
+    found = images(tmp_path, finished, count=84)
+    assert (found["silent"], found["crashes"]) == (0, 0), found
+
+
+@pytest.mark.slow
+def test_a_few_mutated_configurations_are_refused(tmp_path):
+    found = mutations(tmp_path, count=18, seed=5)
+    assert not found["wrong"]
+
+
+@faults
+@pytest.mark.timeout(900)
+def test_50_kills_at_random_moments(tmp_path, note):
+    found = random_kills(tmp_path, kills=50)
+    note(
+        f"{found['kills']} SIGKILLs at random moments of {found['runs']} runs, a checkpoint every 2 steps",
+        f"{found['unusable']} unusable runs, {found['diverged']} diverged from the undisturbed one (weights and curve)",
+        "0, 0",
+    )
+    assert found["kills"] >= 50
+    assert (found["unusable"], found["diverged"]) == (0, 0), found
+
+
+@faults
+@pytest.mark.timeout(900)
+def test_20_kills_while_a_checkpoint_is_written(tmp_path, note):
+    found = kills_in_writing(tmp_path, kills=20)
+    note(
+        f"{found['kills']} SIGKILLs while a checkpoint was being written",
+        f"{found['torn']} torn `last.ckpt`, {found['diverged']} diverged",
+        "0, 0",
+    )
+    assert found["kills"] >= 20
+    assert (found["torn"], found["diverged"]) == (0, 0), found
+
+
+@faults
+@pytest.mark.timeout(600)
+def test_weird_and_fuzzed_images(tmp_path, finished, note):
+    found = images(tmp_path, finished, count=250)
+    note(
+        f"{found['files']} image files: {found['files'] - 250} weird ones, 250 fuzzed",
+        f"{found['decoded']} decoded, {found['named']} named with a reason, {found['silent']} silent, "
+        f"{found['crashes']} crashes",
+        "0 silent, 0 crashes",
+    )
+    assert (found["silent"], found["crashes"]) == (0, 0), found
+
+
+@faults
+@pytest.mark.timeout(900)
+def test_200_mutated_configurations(tmp_path, note):
+    found = mutations(tmp_path, count=200)
+    note(
+        f"{found['mutations']} mutated shipped configs: typos, wrong types and values, missing, extra, double ones",
+        f"{found['refused']} refused in one line that names the key, {found['tracebacks']} tracebacks, "
+        f"{len(found['wrong'])} other ends",
+        "200, 0, 0",
+    )
+    assert not found["wrong"]
+
+
+@faults
+@pytest.mark.timeout(600)
+def test_malicious_files(tmp_path, finished, note):
+    found = pickles(tmp_path, finished)
+    note(
+        f"{found['attempts']} reads of malicious files: init_from, resume, test, validate, predict, export, analyze",
+        f"{found['executions']} executions, {found['accepted']} accepted, {found['tracebacks']} tracebacks",
+        "0, 0, 0",
+    )
+    assert (found["executions"], found["accepted"], found["tracebacks"]) == (0, 0, 0), found
+
+
+LOSSES = [
+    ("killed", signal.SIGKILL, 1, "rank 1"),
+    ("stopped", signal.SIGSTOP, 1, "rank 1"),
+    ("killed", signal.SIGKILL, 0, "rank 0"),
+]
+
+
+@faults
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES, ids=["killed1", "stopped1", "killed0"])
+def test_a_lost_rank(tmp_path, note, how, number, which, named):
+    found = lose_a_rank(tmp_path, number, which)
+    run = tmp_path / "runs" / "two"
+    before = max(step for kind, step in curve(run) if kind == "train")
+    single = ["--trainer.devices=1", "--trainer.strategy=auto", "--quiet"]
+    resumed = Process(["fit", "--resume", "two", *single], tmp_path)
+    goes_on = until(lambda: max(step for _, step in curve(run)) > before, resumed, 90)
+    resumed.send(signal.SIGTERM)
+    code = resumed.wait(60)
+    note(
+        f"process {which} of two {how}",
+        f"the other ended after {found['seconds']:.0f} s, the rank {'' if named in found['said'] else 'not '}named; "
+        f"{len(found['orphans'])} orphans; resume {'works' if goes_on and code == 75 else 'fails'}",
+        "under 60 s, named, 0 orphans, works",
+    )
+    assert found["seconds"] < 60
+    assert named in found["said"]
+    assert not found["orphans"]
+    assert found["status"] == "failed"
+    assert "Traceback" not in found["said"]
+    assert (goes_on, code) == (True, 75), resumed.output()
+
+
+@faults
+@pytest.mark.timeout(600)
+def test_a_disk_that_fills_up(tmp_path, note):
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", place], capture_output=True, check=False
+    ).returncode
+    if mounted != 0:
+        pytest.skip("mounting a small file system takes privileges")
+    try:
+        words = [*FIT, *OFTEN, "--trainer.max_epochs=200", "--run_dir", str(place / "run")]
+        process = Process(words, tmp_path)
+        assert until((place / "run" / "metrics.jsonl").exists, process), process.output()
+        with (place / "filler").open("wb") as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+                file.flush()
+        code = process.wait(100)
+        said, good = process.output(), usable(place / "run")
+        note(
+            "the disk fills up during a run",
+            f"exit {code}, {'path and space told' if 'MB' in said and str(place) in said else said[-200:]}, "
+            f"checkpoints {'whole' if good else 'damaged'}",
+            "exit 1, told, whole",
+        )
+        assert code == 1
+        assert "No space left on device" in said
+        assert "--resume" in said
+        assert "Traceback" not in said
+        assert good
+        (place / "filler").unlink()
+        resumed = Process(["fit", "--resume", str(place / "run")], tmp_path)
+        time.sleep(4)
+        resumed.send(signal.SIGTERM)
+        assert resumed.wait(60) == 75, resumed.output()
+    finally:
+        subprocess.run(["umount", place], check=False)
+
+
+@faults
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["refuses", "is silent"])
+def test_weights_and_biases_out_of_reach(tmp_path, note, kind):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if kind == "is silent":
+            server.listen(50)
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        keys = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": address, "WANDB_MODE": "online"}
+        words = ["fit", "--config", str(CONFIGS / "vit.yaml"), "--trainer.max_epochs=1", "--name", "far"]
+        started = time.monotonic()
+        process = Process(words, tmp_path, environment=keys)
+        rows = tmp_path / "runs" / "far" / "metrics.jsonl"
+        until(rows.exists, process, 100)
+        seconds = time.monotonic() - started
+        code = process.wait(200)
+    said = process.output()
+    whole = len((tmp_path / "runs" / "far" / "metrics.jsonl").read_text().splitlines())
+    note(
+        f"W&B {kind} from the start",
+        f"first step after {seconds:.0f} s in all, exit {code}, {whole} rows of metrics",
+        "trains, exit 0",
+    )
+    assert code == 0, said
+    assert said.count("this run is kept offline") == 1
+    assert "Traceback" not in said
+    assert list((tmp_path / "runs" / "far" / "wandb").glob("offline-run-*"))
+    assert seconds < 45
+
+
+@faults
+@pytest.mark.timeout(300)
+def test_signals_to_every_phase(tmp_path, note):
+    reference = twin(tmp_path)
+    ends = {}
+    for phase, number in [
+        ("checkpoint", signal.SIGTERM),
+        ("validation", signal.SIGUSR1),
+        ("first step", signal.SIGTERM),
+    ]:
+        name = phase.replace(" ", "-")
+        process = Process([*FIT, *OFTEN, "--name", name], tmp_path, before=MOMENTS[phase])
+        run = tmp_path / "runs" / name
+        assert until((tmp_path / "reached").exists, process), process.output()
+        process.send(number)
+        code = process.wait(100)
+        (tmp_path / "reached").unlink()
+        ends[phase] = code
+        assert "Traceback" not in process.output()
+        assert json.loads((run / "run.json").read_text())["status"] == "preempted", process.output()
+        finish([*FIT, *OFTEN, "--name", name, "--resume"], tmp_path)
+        assert not differences(run, reference)
+    note(
+        "signals during a checkpoint, a validation, the first step",
+        f"exit codes {list(ends.values())}, 0 diverged",
+        "75",
+    )
+    assert set(ends.values()) == {75}
+
+
+def _wait_in(cls, name, after=0):
+    method = getattr(cls, name)
+    calls = []
+
+    def waiting(self, *args, **kwargs):
+        calls.append(name)
+        if len(calls) == after + 1:
+            open("reached", "w").close()
+            time.sleep(1)
+        return method(self, *args, **kwargs)
+
+    setattr(cls, name, waiting)
+
+
+def _in_checkpoint():
+    from vitlab.callbacks.generations import WholeFiles
+
+    _wait_in(WholeFiles, "save_checkpoint", 3)
+
+
+def _in_validation():
+    from vitlab.tasks import Classifier
+
+    _wait_in(Classifier, "validation_step", 6)
+
+
+def _in_first_step():
+    from vitlab.tasks import Classifier
+
+    _wait_in(Classifier, "training_step")
+
+
+MOMENTS = {"checkpoint": _in_checkpoint, "validation": _in_validation, "first step": _in_first_step}
+
+
+@faults
+@pytest.mark.timeout(300)
+def test_two_runs_of_one_directory(tmp_path, note):
+    first = Process([*FIT, "--trainer.max_epochs=500", "--name", "one"], tmp_path)
+    assert until((tmp_path / "runs" / "one" / "metrics.jsonl").exists, first), first.output()
+    second = Process([*FIT, "--name", "one", "--resume"], tmp_path)
+    third = Process([*FIT, "--name", "one", "--overwrite"], tmp_path)
+    codes = [second.wait(60), third.wait(60)]
+    named = all(f"process {first.pid} on " in p.output() for p in (second, third))
+    first.send(signal.SIGKILL)
+    first.wait()
+    after = Process(["fit", "--resume", "one", "--quiet"], tmp_path)
+    time.sleep(3)
+    after.send(signal.SIGTERM)
+    end = after.wait(60)
+    note(
+        "a second run, and a resume, into a directory in use",
+        f"exit {codes}, {'naming' if named else 'not naming'} pid and host; after a SIGKILL the stale lock is "
+        f"{'recognised' if end == 75 else 'in the way'}",
+        "2, named, recognised",
+    )
+    assert (codes, named, end) == ([2, 2], True, 75), after.output()
+
+
+def test_the_figures_have_a_table(tmp_path):
+    from report import table
+
+    (tmp_path / "a.json").write_text(json.dumps({"fault": "f", "found": "0 lost", "must": "0"}))
+    text = table(tmp_path)
+    assert "| f | 0 lost | 0 |" in text
+    assert os.cpu_count()

@@ -1,0 +1,162 @@
+"""Processes of one run that look after each other: when one is lost the others end, and say which."""
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import lightning as L
+import torch.distributed as dist
+from lightning.pytorch.callbacks import Callback
+
+from vitlab.errors import Stopped
+
+LOG = logging.getLogger("vitlab")
+SILENT = "VITLAB_RANK_TIMEOUT"
+ALONE = 20.0  # seconds that a process without its launcher has to save and leave
+
+
+class Watch(Callback):
+    """End this process when another of its run was killed, stopped or lost, and when its launcher has died.
+
+    A dead process closes its connections, which gloo and NCCL report without a name or, where it hangs, after the
+    time-out of the group. Here each process counts in a store of its own and reads the others' counts from a thread,
+    so one that computes or saves is not taken for a dead one. ``VITLAB_RANK_TIMEOUT`` is the silence in seconds after
+    which a process counts as lost (30).
+
+    Args:
+        on_loss: Called by the first process that is left, before it ends, with what has happened.
+    """
+
+    def __init__(self, on_loss: Callable[[str], None]) -> None:
+        self.on_loss = on_loss
+        self.patience = float(os.environ.get(SILENT) or 30.0)
+        self.loss: str | None = None
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._server: dist.TCPStore | None = None
+        self._failed = False
+
+    def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
+        """Start watching; the processes have met."""
+        if trainer.world_size == 1:
+            return
+        self.rank, self.world = trainer.global_rank, trainer.world_size
+        self.launcher = trainer.strategy.launcher
+        if self.rank == 0:
+            self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        port = trainer.strategy.broadcast(self._server.port if self._server else None)
+        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
+        self.store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=self.patience))
+        self.store.set(self._key(self.rank), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        trainer.strategy.barrier("vitlab watch")
+        self.peers = {r: json.loads(self.store.get(self._key(r))) for r in range(self.world) if r != self.rank}
+        self._thread = threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True)
+        self._thread.start()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Stop watching, once all have come to the end."""
+        if self._thread is None:
+            return
+        if not self._failed:
+            with suppress(Exception):  # the store may have ended first
+                trainer.strategy.barrier("vitlab end")
+                self.store.set(f"bye{self.rank}", "1")
+        self._end.set()
+        self._thread.join(5)
+        self._thread = None
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Find out whether another process was lost, if what failed was talking to it."""
+        if self._thread is None or isinstance(exception, Stopped | KeyboardInterrupt):  # all leave together
+            return
+        self._failed = True
+        if isinstance(exception, RuntimeError) and _is_about_peers(exception):
+            self._thread.join(self.patience + 10)  # it names the one that is lost, and ends this process
+        self._end.set()
+
+    def _key(self, rank: int) -> str:
+        return f"process{rank}"
+
+    def _watch(self, parent: int) -> None:
+        counts: dict[int, tuple[int, float]] = {}
+        count = 0
+        while not self._end.wait(1.0):
+            if os.getppid() != parent:
+                return self._leave_alone()
+            count += 1
+            lost = self._lost(counts, count)
+            if lost is not None and not self._end.is_set():
+                return self._leave(lost)
+
+    def _lost(self, counts: dict[int, tuple[int, float]], count: int) -> int | None:
+        """Return the rank of a process that is gone or silent; None if all are there."""
+        for rank, peer in self.peers.items():
+            here = peer["host"] == socket.gethostname()
+            if here and not _lives(peer["pid"]) and not self._said_bye(rank):
+                return rank
+        try:
+            self.store.set(f"count{self.rank}", str(count))
+            for rank in self.peers:
+                seen = int(self.store.get(f"count{rank}")) if self.store.check([f"count{rank}"]) else 0
+                before, when = counts.get(rank, (-1, time.monotonic()))
+                counts[rank] = (seen, time.monotonic() if seen != before else when)
+                if time.monotonic() - counts[rank][1] > self.patience and not self._said_bye(rank):
+                    return rank
+        except Exception:  # the store is the first process's: it kept silent for as long as we wait
+            return None if self._end.is_set() else 0
+        return None
+
+    def _said_bye(self, rank: int) -> bool:
+        try:
+            return self.store.check([f"bye{rank}"])
+        except Exception:  # the store has gone with the first process
+            return self._end.is_set()
+
+    def _leave(self, lost: int) -> None:
+        peer = self.peers.get(lost, {"pid": "?", "host": "?"})
+        gone = peer["host"] == socket.gethostname() and not _lives(peer["pid"])
+        what = "has ended" if gone else f"has not answered for {self.patience:.0f} s"
+        self.loss = f"process {lost} of {self.world} (rank {lost}, pid {peer['pid']} on {peer['host']}) {what}"
+        if self.rank == min(r for r in range(self.world) if r != lost):
+            with suppress(Exception):
+                self.on_loss(self.loss)
+        if hasattr(self.launcher, "kill"):
+            with suppress(Exception):
+                self.launcher.kill(signal.SIGKILL)  # also what is stopped
+        os._exit(1)
+
+    def _leave_alone(self) -> None:
+        """End after the launcher: in good order if the others can, at once if the launcher was the first process."""
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            os.kill(os.getpid(), signal.SIGTERM)
+            self._end.wait(ALONE)
+        os._exit(1)
+
+
+def _is_about_peers(error: BaseException) -> bool:
+    text = f"{type(error).__name__} {error}".lower()
+    return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))
+
+
+def _lives(pid: int) -> bool:
+    """Return whether a process of this machine runs or is stopped; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except FileNotFoundError:
+        pass
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not os.path.isdir("/proc/self")
