@@ -86,7 +86,7 @@ def analyze_attention(subject: Subject) -> Finding:
     if len(heads) > 1:
         named["mean of heads"] = maps.mean(dim=1)
     note = f"{_token_name(subject)} in layer {layer} of 0..{len(net.blocks) - 1}"
-    return _maps_of_images(subject, images, named, f"attention of the {note}; colours span each map's own range")
+    return _maps_of_images(subject, images, named, f"attention of the {note}")
 
 
 def analyze_rollout(subject: Subject) -> Finding:
@@ -148,4 +148,4 @@ def _maps_of_images(subject: Subject, images: Tensor, named: dict[str, Tensor], 
             heat(axes[i, j], maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
             if subject.query is not None:
                 axes[i, j].plot(subject.query[1], subject.query[0], "+", color="#D55E00", markersize=7)
-    return Finding(pd.DataFrame(rows), figure, note)
+    return Finding(pd.DataFrame(rows), figure, f"{note}; colours span each map's own range")

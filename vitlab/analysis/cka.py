@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from vitlab.analysis.walk import block_tokens
 from vitlab.models.vit import VisionTransformer
 
 MOST = 256  # images: every pair of them is compared
+MOST_WRITTEN = 8  # layers whose numbers stand in the figure
 
 
 def unbiased_hsic(k: Tensor, m: Tensor) -> Tensor:
@@ -64,6 +66,9 @@ def analyze_cka(subject: Subject) -> Finding:
         ax.invert_yaxis()
         ax.set_xticks(range(len(kernels)), [str(j) for j in range(len(kernels))], fontsize=7)
         ax.set_yticks(range(len(own)), [str(i) for i in range(len(own))], fontsize=7)
+        if max(values.shape) <= MOST_WRITTEN:
+            for (i, j), value in np.ndenumerate(values.numpy()):
+                ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="wk"[int(value > 0.5)])
         ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
         rows += [
             {"layer": i, "against": name, "other_layer": j, "cka": float(values[i, j])}

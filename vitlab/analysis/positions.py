@@ -1,6 +1,8 @@
 """What a network knows of position: the table's similarities, and logits by displacement."""
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,9 +12,10 @@ from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import attention_logits
+from vitlab.analysis.walk import attention_inputs, attention_logits
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.rotary import RotaryPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 
@@ -58,6 +61,31 @@ def mean_logits(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]
     return [total / n for total in sums], n
 
 
+@torch.no_grad()
+def rotary_profiles(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return what each block's rotation makes of the mean query and the mean key alone, ``(A, 2h - 1, 2w - 1)`` each.
+
+    That is E[q]^T R(dy, dx) E[k], scaled: the means are over patches and images, before they are turned. It is the
+    part of :func:`displacement_profile` that does not come from what patches at some places have in common.
+    """
+    sums: list[Tensor] = [torch.zeros(())] * len(net.blocks)
+    n = 0
+    for images, _ in batches:
+        n += len(images) * net.grid_size[0] * net.grid_size[1]
+        for layer, x in enumerate(attention_inputs(net, images)):
+            attn: Any = net.blocks[layer].attn
+            q, k, _ = attn.qkv(x[:, net.num_prefix_tokens :]).unflatten(2, (3, attn.num_heads, -1)).unbind(2)
+            total = torch.stack([attn.q_norm(q), attn.k_norm(k)]).double().sum(dim=(1, 2))  # (2, A, d)
+            sums[layer] = sums[layer].to(total) + total
+    profiles = []
+    for layer, total in enumerate(sums):
+        everywhere = (total / n)[:, :, None].expand(-1, -1, net.num_prefix_tokens + math.prod(net.grid_size), -1)
+        q, k = net.pos_embed.rotate(everywhere, layer)[:, :, net.num_prefix_tokens :]  # (A, N, d) each
+        scale = net.blocks[layer].attn.qk_scale  # type: ignore[union-attr]
+        profiles.append(displacement_profile(q @ k.transpose(-2, -1) * scale, net.grid_size))
+    return profiles
+
+
 def analyze_position(subject: Subject) -> Finding:
     """Compare the table's vectors of all cells with each other."""
     net, pos_embed = subject.net, subject.net.pos_embed
@@ -83,25 +111,32 @@ def analyze_position(subject: Subject) -> Finding:
     ]
     where = f"table of layer {layer}" if pos_embed.join == "every_layer" else "the table"
     note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratio:.2f} times as long as the patch tokens"
-    return Finding(pd.DataFrame(rows), figure, note)
+    return Finding(pd.DataFrame(rows).assign(norm_ratio=ratio), figure, note)
 
 
 def analyze_displacement(subject: Subject) -> Finding:
     """Show how the logits of each head depend on where the key lies, seen from the query."""
     net, (h, w) = subject.net, subject.net.grid_size
     logits, n = mean_logits(net, subject.batches())
-    profiles = [displacement_profile(layer, (h, w)).cpu() for layer in logits]
-    figure, axes = grid_of_axes(len(profiles), len(profiles[0]), size=1.3, bar=True)
-    most = max(float(profile.abs().max()) for profile in profiles)
-    columns, rows = ("layer", "head", "dy", "dx", "logit"), []
-    for layer, profile in enumerate(profiles):
-        for head, values in enumerate(profile):
-            title = f"head {head}" if layer == 0 else ""
-            shown = heat(axes[layer, head], values.numpy(), title, diverging=True, vmin=-most, vmax=most)
-            axes[layer, head].plot(w - 1, h - 1, "+", color="black", markersize=5)
-            for dy, line in enumerate(values.tolist(), start=1 - h):
-                rows += [dict(zip(columns, (layer, head, dy, dx, v), strict=True)) for dx, v in enumerate(line, 1 - w)]
+    kinds = {"logit": [displacement_profile(layer, (h, w)).cpu() for layer in logits]}
+    if isinstance(net.pos_embed, RotaryPosEmbed):
+        kinds["rotation"] = [profile.cpu() for profile in rotary_profiles(net, subject.batches())]
+    heads = len(kinds["logit"][0])
+    figure, axes = grid_of_axes(len(logits), len(kinds) * heads, size=1.3, bar=True)
+    most = max(float(profile.abs().max()) for profiles in kinds.values() for profile in profiles)
+    for layer in range(len(logits)):
+        panels = [(kind, head) for kind in kinds for head in range(heads)]
+        for ax, (kind, head) in zip(axes[layer], panels, strict=True):
+            title = f"head {head}" + ("" if kind == "logit" else ",\nmean q and k") if layer == 0 else ""
+            shown = heat(ax, kinds[kind][layer][head].numpy(), title, diverging=True, vmin=-most, vmax=most)
+            ax.plot(w - 1, h - 1, "+", color="black", markersize=5)
         axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
     figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
-    note = f"{n} validation images, patch to patch, mean of each head taken away; the cross is the query"
-    return Finding(pd.DataFrame(rows), figure, note)
+    cells = [
+        {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
+        | {kind: float(profiles[layer][head, dy, dx]) for kind, profiles in kinds.items()}
+        for layer, head, dy, dx in np.ndindex(len(logits), heads, 2 * h - 1, 2 * w - 1)
+    ]
+    note = f"{n} validation images, patch to patch, mean of each head taken away; the cross is the query; corners are "
+    note += "means of few pairs" + ("; right: what the rotation alone makes of mean q and k" if len(kinds) > 1 else "")
+    return Finding(pd.DataFrame(cells), figure, note)

@@ -84,10 +84,8 @@ def without_positions(net: VisionTransformer) -> VisionTransformer:
 
 def analyze_probe(subject: Subject) -> Finding:
     """Read each token's cell from it, layer by layer, with positions and without."""
-    if subject.other is None:
-        nets = {"with": subject.net, "without": without_positions(subject.net)}
-    else:
-        nets = {"with": subject.net, "without": subject.other.net}
+    other = subject.other if subject.other is not None and subject.other.pos_embed == "none" else None
+    nets = {"with": subject.net, "without": without_positions(subject.net) if other is None else other.net}
     rows = []
     for images in ("validation", "noise"):
         for positions, net in nets.items():
@@ -111,7 +109,7 @@ def analyze_probe(subject: Subject) -> Finding:
         finish(ax, "blocks passed", name)
     axes[0].set_ylim(0, 1.05)
     axes[1].set_ylim(min(0.0, table["excess"].min()), 1.05)
-    base_name = "the same network, positions taken out" if subject.other is None else subject.other.name
+    base_name = "the same network, positions taken out" if other is None else other.name
     note = (
         f"ridge on up to {subject.num_images} training images, scored on validation images; no positions: {base_name}"
     )

@@ -91,6 +91,7 @@ def analyze_resolution(subject: Subject) -> Finding:
         curves(ax, table[table["protocol"] == protocol], "size", "acc1", by="line")
         ax.set_title(name, fontsize=9)
         ax.set_ylim(0, 1.05)
+        ax.set_xticks(table["size"].unique())
         ax.axvline(subject.net.img_size[0], color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "height of the image, pixels (grey line: training)", "accuracy")
     usual = policies(subject)[0] or "nothing to resize"

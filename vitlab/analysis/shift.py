@@ -49,6 +49,7 @@ def analyze_shift(subject: Subject) -> Finding:
     for ax, column, name in zip(axes, ("acc1", "agreement"), ("accuracy", "same prediction"), strict=True):
         curves(ax, table, "pixels", column, by="fill")
         ax.set_ylim(0, 1.05)
+        ax.set_xticks(table["pixels"].unique())
         ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "shift, pixels (grey line: a patch)", name)
     note = f"{len(images)} validation images, mean of four directions, patches of {stride} pixels"
