@@ -1,25 +1,36 @@
-"""The README is true: its commands run, in order, as typed but for the number of epochs."""
+"""README and docs are true: their commands run, in order, as typed but for the number of epochs."""
 
+import ast
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import vitlab
 from vitlab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", TEXT, flags=re.S)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line.startswith("vitlab ")]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+
+
+def blocks(page, kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGES[page], flags=re.S | re.M)
+
+
+def commands(page):
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith(("vitlab ", "torchrun "))]
 
 
 def shorter(words):
-    if words[0] != "fit" or "--help" in words:
+    if words[0] != "fit" or "--help" in words or "--dry_run" in words:
         return words
     if "--resume" in words:
         return [re.sub(r"max_epochs=\d+", "max_epochs=2", word) for word in words]
@@ -27,9 +38,18 @@ def shorter(words):
     return [*words, "--trainer.max_epochs=1", *less]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run called first, as the README's reader has it when turning to the other pages."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = ["fit", "--config", "t2t", "--run_dir", str(folder / "runs/first"), "--trainer.logger=false"]
+    assert main(shorter(words)) == 0
+    return folder
+
+
 @pytest.fixture
 def desk(tmp_path, monkeypatch):
-    """A folder with the things that the README's reader has."""
+    """A folder with the things that the reader has."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
     pixels = np.random.default_rng(0)
@@ -40,25 +60,100 @@ def desk(tmp_path, monkeypatch):
             picture.save(tmp_path / "photos" / name / f"{i}.png")
     Image.fromarray(pixels.integers(0, 255, (28, 28), np.uint8)).save(tmp_path / "digit.png")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
+
+
+def run(command):
+    """Run a command of a page and return its exit code; what starts processes gets one of its own."""
+    program, *words = shlex.split(command)
+    if program == "torchrun":
+        return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], timeout=240).returncode
+    if "--trainer.devices=2" in words:
+        return subprocess.run([sys.executable, "-m", "vitlab", *shorter(words)], timeout=240).returncode
+    return main(shorter(words))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_every_command_of_the_readme_runs(desk):
-    assert len(COMMANDS) > 10
-    for command in COMMANDS:
-        words = shorter(shlex.split(command)[1:])
-        if "--trainer.devices=2" in words:
-            code = subprocess.run([sys.executable, "-m", "vitlab", *words], timeout=240).returncode
-        else:
-            code = main(words)
-        assert code == 0, command
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_every_command_of_the_page_runs(page, desk, request):
+    if page == "README.md":
+        assert len(commands(page)) > 10
+    else:
+        shutil.copytree(request.getfixturevalue("trained") / "runs", desk / "runs")
+    for text in blocks(page, "yaml"):
+        (desk / "mine.yaml").write_text(text)
+    for command in commands(page):
+        allowed = (0, 1) if command == "vitlab doctor" and page != "README.md" else (0,)
+        assert run(command) in allowed, command
 
 
-def test_the_readme_shows_both_make_targets_and_names_files_that_exist():
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_names_files_and_targets_that_exist(page):
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"^    make (\w+)", TEXT, flags=re.M):
+    for target in re.findall(r"^    make (\w+)", PAGES[page], flags=re.M):
         assert f"\n{target}:" in makefile
-    for path in re.findall(r"`((?:configs|tests|benchmarks|docs|experiments)/[\w/.-]+)`", TEXT):
+    for path in re.findall(r"`((?:configs|tests|benchmarks|docs|experiments)/[\w/.-]+)`", PAGES[page]):
         assert (ROOT / path).exists(), path
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[page]):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def test_the_page_on_ablations_names_every_key():
+    from vitlab.ablation.keys import KEYS
+
+    keys = [f"{section}.{key}".lstrip(".") for section, names in KEYS.items() for key in names if key not in KEYS]
+    text = PAGES["docs/ablation.md"]
+    missing = [key for key in keys if f"`{key}`" not in text and f"`.{key.rpartition('.')[2]}`" not in text]
+    assert missing == []
+
+
+def test_the_page_on_analyses_names_each_of_them():
+    from vitlab.analysis import ANALYSES
+
+    assert [name for name in ANALYSES if f"`{name}`" not in PAGES["docs/analysis.md"]] == []
+
+
+def test_the_page_on_positions_names_each_method():
+    from typing import get_args
+
+    from vitlab.layers.pos_embed import PosEmbedName
+
+    assert [
+        name for name in get_args(PosEmbedName) if f"| `{name}` |" not in PAGES["docs/position_embeddings.md"]
+    ] == []
+
+
+@pytest.mark.slow
+def test_the_own_position_embedding_of_the_page_trains_and_knows_its_positions(desk):
+    definition, training, check = blocks("docs/position_embeddings.md", "python")
+    assert len([line for line in definition.split("class MyClassifier")[0].splitlines() if line.strip()]) <= 15
+    names = {}
+    exec(compile(definition + training, "page", "exec"), names)
+    task = names["task"]
+    assert task.hparams["pos_embed"] == "coordinates"
+    state = task.trainer.optimizers[0].state
+    assert all(state[p]["exp_avg_sq"].any() for p in task.net.pos_embed.parameters())  # Adam has seen gradients of all
+    torch.manual_seed(0)
+    exec(compile(check, "page", "exec"), names)  # asserts
+    assert names["both"].shape == (2, 10)
+
+
+def messages():
+    """Return every string of the source, with a dot-dot-dot in place of what is filled in."""
+    for path in Path(vitlab.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(p.value if isinstance(p, ast.Constant) else "..." for p in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_every_message_that_is_explained_exists():
+    known = [text.replace("`", "") for text in messages()]
+    explained = re.findall(r"^\| `(.+?)` \|", PAGES["docs/troubleshooting.md"], flags=re.M)
+    assert len(explained) >= 15
+    for message in explained:
+        pattern = ".*".join(re.escape(part.strip()) for part in message.split("..."))
+        assert len(pattern) > 12 and any(re.search(pattern, text, flags=re.S) for text in known), message
