@@ -1,5 +1,7 @@
 """The soft split, and the soft split with the linear map after it as one convolution, which writes no windows."""
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,32 +28,53 @@ def split_norm_linear(x: Tensor, split: Split, norm: nn.LayerNorm, linear: nn.Li
     W norm(u) + b is r W' (u - m) + shift; and W' (u - m) = (W' less the mean of each of its rows) u. So the convolution
     needs no m, and r comes from two box filters of one channel.
 
-    The precision is that of normalising first. An image is flat in places, where r is large and the difference of the
-    two means cancels: its statistics are float64 and its convolution float32, under autocast too. The value of a corner
-    pixel, which changes nothing else, is taken off: a background, a frame, a bar becomes exact zeros. After the first
-    token layer no window is flat: float32 statistics, and autocast may choose bfloat16 for the convolution, but not
-    float16, which values that are not normalised yet can overflow.
+    The precision is that of normalising first. An image is flat in places, where r is large and what remains of W' u is
+    rounding: so its statistics are float64, its convolution is float32, under autocast too, and takes each pixel as it
+    differs from its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: float32 statistics,
+    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalised yet can
+    overflow.
     """
     if is_image and x.is_cuda:  # cuDNN may round to TensorFloat-32, 10 bits, before the mean is subtracted
         return linear(norm(soft_split(x, *split)))
-    k, s, p = split
     device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
     narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     dtype = torch.bfloat16 if narrow is torch.bfloat16 and not is_image else wide
-    out = x.dtype
-    if is_image:
-        corner = x[:, :, 0, 0].detach().mean(dim=1, dtype=wide)
-        x, p = F.pad(x.to(wide), (p, p, p, p)) - corner[:, None, None, None], 0
     with torch.autocast(device, enabled=False):
         weight = linear.weight.to(wide)
         shift = weight @ norm.bias.to(wide)  # (D,)
         shift = shift if linear.bias is None else shift + linear.bias
         weight = weight * norm.weight
-        weight = (weight - weight.mean(dim=1, keepdim=True)).unflatten(1, (-1, k, k))
-        weight = weight.to(dtype, memory_format=torch.channels_last)  # so that the tokens come out channels last
-        y = F.conv2d(x.to(dtype), weight, stride=s, padding=p)  # (B, D, h', w')
-        r = inverse_deviation(x.to(torch.float64 if is_image else wide), (k, s, p), norm.eps).to(wide)
-        return _tokens(torch.addcmul(shift[:, None, None], y, r).to(out))
+        weight = (weight - weight.mean(dim=1, keepdim=True)).unflatten(1, (-1, split[0], split[0])).to(dtype)
+        r = inverse_deviation(x.to(torch.float64 if is_image else wide), split, norm.eps).to(wide)  # (B, 1, h', w')
+        if is_image:
+            return _conv_by_cells(x.to(dtype), weight, r, shift, split).to(x.dtype)
+        y = F.conv2d(x.to(dtype), _channels_last(weight), stride=split[1], padding=split[2])  # (B, D, h', w')
+        return _tokens(torch.addcmul(shift[:, None, None], y, r).to(x.dtype))
+
+
+def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Split) -> Tensor:
+    """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; the kernels each sum to 0.
+
+    A window of k pixels with stride s consists of cells of s pixels, the last ones cut. The mean of a cell, of what is
+    left of it where it is cut, comes off its pixels; the rest of the kernel acts on these means, and as it sums to 0,
+    on their differences: sum_i a_i m_i = sum_i (a_0 + ... + a_i) (m_i - m_(i+1)). A flat window gives exact zeros.
+    """
+    k, s, p = split
+    n = -(-k // s)  # cells on a side of a window
+    h, w = ((side + 2 * p - k) // s + 1 for side in x.shape[2:])
+    H, W = ((side + n - 1) * s for side in (h, w))
+    x = F.pad(x, (p, W - p - x.shape[3], p, H - p - x.shape[2]))
+    means = x.detach().mean(dim=1, keepdim=True)  # constants: they cancel, and need no gradient
+    means = F.avg_pool2d(means, k - (n - 1) * s, s)
+    x = x - means.repeat_interleave(s, dim=2).repeat_interleave(s, dim=3)
+    y = _tokens(F.conv2d(x, _channels_last(weight), stride=s))
+    r = r.flatten(1)[:, :, None]  # (B, N, 1)
+    of_windows = [means[:, 0, i : i + h, j : j + w].flatten(1) for i in range(n) for j in range(n)]
+    steps = [(a - b)[:, :, None] * r for a, b in itertools.pairwise(of_windows)]
+    of_cells = F.pad(weight.sum(dim=1), (0, n * s - k, 0, n * s - k)).unflatten(2, (n, s)).unflatten(1, (n, s))
+    partial = of_cells.sum(dim=(2, 4)).flatten(1).cumsum(dim=1)[:, :-1]  # (D, n n - 1)
+    rest = torch.cat([*steps, torch.ones_like(r)], dim=2) @ torch.cat([partial.T, shift[None]])
+    return rest.addcmul_(y, r)
 
 
 def inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
@@ -60,6 +83,10 @@ def inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
     moments = torch.cat([x.mean(dim=1, keepdim=True), x.square().mean(dim=1, keepdim=True)], dim=1)
     mean, square = F.avg_pool2d(F.pad(moments, (p, p, p, p)), k, s).chunk(2, dim=1)
     return ((square - mean.square()).clamp(min=0) + eps).rsqrt()
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    return weight.contiguous(memory_format=torch.channels_last)  # so that the tokens come out channels last
 
 
 def _tokens(x: Tensor) -> Tensor:

@@ -122,15 +122,18 @@ class TokenPerformer(nn.Module):
     def attend_and_project(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``proj(attend(q, k, v))`` in fewer passes over the tokens.
 
-        The features' common factor cancels once the epsilon has its square, and the projection acts on the context.
+        The features' common factor cancels once the epsilon has its square, the projection acts on the context, and
+        the queries' features, half as wide as the values, are what is divided.
         """
         dtype = torch.promote_types(v.dtype, torch.float32)
         with torch.autocast(_autocast_device(v), enabled=False):
             w, proj, bias = self.w.to(dtype), self.proj.weight.to(dtype), self.proj.bias.to(dtype)
-            q, k = (torch.exp(x @ w.T - x.square().sum(dim=-1, keepdim=True) / 2) for x in (q.to(dtype), k.to(dtype)))
+            of_features = w.T.expand(len(q), -1, -1)
+            q, k = q.to(dtype), k.to(dtype)
+            q, k = (torch.baddbmm(x.square().sum(-1, keepdim=True) / -2, x, of_features).exp_() for x in (q, k))
             context = k.transpose(-2, -1) @ v.to(dtype) @ proj.T  # (B, m, dim)
             total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
-            return torch.addcdiv(bias, q @ context, q @ total + 1e-8 * len(w)).to(v.dtype)
+            return torch.baddbmm(bias, q / (q @ total + 1e-8 * len(w)), context).to(v.dtype)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.
