@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.layers import attention
 from vitlab.layers.attention import Attention, attend, prefers_sdpa
@@ -55,6 +56,20 @@ def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, sdpa, monkeypatc
     attn = Attention(16, 2, qk_norm=True)
     x = torch.randn(2, 7, 16)
     torch.testing.assert_close(attn(x, position, 1, class_token_only=True), attn(x, position, 1)[:, :1])
+
+
+@pytest.mark.parametrize("qkv_bias", [True, False])
+def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
+    attn, position = Attention(16, 2, qkv_bias).double(), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
+    x = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        short = attn(x, position, 0, class_token_only=True)
+    keys_and_values, query_and_output, scores_and_sums = 7 * 16 * 32, 2 * 16 * 16, 2 * 7 * 16
+    assert counter.get_total_flops() == 2 * 3 * (keys_and_values + query_and_output + scores_and_sums)
+    of = [x, *attn.parameters()]
+    pairs = zip(*(torch.autograd.grad(y.square().sum(), of) for y in (short, attn(x, position, 0)[:, :1])), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_training_and_inference_take_the_kernel_that_the_rule_names(monkeypatch):

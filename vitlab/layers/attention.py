@@ -47,10 +47,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first row of it, ``(B, 1, D)``."""
-        q, k, v = self._qkv(x, pos_embed, layer)
+        q, k, v = self._qkv(x, pos_embed, layer, class_token_only)
         bias = self._bias(q, pos_embed, layer)
-        if class_token_only:
-            q, bias = q[:, :, :1], None if bias is None else bias[..., :1, :]
+        if class_token_only and bias is not None:
+            bias = bias[..., :1, :]
         x = attend(q, k, v, bias, self.qk_scale)
         return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
 
@@ -65,10 +65,22 @@ class Attention(nn.Module):
         bias = self._bias(q, pos_embed, layer)
         return logits if bias is None else logits + bias
 
-    def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = self.qkv(x).unflatten(2, (3, self.num_heads, -1))  # (B, L, 3, A, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # three of (B, A, L, d)
-        return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
+    def _qkv(
+        self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, ``(B, A, L, d)`` each, with the first token's query alone if asked to."""
+        if not class_token_only:
+            q, k, v = self._heads(self.qkv(x), 3)
+            return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
+        widths = [x.shape[2], 2 * x.shape[2]]
+        (of_q, of_kv), bias = self.qkv.weight.split(widths), self.qkv.bias
+        bias_of_q, bias_of_kv = (None, None) if bias is None else bias.split(widths)
+        (q,) = self._heads(F.linear(x[:, :1], of_q, bias_of_q), 1)
+        k, v = self._heads(F.linear(x, of_kv, bias_of_kv), 2)
+        return self.q_norm(q), pos_embed.rotate(self.k_norm(k), layer), v  # a prefix token has no rotation
+
+    def _heads(self, x: Tensor, count: int) -> Tensor:
+        return x.unflatten(2, (count, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (count, B, A, L, d)
 
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
@@ -89,8 +101,8 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> 
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` as the formula is written."""
-    logits = q @ k.transpose(-2, -1) * scale
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by two products and a softmax."""
+    logits = (q * scale) @ k.transpose(-2, -1)  # fewer queries than logits to scale
     return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
 

@@ -55,7 +55,7 @@ class PosEmbed(nn.Module):
         return x
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
-        """Map ``(B, A, L, d)`` queries or keys of block ``layer`` to ``(B, A, L, d)``."""
+        """Map ``(B, A, L, d)`` queries or keys of block ``layer``; those of prefix tokens stay as they are."""
         return x
 
     def bias(self, layer: int) -> Tensor | None:
