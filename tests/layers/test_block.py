@@ -102,24 +102,56 @@ def test_layer_scale_starts_at_its_value_and_scales_channels():
     assert torch.equal(scale(x)[1, 2], x[1, 2] * scale.gamma)
 
 
-def test_drop_path_drops_or_scales_whole_samples_and_keeps_the_mean():
-    y = DropPath(0.25)(torch.ones(4000, 3, 2))
+@pytest.mark.parametrize("subset", [False, True])
+def test_drop_path_drops_or_scales_whole_samples_and_keeps_the_mean(subset):
+    y = DropPath(0.25, subset)(torch.zeros(4000, 3, 2), torch.ones_like)
     assert {round(v, 4) for v in y.unique().tolist()} == {0.0, 1.3333}
     assert (y == y[:, :1, :1]).all()
-    assert y.mean().item() == pytest.approx(1, abs=0.03)
+    assert y.mean().item() == pytest.approx(1, abs=1e-6 if subset else 0.03)  # a fixed number has the mean itself
 
 
-def test_drop_path_does_nothing_in_evaluation():
-    x = torch.randn(8, 3, 2)
-    assert torch.equal(DropPath(0.9).eval()(x), x)
+def test_a_subset_computes_the_branch_of_kept_samples_alone_and_adds_it_where_it_belongs():
+    x, seen, kept = torch.arange(8.0)[:, None, None].expand(8, 3, 2), [], torch.zeros(8)
+    torch.manual_seed(0)
+    for _ in range(400):
+        y = DropPath(0.4, subset=True)(x, lambda some: seen.append(len(some)) or 10 * some[:, :1])
+        added = (y - x[:, :1])[:, 0, 0]
+        assert set((added / x[:, 0, 0])[1:].tolist()) <= {0.0, 16.0}  # 10 times 8 / 5
+        kept += added > 0
+    assert set(seen) == {5}
+    assert (kept[1:] / 400).tolist() == pytest.approx([5 / 8] * 7, abs=0.1)  # each sample as often as any other
 
 
-def test_a_block_drops_its_two_branches_apart():
-    block = randomised(Block(dim=8, num_heads=2, drop_path_rate=0.5))
+def test_a_subset_has_the_gradient_of_what_it_computed():
+    linear, x = nn.Linear(4, 4).double(), torch.randn(6, 3, 4, dtype=torch.float64, requires_grad=True)
+    torch.manual_seed(1)
+    y = DropPath(0.5, subset=True)(x, linear)
+    rows = (y - x).flatten(1).abs().amax(dim=1) > 0
+    assert rows.sum() == 3
+    expected = x + 2 * rows[:, None, None] * linear(x)
+    torch.testing.assert_close(y, expected)
+    of = [x, linear.weight, linear.bias]
+    found, exact = (torch.autograd.grad(z.square().sum(), of) for z in (y, expected))
+    torch.testing.assert_close(found, exact)
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_drop_path_does_nothing_in_evaluation_and_draws_by_the_seed(subset):
+    x, drop_path = torch.randn(8, 3, 2), DropPath(0.9, subset)
+    torch.manual_seed(3)
+    first = drop_path(x, torch.sin)
+    torch.manual_seed(3)
+    assert torch.equal(drop_path(x, torch.sin), first)
+    assert torch.equal(drop_path.eval()(x, torch.sin), x + x.sin())
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_a_block_drops_its_two_branches_apart(subset):
+    block = randomised(Block(dim=8, num_heads=2, drop_path_rate=0.5, drop_path_subset=subset))
     x = torch.randn(1, 5, 8)
     y = block(x.expand(64, -1, -1), PosEmbed(), 0)
     assert len({tuple(row.flatten().round(decimals=3).tolist()) for row in y}) == 4  # none, the first, the second, both
 
 
 def test_drop_path_says_its_rate_when_printed():
-    assert "rate=0.1" in repr(DropPath(0.1))
+    assert "rate=0.1, subset=True" in repr(DropPath(0.1, subset=True))

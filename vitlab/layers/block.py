@@ -1,5 +1,6 @@
 """The pre-norm transformer block and its small parts."""
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -74,26 +75,38 @@ class LayerScale(nn.Module):
 class DropPath(nn.Module):
     """Drop a residual branch for a random share of samples, stochastic depth of Huang et al. 2016 (arXiv:1603.09382).
 
-    A sample's branch is dropped whole or kept whole; kept ones are scaled up, so that the mean stays.
+    A sample's branch is dropped whole or kept whole; kept ones are scaled up, so that the mean stays. Either each
+    sample is drawn by itself and every branch computed, or, as in Oquab et al. 2024 (arXiv:2304.07193), a fixed number
+    of samples is drawn and their branches alone are computed.
 
     Args:
         rate: Share of samples whose branch training drops, 0 up to but without 1.
+        subset: Whether to draw a fixed number of samples and to compute their branches alone.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, subset: bool = False) -> None:
         super().__init__()
         self.rate = rate
+        self.subset = subset
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``."""
-        if not self.training or self.rate == 0.0:
-            return x
-        keep = x.new_empty(x.shape[0], 1, 1).bernoulli_(1 - self.rate)
-        return x * (keep / (1 - self.rate))
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map ``(B, L, D)`` to ``x + branch(x)``, or to its first token where ``branch`` returns that alone."""
+        if self.training and self.rate and self.subset:
+            return self._add_to_some(x, branch)
+        y = branch(x)
+        if self.training and self.rate:
+            y = y * (y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate))
+        return x[:, : y.shape[1]] + y
+
+    def _add_to_some(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        kept = max(1, round(len(x) * (1 - self.rate)))
+        rows = torch.randperm(len(x), device=x.device)[:kept]
+        y = branch(x[rows])
+        return x[:, : y.shape[1]].index_add(0, rows, y.to(x.dtype), alpha=len(x) / kept)
 
     def extra_repr(self) -> str:
-        """Show the rate when the module is printed."""
-        return f"rate={self.rate:.3g}"
+        """Show the arguments when the module is printed."""
+        return f"rate={self.rate:.3g}, subset={self.subset}"
 
 
 class Block(nn.Module):
@@ -112,6 +125,7 @@ class Block(nn.Module):
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
         dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
+        drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
     """
 
     def __init__(
@@ -128,6 +142,7 @@ class Block(nn.Module):
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
+        drop_path_subset: bool = False,
     ) -> None:
         super().__init__()
         if int(dim * mlp_ratio) < 1:
@@ -138,7 +153,7 @@ class Block(nn.Module):
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.drop_path = DropPath(drop_path_rate)
+        self.drop_path = DropPath(drop_path_rate, drop_path_subset)
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0.
@@ -146,7 +161,6 @@ class Block(nn.Module):
         With ``class_token_only`` return the first token alone, ``(B, 1, D)``, without the hook after the block.
         """
         x = pos_embed.enter(x, layer)
-        attended = self.attn(self.norm1(x), pos_embed, layer, class_token_only)
-        x = x[:, : attended.shape[1]] + self.drop_path(self.ls1(attended))
-        x = x + self.drop_path(self.ls2(self.mlp(self.norm2(x))))
+        x = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, class_token_only)))
+        x = self.drop_path(x, lambda x: self.ls2(self.mlp(self.norm2(x))))
         return x if class_token_only else pos_embed.leave(x, layer)

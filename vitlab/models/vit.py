@@ -59,6 +59,7 @@ class VisionTransformer(nn.Module):
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
         dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
+        drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
     """
 
@@ -95,6 +96,7 @@ class VisionTransformer(nn.Module):
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
+        drop_path_subset: bool = False,
         grad_checkpoint: bool = False,
     ) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class VisionTransformer(nn.Module):
         drop_paths = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
         init = partial(_init_weights, std=init_std)
         attn, norm = (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale), (act_layer, norm_layer, norm_eps)
-        blocks = (Block(embed_dim, *attn, *norm, layer_scale, dropout, rate) for rate in drop_paths)
+        blocks = (Block(embed_dim, *attn, *norm, layer_scale, dropout, rate, drop_path_subset) for rate in drop_paths)
         self.blocks = nn.ModuleList(blocks).apply(init)
         self.norm = build_norm(norm_layer, embed_dim, norm_eps)
         self.head = _build_head(embed_dim, head_hidden, num_classes).apply(init)
