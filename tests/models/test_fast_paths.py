@@ -1,5 +1,6 @@
 """The short ways through the network: exact, and the ones that training takes."""
 
+import inspect
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +15,7 @@ from vitlab.tokenizers import splits
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").rglob("*.yaml"))
+RECIPES = [path for path in CONFIGS if "cluster" not in path.parts]
 TINY = {
     "img_size": (16, 24),
     "in_chans": 1,
@@ -93,14 +95,27 @@ def test_training_takes_the_fast_way_for_both_token_layers(t2t_attn, monkeypatch
         model(torch.randn(2, 1, 16, 24))
 
 
-@pytest.mark.parametrize("path", [p for p in CONFIGS if "t2t" in p.name], ids=lambda p: p.stem)
-def test_no_config_leaves_the_fast_way(path):
-    arguments = yaml.safe_load(path.read_text())["model"]["init_args"]
-    size = 224 if "imagenet" in path.parts else 28
-    given = {name: arguments[name] for name in ("t2t_attn", "t2t_kernels", "t2t_strides") if name in arguments}
-    tokenizer = T2TTokenizer((size, size), 3, 8, **given)
-    assert tokenizer.is_fused(torch.empty(1, 3, size, size))
-    assert arguments.get("global_pool", "token") != "token" or VisionTransformer(**TINY).reads_class_token_only()
+def network_of(path):
+    arguments = (yaml.safe_load(path.read_text()).get("model") or {}).get("init_args", {})
+    names = inspect.signature(VisionTransformer).parameters
+    size = 224 if {"imagenet", "finetune"} & set(path.parts) else 32
+    with torch.device("meta"):
+        return VisionTransformer(**{k: v for k, v in arguments.items() if k in names}, img_size=size)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_no_config_leaves_the_fast_ways(path):
+    model = network_of(path)
+    if isinstance(model.tokenizer, T2TTokenizer):
+        assert model.tokenizer.is_fused(torch.empty(1, 3, *model.img_size))
+    assert model.reads_class_token_only() == (model.global_pool == "token")
+
+
+def test_the_configs_have_both_token_layers_and_a_head_for_each_way():
+    models = [network_of(path) for path in RECIPES]
+    tokenizers = [model.tokenizer for model in models if isinstance(model.tokenizer, T2TTokenizer)]
+    assert {type(tokenizer.attention1).__name__ for tokenizer in tokenizers} == {"TokenPerformer", "TokenTransformer"}
+    assert {model.reads_class_token_only() for model in models} == {True, False}
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name.startswith("t2t")])
@@ -122,6 +137,26 @@ def test_the_network_is_one_graph(pos_embed, tokenizer):
     images = torch.randn(2, 1, 16, 24)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), model(images), rtol=1e-4, atol=1e-5)
-    model.blocks[1].drop_path.rate = 0.1
-    torch.compiler.reset()
-    assert torch.compile(model, fullgraph=True, backend="eager")(images).isfinite().all()
+    model.blocks[1].drop_path.rate = 0.5
+    for subset in (False, True):
+        model.blocks[1].drop_path.subset = subset
+        torch.compiler.reset()
+        assert torch.compile(model, fullgraph=True, backend="eager")(images).isfinite().all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [p for p in RECIPES if p.stem in ("t2t", "cifar10_speedrun")], ids=lambda p: p.stem)
+def test_the_compiled_training_step_of_a_recipe_is_one_graph_with_the_same_loss(path):
+    given = yaml.safe_load(path.read_text())["model"]["init_args"]
+    names = inspect.signature(VisionTransformer).parameters
+    arguments = {k: v for k, v in given.items() if k in names} | {"depth": 2, "dropout": 0.0, "drop_path_rate": 0.0}
+    model, images = VisionTransformer(**arguments, img_size=32, num_classes=5), torch.randn(4, 3, 32, 32)
+    for module in model.tokenizer.modules():
+        module.p = 0.0
+    loss = model(images).square().mean()
+    expected = torch.autograd.grad(loss, list(model.parameters()))
+    model.compile(fullgraph=True)  # by inductor
+    compiled = model(images).square().mean()
+    torch.testing.assert_close(compiled, loss, rtol=1e-4, atol=1e-6)
+    for one, other in zip(torch.autograd.grad(compiled, list(model.parameters())), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -116,7 +116,7 @@ class Task(L.LightningModule):
         outputs = self.net(images)
         loss = self.train_loss(outputs, targets)
         sums = {"loss": loss.detach() * len(images), **self.train_measures(outputs.detach(), targets)}
-        sums["n"] = loss.new_tensor(len(images))
+        sums["n"] = loss.new_full((), len(images))  # filled on the device: a copy would wait for it
         for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums[name] + value if name in self.train_sums else value
         return loss
