@@ -1,8 +1,10 @@
 # `make run` and `make test` are all that a fresh machine needs: both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+BENCH = $(BIN)/vitlab bench
+OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test check ablation faults gpu setup
+.PHONY: run test check ablation benchmarks faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -25,6 +27,17 @@ faults: setup  ## kill, fill, tear and deceive: the fault catalogue, about ten m
 	rm -rf .faults
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; $(BIN)/python tests/faults/report.py .faults; exit $$code
+
+benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part
+	$(BENCH) model --suite cpu-full --dtype fp32 --budget 240 --json benchmarks/cpu-fp32.json $(OFFICIAL)
+	$(BENCH) model --suite cpu-full --dtype bf16 --budget 120 --json benchmarks/cpu-bf16.json --no-memory $(OFFICIAL)
+	$(BENCH) model --suite cpu-quick --json benchmarks/cpu-quick.json --no-memory
+	$(BENCH) attention --budget 50 --json benchmarks/attention.json
+	$(BENCH) limit --json benchmarks/limit.json
+	$(BENCH) numerics --json benchmarks/numerics.json
+	$(BENCH) overhead --budget 30 --json benchmarks/overhead.json
+	$(BENCH) loader --budget 30 --json benchmarks/loader.json
+	$(BENCH) ddp --budget 30 --json benchmarks/ddp.json
 
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu

@@ -1,16 +1,21 @@
 """The benchmark measures what it says; nothing here depends on how fast the machine is."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from vitlab.bench import attention as attention_bench
-from vitlab.bench import loader, model, networks, numerics, overhead, pairs, report
+from vitlab.bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
 from vitlab.bench.model import Case, Unequal
+from vitlab.bench.official import check_repo
 from vitlab.cli.main import main
+from vitlab.errors import UsageError
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 10}
 T2T = {**SMALL, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_dim": 4, "pos_embed": "sincos1d"}
 
@@ -79,6 +84,61 @@ def test_the_plain_way_writes_windows_and_keeps_all_tokens(monkeypatch):
     assert not plain.net.tokenizer.fused
 
 
+CLONE = """
+import torch
+from timm.models.helpers import load_pretrained
+from timm.models.layers import trunc_normal_
+from timm.models.registry import register_model
+from .parts import PosEmbed, parts
+
+class Network(torch.nn.Module):
+    def __init__(self, num_classes):
+        super().__init__()
+        net = parts(num_classes)
+        self.tokens_to_token, self.blocks, self.norm, self.head = net.tokenizer, net.blocks, net.norm, net.head
+        self.cls_token = torch.nn.Parameter(torch.zeros(1, 1, 16))
+        self.pos_embed = torch.nn.Parameter(torch.cat([torch.ones(1, 1, 16), net.pos_embed.table(0)[None]], 1), False)
+        self.drop = torch.nn.Dropout(0.1)
+
+    def forward(self, images):
+        x = self.tokens_to_token(images)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        for i, block in enumerate(self.blocks):
+            x = block(x, PosEmbed(), i)
+        return self.head(self.norm(self.drop(x))[:, 0])
+
+@register_model
+def t2t_vit_7(num_classes):
+    print("adopt performer")
+    return Network(num_classes)
+"""
+
+
+PARTS = """
+from vitlab.bench.networks import NETWORKS
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.models.vit import VisionTransformer
+
+def parts(num_classes):
+    return VisionTransformer(**NETWORKS["t2t_vit_7"] | {"num_classes": num_classes})
+"""
+
+
+def test_a_clone_of_the_official_code_takes_part_with_our_weights(tmp_path, capsys):
+    import timm
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "t2t_vit.py").write_text(CLONE)
+    (tmp_path / "models" / "parts.py").write_text(PARTS)
+    rows = model.measure(Case("t2t_vit_7", "train", "fp32", 2), [], 3, 60, t2t_repo=str(tmp_path))
+    assert [row["contender"] for row in rows] == ["plain", "official", "vitlab"]
+    assert rows[1]["logit_difference"] < 2e-5
+    assert sys.modules["timm"] is timm
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UsageError, match="`--t2t-repo` must be a clone"):
+        check_repo(str(tmp_path / "models"))
+
+
 def test_libraries_that_are_not_installed_are_named():
     assert networks.contenders("vit_s16", ["timm", "no_such_library"]) == (["timm", "vitlab"], ["no_such_library"])
     assert networks.contenders("t2t_vit_7", ["timm"]) == (["plain", "vitlab"], [])
@@ -97,7 +157,7 @@ def test_a_case_has_a_row_for_each_contender_the_base_first(mode, dtype):
 def test_networks_that_differ_are_not_timed(monkeypatch):
     broken = networks.Plain(networks.ours("t2t_vit_7"))
     nn.init.normal_(broken.net.head.weight)
-    monkeypatch.setattr(model, "build", lambda name, who: broken if who == "plain" else networks.ours(name))
+    monkeypatch.setattr(model, "build", lambda name, who, _: broken if who == "plain" else networks.ours(name))
     with pytest.raises(Unequal, match="plain and vitlab have the same weights and logits that differ by"):
         model.measure(Case("t2t_vit_7", "fwd", "fp32", 2), [], 3, 60)
 
@@ -122,7 +182,7 @@ def test_only_a_quiet_machine_can_be_too_slow():
 def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
     monkeypatch.setattr(numerics, "MODELS", ("t2t_vit_7", "vit_s16"))
     images = numerics.images_of(16)
-    assert {"random", "white", "letterbox", "equal channels", "grey"} < images.keys()
+    assert {"random", "white", "letterbox", "equal channels", "grey", "two greys", "two textures"} < images.keys()
     monkeypatch.setattr(numerics, "images_of", lambda: images)
     assert all(row["passes"] for row in numerics.measure())
     ours = networks.ours
@@ -157,6 +217,17 @@ def test_overhead_is_relative_to_a_bare_loop():
     assert rows[0]["added_ms"] == 0
 
 
+def test_a_task_that_adds_much_more_than_a_plain_trainer_fails():
+    rows = [
+        {"loop": loop, "least_ms": ms} for loop, ms in (("bare loop", 0), ("plain Trainer", 0.4), ("Classifier", 0.69))
+    ]
+    assert not list(overhead.too_much(rows))
+    rows[1]["least_ms"] = 0.71
+    assert list(overhead.too_much(rows)) == [
+        "Classifier adds 0.71 ms to a step, a plain Trainer 0.40: more than 1.75 times as much"
+    ]
+
+
 # Reports and the command
 
 
@@ -172,6 +243,46 @@ def test_a_baseline_lists_ratios_outside_its_interval():
         "m fwd fp32 4 vitlab: 1.10, it was 1.30 [1.20, 1.40]"
     ]
     assert not list(report.changes([{**row, "ratio": 1.25}, {**row, "ratio": 9, "mode": "train"}], before))
+
+
+def row_of(contender, mode, seconds, memory):
+    case = {"model": "t2t_vit_7", "mode": mode, "dtype": "fp32", "batch": 4, "noisy": False}
+    return {**case, "contender": contender, "ratio": 1 / seconds, "all_seconds": [seconds] * 3, "memory": memory}
+
+
+def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_others(tmp_path, capsys):
+    rows = [row_of(who, mode, s, m) for mode in ("fwd", "train") for who, s, m in (("a", 3, 9), ("b", 2, 8))]
+    rows += [row_of("vitlab", "fwd", 1, 4), row_of("vitlab", "train", 1.6, 2)]
+    machine = {"threads": 2, "cpu": "C", "versions": {"torch": "T"}, "commit": "abc"}
+    (tmp_path / "cpu-fp32.json").write_text(json.dumps({"machine": machine, "rows": rows}))
+    readme = tmp_path / "README.md"
+    readme.write_text("before\n<!-- speed -->\nold\n<!-- /speed -->\nafter\n")
+    for _ in range(2):
+        assert main(["bench", "table", "--saved", str(tmp_path), "--readme", str(readme)]) == 0
+    line = "| t2t_vit_7 | fp32 | b | 2.00 [2.00, 2.00] | 1.25 [1.25, 1.25] | 0.50 / 0.25 |"
+    text = readme.read_text()
+    assert line in text and "2 threads of C, torch T, commit abc." in text
+    assert text.startswith("before\n<!-- speed -->\n| network") and text.endswith("\n<!-- /speed -->\nafter\n")
+    assert "old" not in text
+    readme.write_text("no marks")
+    assert main(["bench", "table", "--saved", str(tmp_path), "--readme", str(readme)]) == 2
+    assert main(["bench", "table", "--saved", str(tmp_path / "nowhere")]) == 2
+    assert "`make benchmarks` measures them" in capsys.readouterr().err
+
+
+def test_the_readme_says_what_the_saved_runs_say():
+    readme = (ROOT / "README.md").read_text()
+    if saved.MARKS[0] in readme:
+        between = readme.split(saved.MARKS[0])[1].split(saved.MARKS[1])[0]
+        assert between.strip() == saved.speed_table(ROOT / "benchmarks")
+
+
+@pytest.mark.slow
+def test_two_processes_exchange_gradients_and_are_compared_with_one():
+    rows = {row["setting"]: row for row in ddp.measure(3, 0, batch=1)}
+    assert rows["one process"]["ratio"] == 1
+    assert rows.keys() > set(ddp.OPTIONS)
+    assert all(row["rounds"] == 3 and row["images_per_second"] > 0 for row in rows.values())
 
 
 def test_the_command_writes_table_and_json(tmp_path, capsys):

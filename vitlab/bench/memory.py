@@ -22,13 +22,13 @@ def peak() -> float:
 
 
 def main(argv: list[str]) -> None:
-    """Run two steps of ``MODEL MODE DTYPE BATCH CONTENDER`` and write what they took beyond the imports."""
-    model, mode, dtype, batch, contender = argv
+    """Run two steps of ``MODEL MODE DTYPE BATCH CONTENDER [T2T_REPO]`` and write what they took beyond the imports."""
+    model, mode, dtype, batch, contender, *t2t_repo = argv
     case = Case(model, "train" if mode == "train" else "fwd", dtype, int(batch))
     if contender in PEERS:
         importlib.import_module(contender)
     before = peak()
-    net = build(model, contender)
+    net = build(model, contender, *t2t_repo)
     side = NETWORKS[model].get("img_size", 224)
     work = step(net, torch.randn(case.batch, 3, side, side), case)
     work()

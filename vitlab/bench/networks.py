@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.bench.official import official
 from vitlab.models.convert import to_timm
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -47,17 +48,22 @@ def ours(model: str) -> VisionTransformer:
     return net
 
 
-def build(model: str, contender: str) -> nn.Module:
-    """Build a contender with the weights of :func:`ours`."""
-    if contender == "vitlab":
-        return ours(model)
-    return Plain(ours(model)) if contender == "plain" else _PEERS[contender](ours(model), NETWORKS[model])
+def build(model: str, contender: str, t2t_repo: str | None = None) -> nn.Module:
+    """Build a contender with the weights of :func:`ours`; ``official`` is built by the code in ``t2t_repo``."""
+    match contender:
+        case "vitlab":
+            return ours(model)
+        case "plain":
+            return Plain(ours(model))
+        case "official" if t2t_repo:
+            return official(ours(model), model, t2t_repo)
+    return _PEERS[contender](ours(model), NETWORKS[model])
 
 
-def contenders(model: str, peers: list[str]) -> tuple[list[str], list[str]]:
+def contenders(model: str, peers: list[str], t2t_repo: str | None = None) -> tuple[list[str], list[str]]:
     """Return who takes part, the base of the ratios first, and the peers that are not installed."""
     if NETWORKS[model].get("tokenizer", "patch") == "t2t":
-        return ["plain", "vitlab"], []
+        return ["plain", *(["official"] if t2t_repo else []), "vitlab"], []
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]
     return [*(peer for peer in peers if peer not in missing), "vitlab"], missing
 

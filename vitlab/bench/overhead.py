@@ -3,6 +3,7 @@
 import logging
 import tempfile
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import lightning as L
@@ -50,6 +51,14 @@ def measure(rounds: int, budget: float, steps: int = 300) -> list[dict[str, Any]
         row |= {"least_ms": added[0], "most_ms": added[-1]}
         rows.append({"loop": name, **row})
     return rows
+
+
+def too_much(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence if a task adds more than 1.75 times what a plain Trainer does, each at its best."""
+    least = {row["loop"]: row["least_ms"] for row in rows}
+    ours, plain = least["Classifier"], least["plain Trainer"]
+    if ours > 1.75 * plain:
+        yield f"Classifier adds {ours:.2f} ms to a step, a plain Trainer {plain:.2f}: more than 1.75 times as much"
 
 
 def _loop(net: nn.Module, batches: Batches) -> Work:

@@ -3,6 +3,61 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+_SPEED = "{ratio:.2f} [{min:.2f}, {max:.2f}]"
+COLUMNS = {
+    "model": {
+        "model": "{model}",
+        "mode": "{mode}",
+        "dtype": "{dtype}",
+        "batch": "{batch}",
+        "who": "{contender}",
+        "speed [min, max]": _SPEED,
+        "95 %": "{interval[0]:.2f} to {interval[1]:.2f}",
+        "relative to": "{base}",
+        "img/s (best)": "{images_per_second:.1f} ({best_images_per_second:.1f})",
+        "share of canary": "{share_of_canary:.0%}",
+        "memory MiB (batch)": "{memory:.0f} ({memory_batch})",
+        "logits differ": "{logit_difference:.0e}",
+        "rounds": "{rounds}",
+    },
+    "attention": {
+        "B, A, L": "{B}, {A}, {L}",
+        "dtype": "{dtype}",
+        "mode": "{mode}",
+        "speed of sdpa to products": _SPEED,
+        "rule": "{rule}",
+        "rule loses > 10 %": "{loses}",
+    },
+    "limit": {
+        "model": "{model}",
+        "GFLOP an image": "{gflop:.2f}",
+        "fp32 fwd / train img/s": "{fp32_fwd:.1f} / {fp32_train:.1f}",
+        "bf16 fwd / train img/s": "{bf16_fwd:.1f} / {bf16_train:.1f}",
+    },
+    "numerics": {
+        "model": "{model}",
+        "images": "{images}",
+        "logits off by": "{logits:.1e}",
+        "plain way": "{plain_logits:.1e}",
+        "gradients off by": "{gradients:.1e}",
+        "plain way's": "{plain_gradients:.1e}",
+        "passes": "{passes}",
+    },
+    "overhead": {
+        "loop": "{loop}",
+        "ms a step": "{step_ms:.3f}",
+        "added ms": "{added_ms:.3f} [{least_ms:.3f}, {most_ms:.3f}]",
+    },
+    "ddp": {"two processes, one thread each": "{setting}", "speed": _SPEED, "img/s": "{images_per_second:.1f}"},
+    "loader": {"loader": "{loader}", "img/s": "{images_per_second:.0f}", "speed": _SPEED},
+}
+
+
+def tables(what: str, rows: list[dict[str, Any]]) -> list[str]:
+    """Return the tables of ``vitlab bench what``: of each kind of row, one."""
+    kinds = {row.get("table", what): None for row in rows}
+    return [table([row for row in rows if row.get("table", what) == kind], COLUMNS[kind]) for kind in kinds]
+
 
 def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     """Return rows as a Markdown table.

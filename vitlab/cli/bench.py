@@ -1,6 +1,7 @@
 """``vitlab bench``: speed, memory and numerics, measured so that a busy machine does not decide."""
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -10,53 +11,6 @@ from typing import Any
 from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 
-_SPEED = "{ratio:.2f} [{min:.2f}, {max:.2f}]"
-_COLUMNS = {
-    "model": {
-        "model": "{model}",
-        "mode": "{mode}",
-        "dtype": "{dtype}",
-        "batch": "{batch}",
-        "who": "{contender}",
-        "speed [min, max]": _SPEED,
-        "95 %": "{interval[0]:.2f} to {interval[1]:.2f}",
-        "relative to": "{base}",
-        "img/s (best)": "{images_per_second:.1f} ({best_images_per_second:.1f})",
-        "share of canary": "{share_of_canary:.0%}",
-        "memory MiB": "{memory:.0f}",
-        "logits differ": "{logit_difference:.0e}",
-        "rounds": "{rounds}",
-    },
-    "attention": {
-        "B, A, L": "{B}, {A}, {L}",
-        "dtype": "{dtype}",
-        "mode": "{mode}",
-        "speed of sdpa to products": _SPEED,
-        "rule": "{rule}",
-        "rule loses > 10 %": "{loses}",
-    },
-    "limit": {
-        "model": "{model}",
-        "GFLOP an image": "{gflop:.2f}",
-        "fp32 fwd / train img/s": "{fp32_fwd:.1f} / {fp32_train:.1f}",
-        "bf16 fwd / train img/s": "{bf16_fwd:.1f} / {bf16_train:.1f}",
-    },
-    "numerics": {
-        "model": "{model}",
-        "images": "{images}",
-        "logits off by": "{logits:.1e}",
-        "plain way": "{plain_logits:.1e}",
-        "gradients off by": "{gradients:.1e}",
-        "plain way's": "{plain_gradients:.1e}",
-        "passes": "{passes}",
-    },
-    "overhead": {
-        "loop": "{loop}",
-        "ms a step": "{step_ms:.3f}",
-        "added ms": "{added_ms:.3f} [{least_ms:.3f}, {most_ms:.3f}]",
-    },
-    "loader": {"loader": "{loader}", "img/s": "{images_per_second:.0f}", "speed": _SPEED},
-}
 _TEXT = {
     "model": "img/s of networks against each other, with memory",
     "attention": "the two kernels of attention, and where the rule that chooses is wrong",
@@ -64,16 +18,20 @@ _TEXT = {
     "numerics": "short ways against float64; exit code 1 if they differ",
     "overhead": "what the Trainer and a task add to a step",
     "loader": "img/s of loaders for small images",
+    "ddp": "img/s of two processes that average gradients, against one",
+    "table": "nothing new: the README's speed table out of saved runs",
 }
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab bench`` and return its exit code: 1 if numerics differ or a ratio is far below its goal."""
     options = _parse(argv)
+    if options.what == "table":
+        return _saved_table(options)
     import torch
 
     from vitlab.bench.machine import facts
-    from vitlab.bench.report import machine_line
+    from vitlab.bench.report import machine_line, tables
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -88,7 +46,7 @@ def main(argv: list[str]) -> int:
         )
     head = [f"`vitlab bench {' '.join(argv)}`", machine_line(result["machine"])]
     lines = [*(f"- {note}" for note in notes), *(f"- FAILS: {failure}" for failure in failures)]
-    text = "\n\n".join([*head, *_tables(options.what, rows), "\n".join(lines)])
+    text = "\n\n".join([*head, *tables(options.what, rows), "\n".join(lines)])
     sys.stdout.write(text.rstrip() + "\n")
     if options.json:
         path = Path(options.json)
@@ -98,43 +56,43 @@ def main(argv: list[str]) -> int:
     return 1 if failures else 0
 
 
-def _tables(what: str, rows: list[dict[str, Any]]) -> list[str]:
-    from vitlab.bench.report import table
-
-    kinds = {row.get("table", what): None for row in rows}
-    return [table([row for row in rows if row.get("table", what) == kind], _COLUMNS[kind]) for kind in kinds]
-
-
 Found = tuple[list[dict[str, Any]], list[str], list[str]]  # rows, failures, notes
 
 
 def _model(options: argparse.Namespace) -> Found:
     from vitlab.bench import model, overhead, report
 
-    cases = model.SUITES[options.suite]
+    cases = [case for case in model.SUITES[options.suite] if case.dtype in (options.dtype or case.dtype)]
     if options.models:
-        batch = options.batch or 8
-        cases = [model.Case(m, mode, d, batch) for m in options.models for d in options.dtype for mode in options.mode]
+        of = (options.models, options.dtype or ["fp32"], options.mode)
+        cases = [model.Case(m, mode, dtype, options.batch or 8) for m, dtype, mode in itertools.product(*of)]
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     for case in cases:
         case = case._replace(batch=options.batch or case.batch)
         try:
             found = model.measure(
-                case, options.peers, options.rounds, options.budget / len(cases), options.device, options.compile
+                case,
+                options.peers,
+                options.rounds,
+                options.budget / len(cases),
+                options.device,
+                options.compile,
+                options.t2t_repo,
             )
         except model.Unequal as error:
             failures.append(f"{case.model} {case.mode} is not timed: {error}")
             continue
-        for row in found:
-            if options.memory and options.device == "cpu" and "compiled" not in row["contender"]:
-                row["memory"] = model.memory(case, row["contender"])
+        if options.memory and options.device == "cpu":
+            model.add_memory(found, case, options.t2t_repo)
         rows += found
         failures += model.too_slow(found)
     missing = sorted({peer for row in rows for peer in row["missing"]})
     notes = [f"not installed, not measured: {', '.join(missing)}"] if missing else []
     if options.suite == "cpu-quick" and not options.models:
-        rows += [{**row, "table": "overhead"} for row in overhead.measure(3, 10)]
+        added = overhead.measure(5, 15)
+        failures += overhead.too_much(added)
+        rows += [{**row, "table": "overhead"} for row in added]
     if options.baseline:
         before = json.loads(Path(options.baseline).read_text())["rows"]
         notes += [f"changed: {text}" for text in report.changes([row for row in rows if "model" in row], before)]
@@ -166,13 +124,21 @@ def _numerics(options: argparse.Namespace) -> Found:
 def _overhead(options: argparse.Namespace) -> Found:
     from vitlab.bench import overhead
 
-    return overhead.measure(options.rounds, options.budget), [], []
+    rows = overhead.measure(options.rounds, options.budget)
+    return rows, list(overhead.too_much(rows)), []
 
 
 def _loader(options: argparse.Namespace) -> Found:
     from vitlab.bench import loader
 
     return loader.measure(options.rounds, options.budget), [], []
+
+
+def _ddp(options: argparse.Namespace) -> Found:
+    from vitlab.bench import ddp
+
+    note = "each of two processes does what the one does: ideal is 1; they share the memory, which costs the second row"
+    return ddp.measure(options.rounds, options.budget), [], [note]
 
 
 _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
@@ -182,7 +148,19 @@ _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
     "numerics": _numerics,
     "overhead": _overhead,
     "loader": _loader,
+    "ddp": _ddp,
 }
+
+
+def _saved_table(options: argparse.Namespace) -> int:
+    from vitlab.bench.saved import put, speed_table
+
+    text = speed_table(Path(options.saved))
+    if options.readme:
+        put(text, Path(options.readme))
+    else:
+        sys.stdout.write(text + "\n")
+    return 0
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -198,7 +176,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--suite", default="cpu-quick", choices=["cpu-quick", "cpu-full", "gpu"], help="which cases")
     parser.add_argument("--models", type=_words, help="instead of a suite: names of `vitlab models`, or cifar_vit")
     parser.add_argument("--mode", type=_words, default=["fwd", "train"], help="with --models (default: fwd,train)")
-    parser.add_argument("--dtype", type=_words, default=["fp32"], help="with --models (default: fp32; or fp32,bf16)")
+    parser.add_argument("--dtype", type=_words, help="fp32,bf16 or one (default: the suite's, or fp32)")
     parser.add_argument("--batch", type=int, help="images a step (default: the suite's, or 8)")
     parser.add_argument(
         "--peers",
@@ -206,6 +184,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         default=["timm", "torchvision", "vit_pytorch", "transformers"],
         help="libraries to compare with, where installed (default: all of them)",
     )
+    parser.add_argument("--t2t-repo", metavar="DIR", help="a clone of the official T2T-ViT, which then takes part")
     parser.add_argument("--compile", action="store_true", help="let compiled networks take part too")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure memory too")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where (default: %(default)s)")
@@ -214,6 +193,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=60, help="seconds for all cases (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the result there, and as Markdown beside it")
     parser.add_argument("--baseline", metavar="FILE", help="an earlier --json: list ratios outside its intervals")
+    parser.add_argument("--saved", metavar="DIR", default="benchmarks", help="table: of which runs (%(default)s)")
+    parser.add_argument("--readme", metavar="FILE", help="table: put it there, between <!-- speed --> and its end")
     options = parser.parse_args(argv)
     _check(options)
     return options
@@ -228,6 +209,10 @@ def _check(options: argparse.Namespace) -> None:
         for word in getattr(options, name) or []:
             if word not in known:
                 raise UsageError(f"`--{name}` takes {', '.join(known)}, got {word}{did_you_mean(word, known)}")
+    if options.t2t_repo:
+        from vitlab.bench.official import check_repo
+
+        check_repo(options.t2t_repo)
     if options.rounds < 3:
         raise UsageError(f"`--rounds` must be at least 3, got {options.rounds}")
     if options.baseline and not Path(options.baseline).is_file():

@@ -1,0 +1,66 @@
+"""The README's speed table, out of the runs that are saved under ``benchmarks/``."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from vitlab.bench.pairs import compare
+from vitlab.bench.report import table
+from vitlab.errors import UsageError
+
+MARKS = ("<!-- speed -->", "<!-- /speed -->")
+FILES = ("cpu-fp32.json", "cpu-bf16.json")
+_COLUMNS = {
+    "network": "{model}",
+    "dtype": "{dtype}",
+    "against": "{against}",
+    "forward": "{fwd}",
+    "training step": "{train}",
+    "memory": "{memory}",
+}
+
+
+def speed_table(folder: Path) -> str:
+    """Return a row for each network and precision: our speed and memory relative to the plain way or the best peer."""
+    found = [json.loads((folder / name).read_text()) for name in FILES if (folder / name).is_file()]
+    if not found:
+        raise UsageError(f"there is none of {', '.join(FILES)} in {folder}: `make benchmarks` measures them")
+    rows = [row for result in found for row in result["rows"] if row.get("table", "model") == "model"]
+    keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
+    lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
+    machine = found[0]["machine"]
+    busy = " Other work ran beside it: the ratios hold, img/s would not." if any(row["noisy"] for row in rows) else ""
+    commits = ", ".join(dict.fromkeys(result["machine"]["commit"] for result in found))
+    note = (
+        f"Our speed and memory relative to `against`: medians of rounds in which all took turns [95 % interval]; "
+        f"{machine['threads']} threads of {machine['cpu']}, torch {machine['versions']['torch']}, commit {commits}."
+    )
+    return f"{table(lines, _COLUMNS)}\n\n{note}{busy}"
+
+
+def put(text: str, path: Path) -> None:
+    """Write ``text`` into a file, between the two marks."""
+    before = path.read_text()
+    if any(before.count(mark) != 1 for mark in MARKS):
+        raise UsageError(f"{path} must have the lines {MARKS[0]} and {MARKS[1]}, once each")
+    pattern = f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}"
+    path.write_text(re.sub(pattern, lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", before, flags=re.DOTALL))
+
+
+def _line(rows: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the cells of one network and precision, against the fastest of the others in training."""
+    others = [row for row in rows if row["contender"] != "vitlab" and "compiled" not in row["contender"]]
+    best = max(others, key=lambda row: (row["mode"] == "train", row["ratio"]))["contender"]
+    line = {"model": rows[0]["model"], "dtype": rows[0]["dtype"], "against": best}
+    shares = []
+    for mode in ("fwd", "train"):
+        pair = {row["contender"]: row for row in rows if row["mode"] == mode and row["contender"] in ("vitlab", best)}
+        if len(pair) == 2:
+            found = compare({name: row["all_seconds"] for name, row in pair.items()}, best)["vitlab"]
+            line[mode] = "{ratio:.2f} [{interval[0]:.2f}, {interval[1]:.2f}]".format(**found)
+            if all("memory" in row for row in pair.values()):
+                shares.append(pair["vitlab"]["memory"] / pair[best]["memory"])
+    if len(shares) == 2:
+        line["memory"] = "{:.2f} / {:.2f}".format(*shares)
+    return line
