@@ -268,7 +268,7 @@ def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_othe
     readme.write_text("no marks")
     assert main(["bench", "table", "--saved", str(tmp_path), "--readme", str(readme)]) == 2
     assert main(["bench", "table", "--saved", str(tmp_path / "nowhere")]) == 2
-    assert "`make benchmarks` measures them" in capsys.readouterr().err
+    assert "`make benchmarks` must first measure cpu-fp32.json" in capsys.readouterr().err
 
 
 def test_the_readme_says_what_the_saved_runs_say():

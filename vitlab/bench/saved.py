@@ -24,9 +24,9 @@ _COLUMNS = {
 def speed_table(folder: Path) -> str:
     """Return a row for each network and precision: our speed and memory relative to the plain way or the best peer."""
     found = [json.loads((folder / name).read_text()) for name in FILES if (folder / name).is_file()]
-    if not found:
-        raise UsageError(f"there is none of {', '.join(FILES)} in {folder}: `make benchmarks` measures them")
     rows = [row for result in found for row in result["rows"] if row.get("table", "model") == "model"]
+    if not rows or any("all_seconds" not in row for row in rows):  # older runs kept no times
+        raise UsageError(f"`make benchmarks` must first measure {' and '.join(FILES)}, into {folder}")
     keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
     lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
     machine = found[0]["machine"]
