@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test check ablation benchmarks faults gpu setup
+.PHONY: run test check ablation notebooks benchmarks faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -39,6 +39,9 @@ benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machi
 	$(BENCH) loader --budget 30 --json benchmarks/loader.json
 	$(BENCH) ddp --budget 30 --json benchmarks/ddp.json
 
+notebooks: setup  ## run the five notebooks from top to bottom; nothing is written into them
+	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2
+
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu
 
@@ -48,5 +51,5 @@ setup: .venv/ready
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer: make PYTHON=python3.11")'
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev,export]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev,export,notebooks]"
 	touch $@

@@ -1,0 +1,45 @@
+"""The notebooks run from top to bottom, and are stored without what they print."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_there_are_five():
+    names = [
+        "1_attention",
+        "2_position_embeddings",
+        "3_vision_transformer",
+        "4_tokens_to_token",
+        "5_your_first_ablation",
+    ]
+    assert [path.stem for path in NOTEBOOKS] == names
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_are_stripped(path):
+    notebook = json.loads(path.read_text())
+    for cell in notebook["cells"]:
+        assert cell["metadata"] == {}
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [] and cell["execution_count"] is None, f"{cell['id']}: clear all outputs"
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path):
+    pytest.importorskip("nbmake", reason="pip install -e '.[notebooks]'")
+    command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "--timeout=600", str(path)]
+    before = sorted(FOLDER.iterdir())
+    result = subprocess.run(command, cwd=FOLDER.parent, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-1000:]
+    assert "1 passed" in result.stdout
+    assert sorted(FOLDER.iterdir()) == before  # it writes somewhere else
