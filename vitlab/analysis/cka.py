@@ -83,5 +83,5 @@ def analyze_cka(subject: Subject) -> Finding:
         if subject.other is None
         else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
     )
-    note = f"{len(own[0])} validation images, all tokens, unbiased linear CKA; {between}"
+    note = f"{len(own[0])} validation images, all tokens, long ones count most, unbiased linear CKA; {between}"
     return Finding(pd.DataFrame(rows), figure, note)
