@@ -1,11 +1,15 @@
 import json
+import multiprocessing
 import os
 import resource
+import signal
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
@@ -145,3 +149,55 @@ def test_the_record_says_which_promises_hold(here, monkeypatch):
     assert main(words) == 0
     promises = json.loads((here / "runs" / "bf16" / "run.json").read_text())["promises"]
     assert promises["weights"].startswith("close")
+
+
+@pytest.fixture
+def photos(here, monkeypatch):
+    """Arguments of a run on 24 small photos in two classes."""
+    monkeypatch.setenv("VITLAB_CACHE", str(here / "cache"))
+    for name in ("cat", "dog"):
+        (here / "photos" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.fromarray(np.full((20, 20, 3), 10 * i, np.uint8)).save(here / "photos" / name / f"{i}.png")
+    words = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=2", "--name", "photos"]
+    return [*words, "--data=ImageFolder", "--data.root=photos", "--data.img_size=8", "--data.batch_size=4"]
+
+
+def during(monkeypatch, act, step=1):
+    """Do something to a run while it trains."""
+    loss = Classifier.train_loss
+
+    def acting(self, outputs, targets):
+        if self.trainer.global_step == step:
+            act()
+        return loss(self, outputs, targets)
+
+    monkeypatch.setattr(Classifier, "train_loss", acting)
+
+
+@pytest.mark.parametrize("allowed", [0, 24])
+def test_files_that_vanish_are_named_and_counted(here, photos, monkeypatch, capsys, allowed):
+    vanished = sorted((here / "photos" / "cat").iterdir())
+    during(monkeypatch, lambda: [path.unlink(missing_ok=True) for path in vanished])
+    code = main([*photos, "--data.num_workers=0", f"--data.max_unreadable={allowed}"])
+    out = capsys.readouterr().out
+    if allowed:
+        assert code == 0
+        unreadable = json.loads((here / "runs" / "photos" / "data.json").read_text())["unreadable"]
+        assert unreadable
+        assert all(Path(name).parent.name == "cat" and "No such file" in why for name, why in unreadable.items())
+    else:
+        assert code == 1
+        assert "photos/cat/" in out and "No such file or directory; 1 unreadable" in out
+        assert "--data.max_unreadable" in out
+        assert json.loads((here / "runs" / "photos" / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_killed_data_worker_ends_the_run_with_a_line(here, photos, monkeypatch, capsys):
+    def kill():
+        for worker in multiprocessing.active_children():
+            os.kill(worker.pid, signal.SIGKILL)
+
+    during(monkeypatch, kill)
+    assert main([*photos, "--data.num_workers=1"]) == 1
+    assert "Use fewer (--data.num_workers), then `vitlab fit --resume" in capsys.readouterr().out

@@ -239,7 +239,7 @@ def mutated(draw, content):
         case "double":
             return kind, name, "double"
         case "word":
-            words = [p for p in places if isinstance(_at(content, p), str) and p[0] == "model"]
+            words = [p for p in places if isinstance(_at(content, p), str) and p[0] == "model" and p[-1] != "teacher"]
             place = draw.choice(words) if words else None
             if place is None:
                 return mutated(draw, content)
@@ -277,6 +277,8 @@ def mutations(folder, count=200, seed=0):
     draw = random.Random(seed)
     raw = folder / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
+    for kind in ("images-idx3", "labels-idx1"):
+        (raw / f"train-{kind}-ubyte").write_bytes(b"")
     for i in range(1000):
         for part in ("train", "val"):
             (folder / part / f"n{i:08}").mkdir(parents=True)
@@ -292,7 +294,7 @@ def mutations(folder, count=200, seed=0):
         if end == "double":
             lines = text.splitlines()
             at = next(k for k, line in enumerate(lines) if line.strip().startswith(f"{name}:"))
-            text = "\n".join([*lines[: at + 1], lines[at].split(":")[0] + ": 1", *lines[at + 1 :]])
+            text = "\n".join([*lines[:at], lines[at].split(":")[0] + ": 1", *lines[at:]])
         path = folder / "mutated.yaml"
         path.write_text(text)
         with torch.device("meta"):

@@ -8,7 +8,7 @@ import time
 import torch
 from harness import TINY, Process, differences, finish, until
 
-EPOCHS = 3  # of 35 steps
+EPOCHS = 6  # of 35 steps
 FIT = [*TINY, f"--trainer.max_epochs={EPOCHS}"]
 OFTEN = ["--checkpoint.every_n_steps=2"]
 
@@ -55,6 +55,11 @@ def usable(run):
     return True
 
 
+def length(path):
+    """Return the bytes of a file, 0 if there is none."""
+    return path.stat().st_size if path.is_file() else 0
+
+
 def start_or_resume(run, before=None):
     """Continue a run, or start it where it was killed before it had written its configuration."""
     words = [*FIT, *OFTEN, "--name", run.name]
@@ -63,7 +68,7 @@ def start_or_resume(run, before=None):
 
 
 def kill_at_random(folder, name, kills, seconds, seed):
-    """Kill one run ``kills`` times, each attempt after a random time up to ``seconds``, and let it finish.
+    """Kill one run ``kills`` times, up to ``seconds`` after its first step or its start, and let it finish.
 
     Returns the number of kills that hit a live process, of moments at which the run was unusable, and the run.
     """
@@ -71,9 +76,11 @@ def kill_at_random(folder, name, kills, seconds, seed):
     run = folder / "runs" / name
     done = unusable = 0
     while done < kills:
+        rows = length(run / "metrics.jsonl")
         process = start_or_resume(run)
-        trains = until((run / "metrics.jsonl").exists, process)
-        time.sleep(draw.uniform(0, seconds) if trains else 0)
+        if draw.random() < 0.75:  # the others hit the start
+            until(lambda before=rows: length(run / "metrics.jsonl") > before, process)
+        time.sleep(draw.uniform(0, seconds))
         process.send(signal.SIGKILL)
         code = process.wait()
         if code == -signal.SIGKILL:

@@ -14,14 +14,15 @@ DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 def launch(words, folder):
     """Start a command, in a session of its own, as a shell would."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitlab", *words],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-        stdout=(folder / "log").open("w"),
-        stderr=subprocess.STDOUT,
-    )
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "vitlab", *words],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
 
 
 def children(pid):

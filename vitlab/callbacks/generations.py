@@ -96,12 +96,12 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
     the first file is renamed.
     """
     written, last, previous = (folder / name for name in (WRITING, "last.ckpt", "previous.ckpt"))
-    entry = {"sha256": file_digest(written), "size": written.stat().st_size, **facts}
+    status = written.stat()
+    entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
     before = read_manifest(folder)
-    known = {e["sha256"]: e for e in before.values()}
     write_synced(folder / NAME, _text({**before, WRITING: entry}))
     entries = {name: e for name, e in before.items() if name != WRITING}
-    if last.is_file() and (old := known.get(file_digest(last))):  # a damaged one takes no good one's place
+    if last.is_file() and (old := _known(last, before)):  # a damaged one takes no good one's place
         _rename_link(last, previous)
         entries[previous.name] = old
     for name in names[1:]:  # the same file under a second name
@@ -110,6 +110,15 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
     sync_folder(folder)
     write_synced(folder / NAME, _text({**entries, **{f"{name}.ckpt": entry for name in names}}))
     sync_folder(folder)
+
+
+def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
+    """Return what the manifest says of a file; it is read again only if it was touched since it was written."""
+    entry, status = entries.get(path.name, {}), path.stat()
+    if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
+        return entry
+    digest = file_digest(path)
+    return next((e for e in entries.values() if e["sha256"] == digest), None)
 
 
 def _text(entries: dict[str, Entry]) -> str:

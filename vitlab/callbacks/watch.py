@@ -90,7 +90,7 @@ class Watch(Callback):
         count = 0
         while not self._end.wait(1.0):
             if os.getppid() != parent:
-                return self._leave_alone()
+                return self._leave_alone() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
             count += 1
             lost = self._lost(counts, count)
             if lost is not None and not self._end.is_set():
@@ -134,10 +134,9 @@ class Watch(Callback):
         os._exit(1)
 
     def _leave_alone(self) -> None:
-        """End after the launcher: in good order if the others can, at once if the launcher was the first process."""
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            os.kill(os.getpid(), signal.SIGTERM)
-            self._end.wait(ALONE)
+        """End after torchrun, which has started all processes, in good order if they can."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        self._end.wait(ALONE)
         os._exit(1)
 
 

@@ -1,6 +1,7 @@
 """Why a training ended early, in one line with the way on."""
 
 import errno
+from urllib.error import URLError
 
 import torch
 
@@ -25,6 +26,8 @@ def told(error: Exception, run: RunDir) -> str | None:
             return f"out of GPU memory; {OUT_OF_MEMORY}"
         case ImageError():
             return f"{error}; repair the file, or allow some with --data.max_unreadable, then {way_on}"
+        case URLError():
+            return f"the data could not be downloaded: {error.reason}; fetch them where there is a network"
         case OSError() if error.errno in _DISK:
             place = error.filename or run.path
             return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"

@@ -4,7 +4,9 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
+from urllib.error import URLError
 
 import lightning as L
 import yaml
@@ -70,7 +72,8 @@ class VitlabCLI(LightningCLI):
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
         self.arguments = args = found_configs(args)
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
-        self.contents = [read_yaml(path) for path in config_paths(args)]
+        parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
+        self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
         refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
         super().__init__(
@@ -130,9 +133,9 @@ def user_mistakes() -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except (ValueError, MisconfigurationException, FileNotFoundError) as error:
+    except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
         root: BaseException = error  # jsonargparse wraps what a constructor said
-        while isinstance(inner := root.__cause__ or root.__context__, ValueError):
+        while isinstance(inner := root.__cause__ or root.__context__, ValueError) and str(inner):
             root = inner
         raise UsageError(" ".join(str(root).split())) from error
 

@@ -60,3 +60,8 @@ def close_log() -> None:
 def say(text: str) -> None:
     """Print a line."""
     LOG.info(text)
+
+
+def complain(text: str) -> None:
+    """Print why something failed, also where nothing else is printed."""
+    LOG.error(text)

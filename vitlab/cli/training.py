@@ -27,10 +27,10 @@ from vitlab.cli.endings import told
 from vitlab.cli.fit import check_same_config, choose_run, exit_code
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.run_lock import leads, locked, prepare
-from vitlab.cli.terminal import close_log, log_to, say
+from vitlab.cli.terminal import close_log, complain, log_to, say
 from vitlab.cli.wandb_setup import finish, place_loggers, protect
 from vitlab.errors import Stopped, UsageError
-from vitlab.manifest import file_digest
+from vitlab.manifest import check_whole, file_digest
 from vitlab.models.weights_file import check_readable
 from vitlab.run_dir import RunDir, write_text
 from vitlab.tasks.distillation import Distillation
@@ -86,7 +86,7 @@ class FitCLI(VitlabCLI):
         describe(self, trainer)
 
     def _lost(self, what: str) -> None:
-        say(f"\n{what}; the run ends. Continue it with `vitlab fit --resume {self.run.path}`")
+        complain(f"\n{what}; the run ends. Continue it with `vitlab fit --resume {self.run.path}`")
         if self.run.exists():
             self.run.update("run.json", status="failed", ended=now_utc(), error=what)
 
@@ -124,7 +124,7 @@ def _train(cli: FitCLI, started: float) -> int:
             close(cli, time.perf_counter() - started)
         except (OSError, SafetensorError) as error:
             what = f"the run is done, but its weights and results could not be written: {error}"
-            say(f"\n{what}; make room, then `vitlab fit --resume {cli.run.path}`")
+            complain(f"\n{what}; make room, then `vitlab fit --resume {cli.run.path}`")
             return 1
     return code
 
@@ -146,7 +146,7 @@ def _fit(cli: FitCLI) -> int:
         return exit_code(stopped)
     except Exception as error:
         if sentence := told(error, cli.run):
-            say(f"\n{sentence}")
+            complain(f"\n{sentence}")
             return 1
         if cli.record.started or not isinstance(error, ValueError):
             raise
@@ -167,6 +167,7 @@ def load_initial_weights(cli: FitCLI) -> None:
             path = _fetch_timm(source.removeprefix("timm:"), Path(folder))
         else:
             path = Path(source) if Path(source).is_file() else find_run(source)[1]
+            check_whole(path)
         sentences = load_weights(cli.model.net, path, cli.options.resize or "usual")
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")

@@ -14,7 +14,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.optim.param_groups import param_groups
 from vitlab.optim.schedule import warmup_cosine
 from vitlab.tasks.meter import Meter
-from vitlab.tasks.optimizer import build_optimizer, check_optimizer
+from vitlab.tasks.optimizer import build_optimizer, check_optimizer, check_recipe
 
 
 class Task(L.LightningModule):
@@ -62,6 +62,7 @@ class Task(L.LightningModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
+        check_recipe(self.hparams)
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
         _freeze(self.net, freeze)
         check_optimizer(opt)

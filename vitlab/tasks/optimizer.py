@@ -1,5 +1,6 @@
 """Optimizers by name."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -27,3 +28,29 @@ def build_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Opti
     from timm.optim import create_optimizer_v2
 
     return create_optimizer_v2(groups, opt=name, lr=groups[0]["lr"], weight_decay=0.0, filter_bias_and_bn=False)
+
+
+_ABOVE_ZERO = ("lr", "lr_batch", "layer_decay")
+_NOT_NEGATIVE = (
+    *(
+        "weight_decay",
+        "min_lr",
+        "warmup_lr",
+        "warmup_epochs",
+        "cooldown_epochs",
+        "pos_embed_lr_mult",
+        "label_smoothing",
+    ),
+)
+
+
+def check_recipe(recipe: Mapping[str, Any]) -> None:
+    """Refuse numbers that no training can use; a NaN is none of them."""
+    for name in (*_ABOVE_ZERO, *_NOT_NEGATIVE):
+        value = recipe.get(name, 1)
+        if not (value > 0 if name in _ABOVE_ZERO else value >= 0) or value == float("inf"):
+            least = "above 0" if name in _ABOVE_ZERO else "at least 0"
+            raise ValueError(f"`model.{name}` must be a number {least}, got {value}")
+    for name in ("layer_decay", "label_smoothing"):
+        if recipe.get(name, 0) > 1:
+            raise ValueError(f"`model.{name}` must be at most 1, got {recipe[name]}")

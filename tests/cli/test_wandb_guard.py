@@ -1,0 +1,65 @@
+"""Weights & Biases in trouble never troubles a training."""
+
+from unittest import mock
+
+import pytest
+import wandb
+from lightning.pytorch.loggers import WandbLogger
+
+from vitlab.cli.wandb_setup import LOG, protect
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    """What is told."""
+    lines = []
+    monkeypatch.setattr(LOG, "warning", lambda text, *args: lines.append(text % args))
+    return lines
+
+
+@pytest.fixture
+def logger(tmp_path, monkeypatch, lines):
+    """A logger that would talk to a server."""
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setattr(wandb, "teardown", lambda: None)
+    logger = WandbLogger(project="p", save_dir=tmp_path, id="x")
+    protect([logger])
+    return logger
+
+
+def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch, lines):
+    modes = []
+
+    def init(**words):
+        modes.append(words.get("mode"))
+        if len(modes) == 1:
+            raise wandb.errors.CommError("context deadline exceeded")
+        return mock.MagicMock(spec=wandb.Run)
+
+    monkeypatch.setattr(wandb, "init", init)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.log_metrics({"a": 2.0}, step=2)
+    assert modes[1:] == ["offline"]
+    assert ["kept offline: context deadline" in line for line in lines] == [True]
+    assert logger.experiment.log.call_count == 2
+
+
+def test_a_wandb_that_cannot_start_at_all_is_left_out(logger, monkeypatch, lines):
+    def refuse(**words):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(wandb, "init", refuse)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.experiment.log({"a": 1})
+    assert sum("goes on without" in line for line in lines) == 1
+
+
+def test_a_service_that_dies_is_told_once_and_then_left_alone(logger, monkeypatch, lines):
+    run = mock.MagicMock(spec=wandb.Run)
+    run.log.side_effect = BrokenPipeError("the service has died")
+    monkeypatch.setattr(wandb, "init", lambda **words: run)
+    for step in range(3):
+        logger.log_metrics({"a": 1.0}, step=step)
+    logger.finalize("success")
+    assert run.log.call_count == 1
+    assert sum("metrics.jsonl is the record: the service has died" in line for line in lines) == 1
