@@ -1,13 +1,17 @@
 """Every experiment that is shipped can be read, and every arm of it can be parsed."""
 
+import inspect
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from vitlab.ablation.spec import read
 from vitlab.cli.parser import VitlabCLI
 from vitlab.errors import UsageError
+from vitlab.models.cost import count_macs, count_tokens
+from vitlab.models.vit import VisionTransformer
 
 ROOT = Path(__file__).parents[2]
 FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in yaml.safe_load(p.read_text())]
@@ -35,3 +39,21 @@ def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
             VitlabCLI(args)
         except UsageError as error:
             assert "data." in str(error), error  # the images are not on this machine
+
+
+def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read("experiments/tokenizers/digits.yaml")
+    config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
+    names = inspect.signature(VisionTransformer).parameters
+    found = []
+    for arm in ablation.arms:
+        values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
+        with torch.device("meta"):
+            net = VisionTransformer(8, 1, 10, **{key: value for key, value in values.items() if key in names})
+        found.append((count_tokens(net), count_macs(net)))
+    (tokens, macs), *others = found
+    assert tokens == 17
+    for other in others:
+        assert other[0] == tokens
+        assert abs(other[1] / macs - 1) <= ablation.match["flops"] == 0.02
