@@ -57,6 +57,8 @@ def test_a_run_leaves_all_that_later_commands_need(run):
     assert left == expected
     record = read(run / "run.json")
     assert (record["status"], record["attempts"], record["seed"]) == ("done", 1, 0)
+    assert 2**26 < record["peak_memory"]["host"] < 2**36
+    assert {"commit", "dirty", "diff"} <= record.keys()
     assert yaml.safe_load((run / "overrides.yaml").read_text())["model.pos_embed"] == "sincos2d"
     assert read(run / "results.json")["val"]["n"] == sum(read(run / "data.json")["splits"]["val"]["class_counts"])
 
@@ -240,9 +242,13 @@ def test_a_dry_run_shows_the_header_and_writes_nothing(here, capsys):
 
 def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_RUN_GROUP", "the-group")  # as an ablation sets it for its cells
+    monkeypatch.setenv("WANDB_JOB_TYPE", "the-arm")
     arguments = ["--config", str(CONFIGS / "vit.yaml"), "--trainer.max_epochs=1", "--data.subset=0.1"]
     assert main(["fit", *arguments, "--name", "w"]) == 0
-    assert len(list((here / "runs" / "w" / "wandb").glob("offline-run-*"))) == 1
+    (folder,) = (here / "runs" / "w" / "wandb").glob("offline-run-*")
+    sent = next(folder.glob("*.wandb")).read_bytes()
+    assert b"the-group" in sent and b"the-arm" in sent
     assert read(here / "runs" / "w" / "run.json")["wandb_id"]
 
 

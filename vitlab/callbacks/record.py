@@ -4,6 +4,8 @@ import datetime
 import json
 import logging
 import math
+import resource
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -127,7 +129,7 @@ class RunRecord(Callback):
     def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
         if trainer.is_global_zero and self.run.exists():
             with suppress(OSError) if more else nullcontext():  # a full disk must not hide the error it caused
-                self.run.update("run.json", status=status, ended=now_utc(), **more)
+                self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **more)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
@@ -155,6 +157,13 @@ def _describe_nan(trainer: Any, losses: Tensor, batch_idx: int) -> str:
     if hasattr(order, "steps"):
         text += f"; training samples {next(order.steps(first)).indices.tolist()}"
     return text + "; the last checkpoint is good: lower `model.lr`, or raise `model.warmup_epochs`"
+
+
+def peak_memory() -> dict[str, int]:
+    """Return the most bytes that this process has held, on the host and on its NVIDIA device."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
+    return {**peak, "cuda": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else peak
 
 
 def now_utc() -> str:

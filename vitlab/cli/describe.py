@@ -1,5 +1,6 @@
 """What is known of a run before its first step: the header on the terminal, the files in the run directory."""
 
+import hashlib
 import importlib.metadata
 import platform
 import socket
@@ -166,4 +167,11 @@ def _commit() -> dict[str, Any]:
         return done.stdout.strip() if done.returncode == 0 else None
 
     commit = git("rev-parse", "HEAD")
-    return {"commit": commit, "dirty": bool(git("status", "--porcelain", "--untracked-files=no")) if commit else None}
+    if not commit:
+        return {"commit": None, "dirty": None, "diff": None}
+    diff = git("diff", "HEAD", "--no-ext-diff", "--", str(package))
+    return {
+        "commit": commit,
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,  # of vitlab's code, uncommitted
+    }
