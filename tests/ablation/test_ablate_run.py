@@ -1,11 +1,17 @@
 """Runs of whole ablations with a stand-in for `vitlab fit`, killed and continued in every way."""
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -99,7 +105,7 @@ def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
     assert lab()[0] == 0
     before = lab.counts()
     lab.change(analyses=("resolution",))
-    assert "6 done" in lab("status")[1]
+    assert "6 done; 6 of those done miss an analysis" in lab("status")[1]
     assert lab()[0] == 0
     lab.change(analyses=("resolution", "position"), keep="weights")  # position does not apply to the arm `none`
     assert lab()[0] == 0
@@ -117,7 +123,7 @@ def test_a_failing_analysis_loses_no_number(lab):
     code, out = lab()
     assert code == 1
     assert "analyze, exit code 1: RuntimeError: the toy cannot tell its cost" in out
-    assert "6 done" in lab("status")[1]
+    assert lab("status")[1].count("analyze, exit code 1: RuntimeError") == 6
     assert {line.split()[1]: 1 for line in lab.counts() if line.startswith("analyze")}.keys() == {
         "resolution,cost",
         "cost",
@@ -183,8 +189,56 @@ def test_random_kills_change_nothing(lab, undisturbed):
         time.sleep(0.7 + rng.random())
         process.kill()
         process.communicate()
+    done = {path.parent.name: path.stat().st_mtime_ns for path in lab.files("/done.json")}
     assert lab()[0] == 0
     assert lab.results() == undisturbed
+    assert done.items() <= {path.parent.name: path.stat().st_mtime_ns for path in lab.files("/done.json")}.items()
+    assert len([line for line in lab.counts() if line.startswith("val")]) == 6
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_when_one_of_two_workers_is_killed_the_other_does_the_rest(lab, undisturbed, seed):
+    lab.change(workers=1)
+    first, second = lab.start(sleep=0.15), lab.start(sleep=0.15)
+    wait_for(lambda: len(lab.files(".claim.json")) == 2)
+    time.sleep(random.Random(seed).random())
+    first.kill()
+    first.communicate()
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 0, err
+    assert lab()[0] == 0  # what the second had passed by while the first's training was still alive
+    lab.change()
+    assert lab.results() == undisturbed
+    measured = {line: n for line, n in lab.counts().items() if line.startswith("val")}
+    assert len(measured) == 6 and sum(measured.values()) <= 7  # a measurement that was killed is repeated
+    trained = {line: n for line, n in lab.counts().items() if line.startswith("fit")}
+    assert len(trained) == 6 and sum(trained.values()) <= 7
+
+
+def test_on_a_terminal_a_table_is_drawn_again_and_again(lab):
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    process = lab.start(sleep=0.5, terminal=slave)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # a terminal whose last process has ended
+        while part := os.read(master, 65536):
+            shown += part
+    process.wait(timeout=60)
+    text = shown.decode()
+    assert process.returncode == 0, text
+    assert text.count("mean acc1") >= 3 and "\x1b[" in text  # drawn again, in place
+    assert re.search(r"s\d-\w+: host \S+, pid \d+", text)  # what runs
+    assert re.search(r"6/6, about 0.0 min left, best 0\.\d{4}", text)
+    assert text.count("done     ") >= 6
+
+
+def test_without_a_terminal_there_are_plain_lines(lab):
+    _, out = lab()
+    assert "\x1b" not in out
+    lines = [line for line in out.splitlines() if line.startswith("done  ")]
+    assert len(lines) == 6
+    assert re.search(r"\[6/6, about 0\.0 min left, best 0\.\d{4} \(\w+/s\d-\w+\)\]$", lines[-1]), lines
 
 
 def test_a_report_is_the_same_when_repeated_and_stands_alone(lab):
@@ -213,20 +267,26 @@ def test_one_seed_prints_no_inference(lab):
     assert "supported" not in report and "higher" not in report
 
 
-def test_an_arm_that_cannot_be_built_starts_nothing(lab):
-    lab.change(arms=("none", "lerned"), claims=())
-    code, out = lab()
-    assert code == 2
-    assert "lerned: `model.pos_embed` must be one of" in out
-    assert not lab.counts()
-
-
 def test_arms_that_resolve_to_the_same_configuration_are_refused(lab):
     text = (lab.path / "toy.yaml").read_text().replace("model.pos_embed: learned", "model.pos_embed: none")
     (lab.path / "toy.yaml").write_text(text)
     code, out = lab()
     assert code == 2
     assert "the arms none and learned resolve to the same configuration" in out
+
+
+def test_a_value_that_does_not_exist_is_one_line_with_the_line_of_its_level(lab):
+    lab.change(arms=("none", "lerned"), claims=())
+    line = next(
+        i for i, t in enumerate((lab.path / "toy.yaml").read_text().splitlines(), 1) if t.startswith("    lerned")
+    )
+    code, out = lab()
+    assert code == 2
+    assert out.splitlines()[1:] == [
+        f"vitlab: toy.yaml, line {line}: the arm lerned cannot be built: "
+        "`model.pos_embed` must be one of none, learned, sincos2d, rope2d"
+    ]
+    assert not lab.counts()
 
 
 def test_the_plan_and_a_dry_run_start_no_cell(lab):

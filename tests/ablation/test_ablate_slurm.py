@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.slurm import describe, submit
+from vitlab.ablation.slurm import script, submit
 from vitlab.ablation.spec import read
 from vitlab.errors import UsageError
 
@@ -27,10 +27,20 @@ def ablation(tmp_path, monkeypatch):
     return read("toy.yaml")
 
 
-def test_a_dry_run_tells_the_worker_and_the_settings(ablation):
-    text = "\n".join(describe(ablation, "toy.yaml", 2))
-    assert "4 tasks of" in text and "ablate run" in text and "--workers 1" in text
-    assert "slurm_partition: gpu" in text and "slurm_time: 02:00:00" in text
+def test_a_dry_run_prints_the_script(ablation):
+    text = script(ablation, "toy.yaml", 2)
+    assert text.startswith("#!/bin/bash")
+    for line in ("--array=0-3%4", "--partition=gpu", "--time=02:00:00", "--gpus-per-node=1", "--job-name=toy"):
+        assert f"#SBATCH {line}" in text, text
+    command = next(line for line in text.splitlines() if line.startswith("srun"))
+    assert command.endswith(f"-m vitlab ablate run {Path('toy.yaml').resolve()} --workers 1")
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_setting_that_slurm_does_not_know_is_told_with_its_line(ablation):
+    Path("toy.yaml").write_text(Path("toy.yaml").read_text().replace("partition", "partitoin"))
+    with pytest.raises(UsageError, match=r'toy.yaml, line \d+: .* `partitoin`; did you mean "partition"'):
+        script(read("toy.yaml"), "toy.yaml", 2)
 
 
 def test_without_slurm_the_way_out_is_said(ablation, monkeypatch):

@@ -1,11 +1,10 @@
 """The fairness of a comparison: what differs between arms beside what is meant to."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from vitlab.ablation.cells import Resolved
-from vitlab.ablation.spec import Ablation
+from vitlab.ablation.spec import Ablation, Arm
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
@@ -50,24 +49,37 @@ def facts(arm: Resolved) -> dict[str, Any]:
     return found
 
 
+def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, float]]:
+    """Return by which share steps, parameters and FLOPs of each arm differ from those of the arm it must match."""
+    found: dict[str, dict[str, float]] = {}
+    of = {r.arm.name: facts(r) for r in resolved}
+    for r in resolved:
+        mine, other = of[r.arm.name], of.get((reference(ablation, r.arm) or r.arm).name, of[r.arm.name])
+        keys = [key for key in ("steps", "parameters", "flops") if mine[key] and other[key]]
+        found[r.arm.name] = {key: mine[key] / other[key] - 1 for key in keys}
+    return found
+
+
 def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
-    """Return, for each arm that does not match its baseline, the words to print next to it."""
+    """Return, for each arm that does not match the one it must match, the words to print next to it."""
     match = ablation.match
     found = {r.arm.name: facts(r) for r in resolved}
+    differing = shares(ablation, resolved)
     unfair: dict[str, list[str]] = {}
     for r in resolved:
-        reference = _reference(ablation, r, resolved)
-        if reference is None or reference is r:
+        matched = reference(ablation, r.arm)
+        if matched is None or matched is r.arm or matched.name not in found:
             continue
-        mine, other = found[r.arm.name], found[reference.arm.name]
+        mine, other = found[r.arm.name], found[matched.name]
         words = []
         for key, rule in (("steps", match["steps"]), ("parameters", match["params"]), ("flops", match["flops"])):
-            text = _differs(key, mine, other, 0.0 if rule == "exact" else float(rule))
-            words += [f"{text} than {reference.arm.name}"] if text else []
+            share = differing[r.arm.name].get(key, 0.0)
+            if abs(share) > (0.0 if rule == "exact" else float(rule)):
+                words.append(f"{share:+.1%} {key} than {matched.name}")
         if mine["tokens"] != other["tokens"]:
-            words.append(f"{mine['tokens']} tokens, {reference.arm.name} has {other['tokens']}")
+            words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
         if abs(mine["sum_lr"] / other["sum_lr"] - 1) > 1e-6:
-            words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {reference.arm.name} has {other['sum_lr']:.3g}")
+            words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
@@ -75,14 +87,10 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
     return unfair
 
 
-def _reference(ablation: Ablation, arm: Resolved, resolved: list[Resolved]) -> Resolved | None:
-    """Return the baseline within the axes that are not matched across."""
-    baseline = ablation.baseline_of(arm.arm)
-    return next((r for r in resolved if r.arm is baseline), None)
+def reference(ablation: Ablation, arm: Arm) -> Arm | None:
+    """Return the arm that ``arm`` must match: the baseline, at the arm's own levels of the axes in `match.within`.
 
-
-def _differs(key: str, mine: Mapping[str, Any], other: Mapping[str, Any], limit: float) -> str:
-    if not mine[key] or not other[key]:
-        return ""
-    share = mine[key] / other[key] - 1
-    return f"{share:+.1%} {key}" if abs(share) > limit else ""
+    Across every other axis arms must match too, so it stands at the first level of those that the baseline leaves open.
+    """
+    wanted = {**ablation.baseline, **{axis: arm.levels[axis] for axis in ablation.match["within"]}}
+    return next((other for other in ablation.arms if wanted.items() <= dict(other.levels).items()), None)

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ class Resolved:
     groups: tuple[Mapping[str, Any], ...]
     images_per_second: float
     code: str
+    start_seconds: float = 12.0  # what a command needs beside its steps: to import torch, to build, to look at the data
+    peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of the host and of the device
 
     @property
     def fingerprint(self) -> str:
@@ -51,7 +54,7 @@ class Cell:
         config = digest({**effective(self.resolved.config), "seed": self.seed})
         return {"config": config, "data": digest(self.resolved.data), "code": self.resolved.code}
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The identity."""
         return digest(self.parts)

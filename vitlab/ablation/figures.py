@@ -9,6 +9,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.results import Results
 from vitlab.ablation.stats import interval
@@ -21,7 +22,7 @@ Rows = list[dict[str, Any]]
 def look(results: Results, name: str) -> tuple[str, str]:
     """Return colour and mark of an arm, the same in every figure."""
     i = [arm.name for arm in results.ablation.arms].index(name)
-    return COLOURS[i % len(COLOURS)], MARKS[i // len(COLOURS) % len(MARKS)]
+    return COLOURS[i % len(COLOURS)], MARKS[(i + i // len(COLOURS)) % len(MARKS)]
 
 
 def figures(results: Results, rows: Rows) -> dict[str, tuple[str, str, Rows]]:
@@ -35,15 +36,15 @@ def figures(results: Results, rows: Rows) -> dict[str, tuple[str, str, Rows]]:
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
     title = f"{primary} of every seed, mean and {results.ablation.stats['ci']:.0%} t interval"
-    found = {"dots": (title, _draw(height, lambda ax: _dots(ax, results, mine)), dots)}
+    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine)), dots)}
     compared = [row for row in mine if row["difference"] == row["difference"]]
     if compared:
         data = [{k: r[k] for k in ("arm", "difference", "difference_low", "difference_high")} for r in compared]
-        svg = _draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared))
+        svg = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared))
         found["differences"] = (f"difference to the baseline in {primary}, with interval", svg, data)
     curves = _curve_rows(results)
     if curves:
-        svg = _draw(3.6, lambda ax: _curves(ax, results, curves))
+        svg = draw(3.6, lambda ax: _curves(ax, results, curves))
         found["curves"] = (f"validation {primary} during training, every seed", svg, curves)
     axes = list(results.ablation.axes)
     for i, a in enumerate(axes):
@@ -52,11 +53,12 @@ def figures(results: Results, rows: Rows) -> dict[str, tuple[str, str, Rows]]:
     return found
 
 
-def _draw(height: float, paint: Callable[[Axes], None]) -> str:
+def draw(height: float, paint: Callable[..., None], columns: int = 1, rows: int = 1) -> str:
+    """Return the SVG of a figure of ``height`` inches whose axes ``paint`` gets, row by row."""
     settings: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "path", "font.size": 9, "axes.spines.top": False}
     with plt.rc_context({**settings, "axes.spines.right": False}):
-        figure, ax = plt.subplots(figsize=(7.2, height), layout="constrained")
-        paint(ax)
+        figure, axes = plt.subplots(rows, columns, figsize=(7.2, height), layout="constrained", squeeze=False)
+        paint(*axes.flat)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
         plt.close(figure)
@@ -83,20 +85,20 @@ def _dots(ax: Axes, results: Results, rows: Rows) -> None:
 def _forest(ax: Axes, results: Results, rows: Rows) -> None:
     margin = results.ablation.stats["margin"]
     if margin:
-        ax.axvspan(-margin, margin, color="0.9", zorder=0, label=f"margin {margin:g}")
-        ax.legend(frameon=False, fontsize=8)
+        ax.axvspan(-margin, margin, color="0.9", zorder=0)
     ax.axvline(0, color="0.4", lw=0.8)
     for y, row in enumerate(rows):
         colour, mark = look(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=colour, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=colour)
     _arms(ax, rows)
-    ax.set_xlabel(f"difference in {results.ablation.primary} to the baseline")
+    band = f" (grey: the margin of ±{margin:g})" if margin else ""
+    ax.set_xlabel(f"difference in {results.ablation.primary} to the baseline{band}")
 
 
 def _arms(ax: Axes, rows: Rows) -> None:
     ax.set_yticks(range(len(rows)), [f"{row['arm']}  ({row['n']}/{row['planned']})" for row in rows])
-    ax.invert_yaxis()
+    ax.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def _curve_rows(results: Results) -> Rows:
@@ -121,6 +123,7 @@ def _curves(ax: Axes, results: Results, rows: Rows) -> None:
                 ax.plot(*zip(*line, strict=True), mark, ls="-", color=colour, lw=0.9, ms=2.2, alpha=0.8, label=label)
                 label = None
     ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_xlabel("epoch")
     ax.set_ylabel(f"val {results.ablation.primary}")
 
@@ -144,4 +147,4 @@ def _interaction(results: Results, a: str, b: str) -> tuple[str, str, Rows]:
         ax.set_xlabel(a)
         ax.set_ylabel(results.ablation.primary)
 
-    return f"{a} x {b}: mean {results.ablation.primary}; parallel lines mean no interaction", _draw(3.0, paint), rows
+    return f"{a} x {b}: mean {results.ablation.primary}; parallel lines mean no interaction", draw(3.0, paint), rows

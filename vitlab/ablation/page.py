@@ -4,10 +4,10 @@ import html
 import re
 
 STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
 h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
 table{border-collapse:collapse;font-size:13px;margin:.8rem 0;display:block;overflow-x:auto}
-td,th{padding:.25rem .6rem;text-align:left;border-bottom:1px solid #e4e4e4;white-space:nowrap}
+td,th{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #e4e4e4;white-space:nowrap}
 th{font-weight:600;border-bottom:2px solid #999}figure{margin:1.2rem 0}figcaption{font-size:13px;color:#444}
 svg{max-width:100%;height:auto}pre{background:#f6f6f6;padding:1rem;overflow-x:auto;font-size:12.5px}code{font-size:.92em}
 """
@@ -19,8 +19,8 @@ def page(
     """Return the page: answers and main table, then the figures, then the rest."""
     head, rest = sections[:2], sections[2:]
     body = [f"<h1>{html.escape(name)}</h1>", *(_section(*section) for section in head), "<h2>Figures</h2>"]
-    for title, svg in drawn:
-        body.append(f"<figure>{_own_ids(svg, title)}<figcaption>{html.escape(title)}</figcaption></figure>")
+    for i, (title, svg) in enumerate(drawn):
+        body.append(f"<figure>{_own_ids(svg, f'f{i}')}<figcaption>{html.escape(title)}</figcaption></figure>")
     body += [_section(*section) for section in rest]
     body.append(f"<h2>The file</h2><pre>{html.escape(source)}</pre>")
     start = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title>'
@@ -43,9 +43,9 @@ def _inline(text: str) -> str:
     return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", text)
 
 
-def _own_ids(svg: str, title: str) -> str:
+def _own_ids(svg: str, prefix: str) -> str:
     """Give the ids of one figure a prefix: in one page they must not meet those of another."""
-    prefix = re.sub(r"\W", "", title)[:24]
+    svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # the same for equal pictures, and nobody asks for it
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'((?:xlink:)?href="#)', rf"\1{prefix}-", svg).replace("url(#", f"url(#{prefix}-")
     return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -4,13 +4,11 @@ import math
 from collections import Counter
 
 from vitlab.ablation.audit import facts, flags, steps
-from vitlab.ablation.cells import Resolved, cells_of
+from vitlab.ablation.cells import Cell, Resolved, cells_of
 from vitlab.ablation.results import Results, collect
 from vitlab.ablation.spec import Ablation
 from vitlab.ablation.stats import choose_test, detectable
 from vitlab.ablation.status import ORDER
-
-STARTS = 12.0  # seconds that the two commands of a cell need to import torch and to build, on a small CPU
 
 
 def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tuple[list[str], bool]:
@@ -30,16 +28,23 @@ def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tu
     unfair = flags(ablation, resolved)
     lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
     lines += _power(ablation, collect(ablation, resolved))
-    left = [cell for cell in cells if not cell.is_done()]
-    training = [steps(c.resolved) * _batch(c.resolved) / c.resolved.images_per_second for c in left]
-    seconds = (sum(t for t in training if math.isfinite(t)) + STARTS * len(left)) / workers
-    share = STARTS * len(left) / workers / seconds if seconds else 0
-    lines.append(
-        f"time     about {seconds / 60:.1f} min for {len(left)} cells, {workers} at a time ({share:.0%} start-up)"
-    )
-    disk = sum(_bytes(cell.resolved) for cell in left)
-    lines.append(f"disk     about {disk / 2**20:.0f} MiB in {ablation.directory}")
+    lines += _cost(ablation, [cell for cell in cells if not cell.is_finished()], workers)
     return lines, bool(unfair) and ablation.match["on_violation"] == "fail"
+
+
+def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
+    """Return time, memory and disk that the cells will need, judged by the probe of each arm."""
+    new = [cell.resolved for cell in left if not cell.is_done()]
+    training = [steps(arm) * _batch(arm) / arm.images_per_second for arm in new]
+    starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
+    seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
+    share = sum(starts) / workers / seconds if seconds else 0
+    text = f"about {seconds / 60:.1f} min for {len(left)} cells, {workers} at a time ({share:.0%} start-up)"
+    text += "; validation comes on top" + (", and what the analyses compute" if ablation.analyses else "")
+    peaks = {kind: max(arm.peak_memory.get(kind, 0) for arm in new) for kind in ("host", "cuda")} if new else {}
+    memory = ", ".join(f"{peak / 2**30:.2g} GiB of {kind}" for kind, peak in peaks.items() if peak)
+    disk = f"disk     about {sum(map(_bytes, new)) / 2**20:.0f} MiB in {ablation.directory}"
+    return [f"time     {text}", *([f"memory   {memory} for a cell"] if memory else []), disk]
 
 
 def _batch(arm: Resolved) -> int:

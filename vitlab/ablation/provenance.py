@@ -4,7 +4,7 @@ from typing import Any
 
 from vitlab.ablation.results import Results
 
-FACTS = ("commit", "dirty", "python", "versions", "devices", "threads")
+FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")
 
 
 def provenance(results: Results) -> list[str]:
@@ -15,6 +15,10 @@ def provenance(results: Results) -> list[str]:
     lines.append(f"config, data and code of the cells: {len({d['id'] for d in done})} different identities")
     for part in ("data", "code"):
         lines.append(f"{part} digest: {_shared([d['parts'][part] for d in done])}")
+    peaks = [record.get("peak_memory") or {} for record in records]
+    for kind in ("host", "cuda"):
+        if most := max((peak.get(kind, 0) for peak in peaks), default=0):
+            lines.append(f"peak memory of a training, {kind}: {most / 2**30:.2f} GiB")
     files = {d["file"] for d in done}
     changed = "unchanged since the first cell" if files <= {results.ablation.digest} else "CHANGED since some cells ran"
     lines.append(f"the file: {results.ablation.digest}, {changed}")

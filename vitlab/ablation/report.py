@@ -7,19 +7,19 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.audit import facts, flags
+from vitlab.ablation import analyses, images
+from vitlab.ablation.audit import flags
 from vitlab.ablation.cells import Resolved
 from vitlab.ablation.figures import figures
+from vitlab.ablation.findings import Findings, find
 from vitlab.ablation.page import page
+from vitlab.ablation.panels import panels
 from vitlab.ablation.provenance import provenance
 from vitlab.ablation.results import Results, collect
 from vitlab.ablation.spec import Ablation
-from vitlab.ablation.stats import detectable
-from vitlab.ablation.verdicts import Verdict, summary, verdicts
+from vitlab.ablation.verdicts import Verdict
+from vitlab.ablation.words import Section, Table, chance, short, signed, span
 from vitlab.run_dir import write_text
-
-Table = list[list[str]]
-Section = tuple[str, list[str], list[Table]]  # title, sentences, tables
 
 
 def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> list[Path]:
@@ -27,16 +27,16 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     results = collect(ablation, resolved, accept_stale)
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
-    table, rows = results.table(), summary(results)
+    table, found = results.table(), find(results)
     table.to_csv(place / "results.csv", index=False)
     table.to_parquet(place / "results.parquet", index=False)
-    pd.DataFrame(rows).to_csv(place / "summary.csv", index=False, float_format="%.10g")
-    drawn = figures(results, rows)
+    found.table().to_csv(place / "summary.csv", index=False, float_format="%.10g")
+    drawn = figures(results, found.arms) | panels(found)
     (place / "figures").mkdir(exist_ok=True)
     for name, (_, svg, data) in drawn.items():
         write_text(place / "figures" / f"{name}.svg", svg)
         pd.DataFrame(data).to_csv(place / "figures" / f"{name}.csv", index=False, float_format="%.10g")
-    sections = _sections(results, rows, verdicts(results))
+    sections = _sections(found)
     source = ablation.file.path.read_text()
     write_text(place / "report.md", _markdown(ablation.name, sections, source))
     write_text(place / "report.html", page(ablation.name, sections, [(t, svg) for t, svg, _ in drawn.values()], source))
@@ -48,13 +48,17 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     return [place / name for name in names]
 
 
-def _sections(results: Results, rows: list[dict[str, Any]], found: list[Verdict]) -> list[Section]:
-    ablation = results.ablation
-    sections: list[Section] = [("Answers", [_answer(results, v) for v in found] or ["The file makes no claims."], [])]
+def _sections(found: Findings) -> list[Section]:
+    results, ablation = found.results, found.results.ablation
+    answers = [_answer(results, v) for v in found.verdicts]
+    sections: list[Section] = [("Answers", answers or ["The file makes no claims."], [])]
     for metric in results.metrics():
-        mine = [row for row in rows if row["metric"] == metric]
-        sections.append((f"{metric} on the {ablation.evaluate} split", _cautions(results, mine), [_main_table(mine)]))
-    sections.append(("Fairness", _fairness_words(results), [_fairness_table(results)]))
+        mine = [row for row in found.arms if row["metric"] == metric]
+        title = f"{metric} on the {'val' if '/' in metric else ablation.evaluate} split"
+        sections.append((title, _cautions(found, metric, mine), [_main_table(mine)]))
+    sections += images.section(results, found.pairs, found.joint)
+    sections += analyses.sections(results, found.curves)
+    sections.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
     lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
     lost = [row for row in lost if row[2] != "done"]
     if lost:
@@ -72,23 +76,21 @@ def _answer(results: Results, v: Verdict) -> str:
     if not math.isnan(d.value):
         what = "difference of gaps" if v.claim.sign == "gap" else "difference"
         ci = f"{results.ablation.stats['ci']:.0%} interval"
-        numbers = f", {what} {d.value:+.4f}, {ci} {d.low:+.4f} to {d.high:+.4f}, adjusted p {_p(v.p)}"
+        numbers = f", {what} {d.value:+.4f}, {ci} {d.low:+.4f} to {d.high:+.4f}, adjusted p {chance(v.p)}"
     note = f". {v.note[0].upper()}{v.note[1:]}" if v.note else ""
     return f"**{v.word}**: `{v.claim.text}`{where}; n {v.n}{numbers}{note}."
 
 
-def _cautions(results: Results, rows: list[dict[str, Any]]) -> list[str]:
+def _cautions(found: Findings, metric: str, rows: list[dict[str, Any]]) -> list[str]:
     words = []
     tests = {row["test"] for row in rows} - {""}
     if "dunnett" in tests:
         words.append("Exploratory: Dunnett's test, which assumes equal spread of all arms. Headlines need five seeds.")
     if "welch" in tests:
         words.append("Welch's test with Holm's adjustment; no equal spread is assumed.")
-    if tests:
-        n, k = min(row["n"] for row in rows if row["n"] > 1), len([row for row in rows if row["test"]])
-        families = len([row for row in rows if not row["test"]])
-        smallest = detectable(n, max(1, k // families), min(tests))
-        words.append(f"n = {n} finds a difference to the baseline of {smallest:.1f} sd of a run in 80 % of cases.")
+    if power := found.power(metric):
+        smallest = f"{power['detectable_sd']:.1f} sd of a run"
+        words.append(f"n = {power['n']} finds a difference to the baseline of {smallest} in 80 % of cases.")
         words.append("Arms are compared with the baseline alone; what differs between the others is not tested here.")
     if len({row["n"] for row in rows}) > 1 or any(row["n"] < row["planned"] for row in rows):
         words.append("Some cells are missing: n differs from what was planned, see below.")
@@ -103,48 +105,32 @@ def _main_table(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         mean = f"{row['mean']:.4f}" if row["n"] else "-"
         spread = f" ± {row['sd']:.4f}" if row["n"] > 1 else ""
-        cells = [row["arm"], f"{row['n']}/{row['planned']}", mean + spread, _span(row["low"], row["high"])]
-        cells += [_signed(row["difference"]), _span(row["difference_low"], row["difference_high"])]
+        cells = [row["arm"], f"{row['n']}/{row['planned']}", mean + spread, span(row["low"], row["high"])]
+        cells += [signed(row["difference"]), span(row["difference_low"], row["difference_high"])]
         flops = f"{row['flops'] / 1e6:.4g}" if row["flops"] else "-"
         speed = f"{row['images_per_second']:.0f}" if row["images_per_second"] == row["images_per_second"] else "-"
-        table.append([*cells, _p(row["adjusted_p"]), row["verdict"], f"{row['parameters'] or 0:,}", flops, speed])
+        table.append([*cells, chance(row["adjusted_p"]), row["verdict"], f"{row['parameters'] or 0:,}", flops, speed])
     return table
 
 
 def _fairness_words(results: Results) -> list[str]:
+    within = results.ablation.match["within"]
     words = ["The sum of the learning rates bounds how far Adam can move a weight."]
+    words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
     unfair = flags(results.ablation, results.resolved)
     return words + [f"{name}: {'; '.join(text)}." for name, text in unfair.items()]
 
 
-def _fairness_table(results: Results) -> Table:
+def _fairness_table(found: Findings) -> Table:
     keys = ["parameters", "pos_embed parameters", "flops", "tokens", "steps", "sum_lr", "sum_lr_pos_embed"]
     keys.append("pos_embed_weight_decay")
-    rows = [[arm.arm.name, *(_short(facts(arm)[key]) for key in keys)] for arm in results.resolved]
+    rows = [[row["arm"], *(short(row[key]) for key in keys)] for row in found.fairness()]
     return [["arm", *(key.replace("_", " ") for key in keys)], *rows]
 
 
 def _why(results: Results, name: str, seed: int) -> str:
     failure = results.cells[name, seed].failure()
     return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""
-
-
-def _short(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def _span(low: float, high: float) -> str:
-    return "-" if math.isnan(low) else f"{low:.4f} to {high:.4f}"
-
-
-def _signed(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:+.4f}"
-
-
-def _p(value: float) -> str:
-    return "-" if math.isnan(value) else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
 
 
 def _markdown(name: str, sections: list[Section], source: str) -> str:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
     """Return what a cell sets: its arm, its seed, and what belongs to the laboratory."""
     logger: Any = False
     if ablation.wandb and ablation.wandb.get("mode") != "disabled":
-        logger = {"class_path": "WandbLogger", "init_args": {"project": ablation.wandb.get("project", "vitlab")}}
+        names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
+        logger = {"class_path": "WandbLogger", "init_args": names}
     return {**arm.overrides, "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
 
 
@@ -49,9 +51,7 @@ def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
     code = code_digest()
     with ThreadPoolExecutor(workers) as pool:
         probes = [pool.submit(_probe, ablation, arm, code, workers) for arm in ablation.arms]
-    mistakes = [f"{arm.name}: {p.exception()}" for arm, p in zip(ablation.arms, probes, strict=True) if p.exception()]
-    if mistakes:
-        raise UsageError(f"{ablation.file.path}: {len(mistakes)} arms cannot be built\n  " + "\n  ".join(mistakes))
+    _refuse_mistakes(ablation, [probe.exception() for probe in probes])
     resolved = [probe.result() for probe in probes]
     _refuse_equal(ablation, resolved)
     return resolved
@@ -62,6 +62,20 @@ def known(ablation: Ablation) -> list[Resolved | None]:
     code = code_digest()
     paths = [_cache(ablation, arm, code) for arm in ablation.arms]
     return [_load(arm, path, code) if path.is_file() else None for arm, path in zip(ablation.arms, paths, strict=True)]
+
+
+def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
+    """Tell of the first arm that cannot be built, at the line of the level that is to blame, and name the others."""
+    bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
+    if not bad:
+        return
+    levels = [(axis, level) for axis, levels in ablation.axes.items() for level in levels]
+    blamed = [f"axes/{a}/{level}" for a, level in levels if [m for m in ablation.arms if m.levels[a] == level] == bad]
+    error = next(error for error in errors if error)
+    others = f" (nor can {', '.join(arm.name for arm in bad[1:])})" if len(bad) > 1 else ""
+    raise ablation.file.mistake(
+        (blamed or ["axes"])[0], f"the arm {bad[0].name} cannot be built{others}: {' '.join(str(error).split())}"
+    )
 
 
 def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
@@ -107,7 +121,9 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
     write_text(given, yaml.safe_dump(settings, sort_keys=False))
     run = RunDir(place / "run")
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
+    started = time.perf_counter()
     code, lines = finish(words, environment(workers), place / "log", ablation.run["timeout"])
+    seconds = time.perf_counter() - started
     if code:
         raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
     config = yaml.safe_load(run.config.read_text())
@@ -115,12 +131,16 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
     rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
+    batch = int((config["data"].get("init_args") or config["data"]).get("batch_size", 64) or 64)
+    steps = max((row["step"] for row in run.rows()), default=0)
     return {
         "config": config,
         "data": run.read("data.json"),
         "model": run.read("model.json"),
         "groups": run.read("param_groups.json"),
         "images_per_second": rows[-1] if rows else float("nan"),
+        "start_seconds": max(0.0, seconds - (steps * batch / rows[-1] if rows else 0.0)),
+        "peak_memory": run.read("run.json").get("peak_memory") or {},
     }
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.analyses import metrics_of
 from vitlab.ablation.cells import Cell, Resolved, cells_of
 from vitlab.ablation.spec import Ablation, Arm
 from vitlab.run_dir import RunDir
@@ -22,6 +23,7 @@ class Results:
     runs: dict[tuple[str, int], RunDir] = field(default_factory=dict)  # (arm, seed)
     states: dict[tuple[str, int], str] = field(default_factory=dict)
     cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
+    numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # what was measured and analyzed
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
@@ -31,8 +33,7 @@ class Results:
         """Return (seed, value) of every finished seed of an arm whose value is a number."""
         pairs = []
         for seed in self.ablation.seeds:
-            run = self.runs.get((arm.name, seed))
-            value = measured(run, self.ablation.evaluate).get(metric) if run else None
+            value = self.numbers.get((arm.name, seed), {}).get(metric)
             if isinstance(value, int | float) and math.isfinite(value):
                 pairs.append((seed, float(value)))
         return pairs
@@ -48,7 +49,7 @@ class Results:
             state, run = self.states[name, seed], self.runs.get((name, seed))
             head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
             head["split"] = self.ablation.evaluate
-            found = measured(run, self.ablation.evaluate) if run else {}
+            found = self.numbers.get((name, seed), {})
             numbers = {k: v for k, v in found.items() if k not in NO_METRICS and isinstance(v, int | float)}
             step = max((row["step"] for row in run.rows()), default=0) if run else 0
             tail = {"step": step, "n_images": int(found.get("n", 0)), "status": state}
@@ -56,11 +57,6 @@ class Results:
             if not numbers:
                 rows.append({**head, "metric": self.ablation.primary, "value": float("nan"), **tail})
         return pd.DataFrame(rows)
-
-
-def measured(run: RunDir, split: str) -> dict[str, Any]:
-    """Return the results of a run on a split."""
-    return run.read("results.json").get(split) or {}
 
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
@@ -73,4 +69,6 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
         run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
         if run:
             results.runs[key] = run
+            measured = run.read("results.json").get(ablation.evaluate) or {}
+            results.numbers[key] = {**measured, **metrics_of(run, ablation.analyses)}
     return results

@@ -9,6 +9,7 @@ from types import FrameType, TracebackType
 from vitlab.ablation import lock
 from vitlab.ablation.cells import Cell
 from vitlab.ablation.process import gpu_count
+from vitlab.ablation.progress import Board, Progress
 from vitlab.ablation.worker import Outcome, work
 
 Say = Callable[[str], None]
@@ -46,17 +47,17 @@ class Run:
     """
 
     def __init__(self, cells: list[Cell], workers: int, say: Say, fail_fast: bool = False) -> None:
-        self.cells, self.workers, self.say, self.fail_fast = cells, workers, say, fail_fast
+        self.cells, self.workers, self.fail_fast = cells, workers, fail_fast
+        self.progress = Progress(cells, workers)
+        self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
         self.stopped = 0
-        self.best: tuple[float, str] | None = None
         self._mutex = threading.Lock()
-        self._seconds: list[float] = []
         self._gpus = gpu_count()
 
     def work_off(self) -> int:
         """Return the exit code: 0 all done, 1 some failed, 130 interrupted."""
-        with Interrupts(self.say) as self._interrupts:
+        with self.board, Interrupts(self.board.say) as self._interrupts:
             threads = [threading.Thread(target=self._worker, args=(slot,)) for slot in range(self.workers)]
             for thread in threads:
                 thread.start()
@@ -99,26 +100,12 @@ class Run:
     def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         if outcome.end == "stopped":
             self.stopped += 1
-            self.say(f"stopped  {cell.name}; `run` continues it")
+            self.board.say(f"stopped  {cell.name}; `run` continues it")
             return
         if outcome.end == "failed":
             self.failures.append((cell, outcome))
-            self.say(f"failed   {cell.name}: {outcome.text}")
+            self.board.say(f"failed   {cell.name}: {outcome.text}")
         else:
-            self._seconds.append(seconds)
-            self.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{self._progress(cell)}")
-
-    def _progress(self, cell: Cell) -> str:
-        ablation = cell.ablation
-        value = (cell.result() or {}).get(ablation.primary)
-        if value is not None:
-            sign = 1 if ablation.mode == "max" else -1
-            if self.best is None or sign * value > sign * self.best[0]:
-                self.best = (value, cell.name)
-        done = sum(c.is_finished() for c in self.cells)
-        failed = sum(bool(c.failure()) for c in self.cells)
-        left = len(self.cells) - done - failed
-        minutes = sum(self._seconds) / len(self._seconds) * left / self.workers / 60
-        best = f", best {self.best[0]:.4f} ({self.best[1]})" if self.best else ""
-        bad = f", {failed} failed" if failed else ""
-        return f"   [{done}/{len(self.cells)}{bad}, about {minutes:.1f} min left{best}]"
+            self.progress.seconds.append(seconds)
+            progress = "" if self.board.live else f"   [{self.progress.line(self.progress.update())}]"
+            self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")

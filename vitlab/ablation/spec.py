@@ -93,6 +93,11 @@ def read(path: str | Path) -> Ablation:
     metric = content["metric"]
     if not isinstance(metric.get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
+    analyses = _analyses(file, content.get("analyses") or [])
+    claims = tuple(parse_claim(file, i, text, axes) for i, text in enumerate(content.get("claims") or ()))
+    metrics = [("metric", name) for name in (metric["primary"], *(metric.get("secondary") or ()))]
+    for where, name in metrics + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
+        _check_metric(file, where, name, analyses)
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),
@@ -105,13 +110,13 @@ def read(path: str | Path) -> Ablation:
         mode=metric.get("mode", "max"),
         secondary=tuple(metric.get("secondary") or ()),
         evaluate=content.get("evaluate", "val"),
-        analyses=_analyses(file, content.get("analyses") or []),
+        analyses=analyses,
         checkpoint=content.get("checkpoint", "last"),
         match=read_match(file, axes),
         stats=read_stats(file),
         run=read_run(file),
         wandb=content.get("wandb"),
-        claims=tuple(parse_claim(file, i, text, axes) for i, text in enumerate(content.get("claims") or ())),
+        claims=claims,
     )
 
 
@@ -215,6 +220,12 @@ def _analyses(file: File, value: Any) -> tuple[str, ...]:
         text = f"`analyses` must be a list of names of `vitlab analyze`, as in [resolution, scramble], got {value!r}"
         raise file.mistake("analyses", text)
     return tuple(dict.fromkeys(value))
+
+
+def _check_metric(file: File, where: str, name: str | None, analyses: tuple[str, ...]) -> None:
+    analysis, slash, _ = (name or "").partition("/")
+    if slash and analysis not in analyses:
+        raise file.mistake(where, f"the metric `{name}` comes from an analysis: add {analysis} to `analyses`")
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
+from statsmodels.stats import contingency_tables
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestIndPower
 from statsmodels.stats.weightstats import DescrStatsW, ttost_ind, ttost_paired
@@ -107,6 +109,29 @@ def interaction(cells: Sequence[Values], ci: float = 0.95) -> Difference:
     low, high = test.conf_int(1 - ci)[0]
     p = float(test.pvalue)
     return Difference(-float(test.effect[0]), -float(high), -float(low), p, p)
+
+
+def mcnemar(only_a: int, only_b: int) -> float:
+    """Return the exact p of the images on which one alone of two checkpoints is right."""
+    return float(contingency_tables.mcnemar([[0, only_a], [only_b, 0]], exact=True).pvalue) if only_a + only_b else 1.0
+
+
+def seeds_and_images(a: NDArray[np.float64], b: NDArray[np.float64], ci: float = 0.95) -> Difference:
+    """Compare two arms over other seeds and other images, from ``(seeds, images)`` of right (1) and wrong (0).
+
+    The variances of both add up; the degrees of freedom are Welch's and Satterthwaite's.
+    """
+    rows = [np.var(x.mean(axis=1), ddof=1) / len(x) for x in (a, b)]
+    images = a.mean(axis=0) - b.mean(axis=0)
+    parts = [*rows, np.var(images, ddof=1) / len(images)]
+    value, error = float(images.mean()), float(np.sqrt(sum(parts)))
+    if error == 0:
+        return Difference(value, value, value, float("nan"), float("nan"))
+    sizes = (len(a), len(b), len(images))
+    freedom = sum(parts) ** 2 / sum(v**2 / (n - 1) for v, n in zip(parts, sizes, strict=True))
+    low, high = stats.t.interval(ci, freedom, loc=value, scale=error)
+    p = float(2 * stats.t.sf(abs(value) / error, freedom))
+    return Difference(value, float(low), float(high), p, p)
 
 
 def holm(p: Sequence[float]) -> list[float]:

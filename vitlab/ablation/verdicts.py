@@ -24,6 +24,7 @@ class Verdict:
     difference: Difference
     p: float  # adjusted
     note: str = ""
+    more: int | None = None  # seeds that the observed difference would take beside those that are there
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -86,14 +87,14 @@ def _verdict(results: Results, claim: Claim, setting: dict[str, str], found: dic
         note = found.get("note", "no test applies")
         return Verdict(claim, where, "inconclusive", n, found.get("d", Difference(NAN, NAN, NAN, NAN, NAN)), p, note)
     word = _word(claim, found, p, alpha)
-    note = ""
+    note, more = "", None
     if word == "inconclusive" and claim.sign == ">" and isinstance(claim.b, str):
         k = stats.seeds_needed(found["d"].value, found["values"][0], found["values"][1], results.ablation.stats["ci"])
-        more = max(0, k - min(counts)) if k else 0
+        more = max(0, k - min(counts)) if k else None
         note = f"about {more} more seeds for the observed difference" if more else "more seeds, or no difference"
     if min(counts) < planned:
         note = "; ".join(filter(None, (note, f"{planned - min(counts)} of {planned} seeds are missing")))
-    return Verdict(claim, where, word, n, found["d"], p, note)
+    return Verdict(claim, where, word, n, found["d"], p, note, more)
 
 
 def _word(claim: Claim, found: dict[str, Any], p: float, alpha: float) -> str:

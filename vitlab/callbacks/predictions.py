@@ -19,7 +19,7 @@ class Predictions(Callback):
         self.kept: list[dict[str, Tensor]] = []
 
     def on_validation_batch_end(
-        self, trainer: L.Trainer, pl_module: Any, outputs: Tensor, batch: Any, *args: Any
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Keep a batch."""
         targets = pl_module.as_targets(batch[1])
@@ -30,7 +30,11 @@ class Predictions(Callback):
             pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
             self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})
 
-    on_test_batch_end = on_validation_batch_end
+    def on_test_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Keep a batch."""
+        self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def table(self, loader: Any) -> pd.DataFrame:
         """Return a row for each image in the order of the split, from all processes; each of them must call it.

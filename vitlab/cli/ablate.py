@@ -54,11 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("file", metavar="FILE", help="the YAML file of the ablation")
         if word in ("plan", "run"):
             sub.add_argument("--workers", type=_positive, help="cells at a time (default: as the file says)")
+        if word == "plan":
+            sub.add_argument("--check", action="store_true", help="build every arm: do arms of one seed start alike?")
         if word == "run":
             sub.add_argument("--only", metavar="AXIS=LEVEL", action="append", help="only the arms with this level")
             sub.add_argument("--fail-fast", action="store_true", help="start no new cells after a failure")
             sub.add_argument("--retry-failed", action="store_true", help="try the failed cells again")
-            sub.add_argument("--dry_run", action="store_true", help="print the commands of each cell, run none")
+            sub.add_argument("--dry_run", action="store_true", help="print each cell's commands or the batch script")
         if word == "report":
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md and summary.csv into this directory")
             sub.add_argument("--accept-stale", action="store_true", help="take cells that other code has trained")
@@ -87,6 +89,13 @@ def _plan(ablation: Ablation, options: argparse.Namespace) -> int:
     workers = _workers(ablation, options)
     lines, violated = plan_lines(ablation, resolve(ablation, workers), workers)
     _say("\n".join(lines))
+    if options.check:
+        from vitlab.cli.ablate_check import check_lines
+
+        lines, is_alike = check_lines(ablation)
+        _say("\n".join(lines))
+        if not is_alike:
+            return 1
     return 2 if violated else 0
 
 
@@ -105,9 +114,10 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
     cells = _selected(ablation, cells_of(ablation, resolved), options.only or [])
     if options.dry_run:
         if ablation.run["executor"] == "slurm":
-            from vitlab.ablation.slurm import describe
+            from vitlab.ablation.slurm import script
 
-            _say("\n".join(describe(ablation, str(ablation.file.path), workers)))
+            _say(script(ablation, str(ablation.file.path), workers))
+            return 0
         return _show_commands(cells)
     if options.retry_failed:
         for cell in cells:
@@ -155,6 +165,12 @@ def _report(ablation: Ablation, options: argparse.Namespace) -> int:
     resolved = [arm for arm in known(ablation) if arm]
     if not any(cell.is_done() or cell.stale() for cell in cells_of(ablation, resolved)):
         raise UsageError(f"no cell of {ablation.name} is done; start with `vitlab ablate run {options.file}`")
-    for path in write_report(ablation, resolved, options.output, options.accept_stale):
+    paths = write_report(ablation, resolved, options.output, options.accept_stale)
+    for path in paths:
         _say(str(path))
+    if ablation.wandb and ablation.wandb.get("mode") != "disabled":
+        from vitlab.cli.wandb_report import send_report
+
+        project, mode = ablation.wandb.get("project", "vitlab"), ablation.wandb.get("mode")
+        _say(send_report(ablation.name, project, mode, ablation.directory, paths[0], paths[2]))
     return 0

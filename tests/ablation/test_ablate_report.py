@@ -1,0 +1,237 @@
+"""Reports of cells whose files are made up: every number of it can be found, and the page can be read."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from vitlab.ablation.cells import Resolved, cells_of
+from vitlab.ablation.report import write_report
+from vitlab.ablation.spec import read
+from vitlab.cli.wandb_report import send_report
+
+ARMS = {"none": 0.70, "learned": 0.90, "sincos2d": 0.905}
+FILE = {
+    "name": "made-up",
+    "base": "base.yaml",
+    "axes": {"pos_embed": {arm: {"model.pos_embed": arm} for arm in ARMS}},
+    "seeds": 3,
+    "baseline": {"pos_embed": "none"},
+    "evaluate": "test",
+    "metric": {"primary": "acc1", "secondary": ["resolution/acc1@12"]},
+    "analyses": ["resolution", "scramble", "shift", "displacement", "position"],
+    "stats": {"margin": 0.02},
+    "claims": ["learned > none", "learned > none on resolution/acc1@12", "sincos2d > learned", "learned > 0.5"],
+}
+
+
+def resolved(ablation):
+    for i, arm in enumerate(ablation.arms):
+        model = {"parameters": 1000 + 2048 * i, "flops": 647_680 + i, "tokens": 17}
+        config = {
+            "trainer": {"max_epochs": 4},
+            "model": {"init_args": {"lr": 0.002, "pos_embed": arm.name}},
+            "data": {},
+        }
+        group = {"name": "pos_embed.weight", "shape": [1, 16, 8 * i], "weight_decay": 0.0, "lr_scale": 10.0}
+        data = {"splits": {"train": {"n": 640}}}
+        yield Resolved(arm, config, data, model, (group,), 1234.5, "c0de")
+
+
+def analyze(run, cell, accuracy, rng):
+    sizes = [(8, 0.6), (12, 0.8), (16, 1.0), (24, 0.7)]
+    rows = [
+        {
+            "protocol": p,
+            "size": size,
+            "policy": policy,
+            "metric": f"resolution/acc1@{size}{suffix}",
+            "acc1": f * accuracy,
+        }
+        for size, f in sizes
+        for policy, suffix in (("interpolate", ""), ("extrapolate", "/extrapolate"))
+        for p in ("resize", "canvas")
+    ]
+    tables = {"resolution": rows}
+    tables["scramble"] = [
+        {"blocks": blocks, "repeat": r, "acc1": accuracy / blocks, "flipped": 1 - 1 / blocks + 0.01 * r}
+        for blocks, repeats in ((1, 1), (4, 3), (16, 3))
+        for r in range(repeats)
+    ]
+    tables["shift"] = [
+        {"fill": f, "pixels": p, "direction": d, "acc1": accuracy - p / 20, "flipped": p / 20, "agreement": 1 - p / 20}
+        for f in ("black", "circular")
+        for p in (0, 1, 4)
+        for d in ("up", "down")
+    ]
+    tables["displacement"] = [
+        {"layer": layer, "head": head, "dy": dy, "dx": dx, "logit": rng.normal() * (cell.arm.name != "none")}
+        for layer in range(2)
+        for head in range(2)
+        for dy in range(-3, 4)
+        for dx in range(-3, 4)
+    ]
+    for name, content in tables.items():
+        path = run.path / "analysis" / f"{name}.csv"
+        path.parent.mkdir(exist_ok=True)
+        pd.DataFrame(content).to_csv(path, index=False)
+    notes = {name: {"note": "512 validation images"} for name in tables}
+    run.write("analysis/notes.json", {**notes, "position": {"not_done": "there is no table"}})
+
+
+def finish(cell, images=500):
+    rng = np.random.default_rng([cell.seed, len(cell.arm.name)])
+    targets = np.random.default_rng(0).integers(0, 10, images)
+    accuracy = ARMS[cell.arm.name] + 0.01 * rng.standard_normal()
+    right = rng.random(images) < accuracy
+    run = cell.run
+    (run.path / "predictions").mkdir(parents=True)
+    table = pd.DataFrame({"index": range(images), "target": targets, "prediction": np.where(right, targets, 99)})
+    table.to_parquet(run.path / "predictions/test.parquet", index=False)
+    result = {"acc1": float(right.mean()), "loss": 1.0, "n": images, "checkpoint": "last.ckpt"}
+    run.write("results.json", {"test": result})
+    facts = {"commit": "abc", "dirty": True, "diff": "0123456789", "versions": {"torch": "2.10"}, "devices": ["toy"]}
+    run.write("run.json", {**facts, "python": "3.11", "threads": 1, "peak_memory": {"host": 2**28}})
+    done = {"id": cell.id, "parts": cell.parts, "file": cell.ablation.digest, "host": "here", "seconds": 12.5}
+    run.write("done.json", {**done, "ended": "2026-01-01T00:00:00+00:00"})
+    lines = [{"step": 10 * e, "epoch": e, "images_per_second": 900.0 + e} for e in range(4)]
+    lines += [{"step": 10 * e, "epoch": e, "val/acc1": accuracy - 0.3 / (e + 1)} for e in range(4)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    analyze(run, cell, accuracy, rng)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("base.yaml").write_text("{}\n")
+        Path("made-up.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+        ablation = read("made-up.yaml")
+        arms = list(resolved(ablation))
+        for cell in cells_of(ablation, arms)[:-1]:  # one is missing
+            finish(cell)
+        write_report(ablation, arms, None, False)
+        yield folder / "runs/ablations/made-up/report"
+
+
+NUMBER = re.compile(r"(?<![\w.@])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?%?(?![\w.])")
+
+
+def numbers_of(report):
+    """Every number of what was measured: not the provenance, the file itself, names of levels, or formulas."""
+    text = report.split("\n## Provenance")[0]
+    text = re.sub(r"`[^`]*`|\d+% (t )?interval|80 % of cases|p < 0\.0001|\| < 0\.0001|^#+ .*$", "", text, flags=re.M)
+    return NUMBER.findall(text)
+
+
+def test_every_number_of_the_report_is_in_the_summary(folder):
+    table = pd.read_csv(folder / "summary.csv")
+    cells = [v for column in table.columns for v in table[column].dropna().unique()]
+    known = np.array([float(v) for v in cells if isinstance(v, int | float | np.number)])
+    words = " ".join(str(v) for v in cells) + " 512 2048"
+    report = (folder / "report.md").read_text()
+    found = numbers_of(report)
+    assert len(found) > 200
+    for text in found:
+        value = float(text.rstrip("%").replace(",", ""))
+        digits = len(text.rstrip("%").partition(".")[2])
+        scaled = known * 100 if text.endswith("%") else np.concatenate([known, known / 1e6])
+        close = np.isclose(scaled, value, rtol=5e-4 if "." in text and value > 100 else 0, atol=0.5001 * 10**-digits)
+        assert close.any() or text in words, f"{text} is not in summary.csv"
+
+
+def test_a_number_that_nobody_measured_is_noticed(folder):
+    table = (folder / "summary.csv").read_text()
+    (folder / "summary.csv").write_text(re.sub(r"\n(claim|pair),[^\n]*", "", table))
+    try:
+        with pytest.raises(AssertionError, match=r"is not in summary\.csv"):
+            test_every_number_of_the_report_is_in_the_summary(folder)
+    finally:
+        (folder / "summary.csv").write_text(table)
+
+
+def test_mcnemar_and_the_joint_interval_are_told_with_their_limits(folder):
+    report = (folder / "report.md").read_text()
+    assert "holds for these two checkpoints only" in report
+    part = report.split("## Image by image")[1].split("\n## ")[0]
+    assert len(re.findall(r"^\| learned \| [012] \| ", part, flags=re.M)) == 3
+    assert len(re.findall(r"^\| sincos2d \| [01] \| ", part, flags=re.M)) == 2  # its third seed is missing
+
+
+def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
+    report = (folder / "report.md").read_text()
+    part = report.split("## Analysis: resolution")[1].split("\n## ")[0]
+    assert "| acc1: arm | line | n | size 8 | size 12 | size 16 | size 24 |" in part
+    assert re.search(r"\| sincos2d \| resize, interpolate \| 2/3 \| 0\.\d{4} ± 0\.\d{4} \|", part)
+    assert "position: not done for none: there is no table" in report
+    table = pd.read_csv(folder / "summary.csv")
+    rows = table[(table["kind"] == "analysis") & (table["analysis"] == "scramble") & (table["arm"] == "none")]
+    assert (rows["high"] - rows["low"]).to_numpy() == pytest.approx(2 * rows["half"].to_numpy())
+    results = pd.read_csv(folder / "results.csv")
+    each = results[(results["metric"] == "scramble/flipped") & (results["pos_embed"] == "none")]["value"]
+    finest = rows[(rows["measure"] == "flipped") & (rows["x"] == 16)]["mean"].item()
+    assert finest == pytest.approx(each.mean())
+
+
+def test_the_page_has_everything_in_itself(folder):
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 8
+    for outside in ("http://", "https://", "src=", "<script", "<link", "@import"):
+        urls = [u for u in re.findall(rf"{outside}[^\s\"'>]*", page) if "w3.org" not in u]
+        assert not urls, urls
+    links = set(re.findall(r'(?:xlink:)?href="([^"]*)"', page))
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_report_that_is_repeated_is_the_same(folder, monkeypatch):
+    monkeypatch.chdir(folder.parents[3])
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    ablation = read("made-up.yaml")
+    write_report(ablation, list(resolved(ablation)), None, False)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs chromium")
+def test_the_page_can_be_looked_at(folder, tmp_path):
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
+    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars"]
+    flags += [f"--user-data-dir={tmp_path / 'user'}", "--window-size=1100,4000"]
+    shot = tmp_path / "report.png"
+    page = (folder / "report.html").as_uri()
+    subprocess.run(["chromium", *flags, f"--screenshot={shot}", page], capture_output=True, timeout=120, check=True)
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(shot).convert("RGB"))
+    assert pixels.shape[:2] == (4000, 1100)
+    colours = pixels.reshape(-1, 3)
+    for name in ("0072B2", "D55E00", "009E73"):  # of the three arms, in their figures
+        drawn = (np.abs(colours - np.frombuffer(bytes.fromhex(name), np.uint8).astype(int)).max(axis=1) < 8).sum()
+        assert drawn > 200, name
+    assert (colours.max(axis=1) < 80).sum() > 5000  # words
+
+
+@pytest.mark.slow
+def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    said = send_report("made-up", "vitlab", None, tmp_path, folder / "report.html", folder / "summary.csv")
+    assert said.startswith("W&B      offline; send it with")
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    files = {path.name.split("_")[0] for path in run.rglob("media/*/*")}
+    assert files == {"summary", "report"}
+
+
+def test_a_failing_wandb_fails_no_report(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "sideways")
+    said = send_report("made-up", "vitlab", None, tmp_path, folder / "report.html", folder / "summary.csv")
+    assert said.startswith("W&B      not sent: ")
