@@ -29,10 +29,10 @@ faults: setup  ## kill, fill, tear and deceive: the fault catalogue, about ten m
 		code=$$?; $(BIN)/python tests/faults/report.py .faults; exit $$code
 
 benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part
-	$(BENCH) model --suite cpu-full --dtype fp32 --budget 240 --json benchmarks/cpu-fp32.json $(OFFICIAL)
-	$(BENCH) model --suite cpu-full --dtype bf16 --budget 120 --json benchmarks/cpu-bf16.json --no-memory $(OFFICIAL)
-	$(BENCH) model --suite cpu-quick --json benchmarks/cpu-quick.json --no-memory
-	$(BENCH) attention --budget 50 --json benchmarks/attention.json
+	$(BENCH) model --suite cpu-full --dtype fp32 --budget 200 --json benchmarks/cpu-fp32.json $(OFFICIAL)
+	$(BENCH) model --suite cpu-full --dtype bf16 --budget 100 --json benchmarks/cpu-bf16.json --no-memory $(OFFICIAL)
+	$(BENCH) model --suite cpu-quick --budget 40 --json benchmarks/cpu-quick.json --no-memory
+	$(BENCH) attention --budget 40 --json benchmarks/attention.json
 	$(BENCH) limit --json benchmarks/limit.json
 	$(BENCH) numerics --json benchmarks/numerics.json
 	$(BENCH) overhead --budget 30 --json benchmarks/overhead.json

@@ -27,7 +27,7 @@ def speed_table(folder: Path) -> str:
     rows = [row for result in found for row in result["rows"] if row.get("table", "model") == "model"]
     if not rows or any("all_seconds" not in row for row in rows):  # older runs kept no times
         raise UsageError(f"`make benchmarks` must first measure {' and '.join(FILES)}, into {folder}")
-    keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows)
+    keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows if row["contender"] != "vitlab")
     lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
     machine = found[0]["machine"]
     busy = " Other work ran beside it: the ratios hold, img/s would not." if any(row["noisy"] for row in rows) else ""
