@@ -1,3 +1,4 @@
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
@@ -93,8 +94,10 @@ def test_parts_add_up_to_the_whole(arguments):
     assert macs["mlp"] == 2 * 17 * 2 * 16 * 64
 
 
-def test_cost_is_measured(small_subject, monkeypatch):
+def test_cost_is_measured_and_every_parameter_stands_in_the_file(small_subject, monkeypatch, tmp_path):
     monkeypatch.setattr("vitlab.analysis.cost.SECONDS", 0.01)
-    table = analyze_cost(small_subject()).table.set_index(["quantity", "of"])["value"]
-    assert table["parameters", "all"] == sum(p.numel() for p in small_net().parameters())
+    path = analyze_cost(small_subject(embed_dim=256)).save(tmp_path, "cost")[0]
+    table = pd.read_csv(path).set_index(["quantity", "of"])["value"]
+    count = sum(p.numel() for p in small_net(embed_dim=256).parameters())
+    assert table["parameters", "all"] == count > 1_000_000
     assert (table["images per second"] > 0).all() and (table["peak memory, MiB"] > 1).all()

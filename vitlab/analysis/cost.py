@@ -70,7 +70,7 @@ def analyze_cost(subject: Subject) -> Finding:
         speed = images_per_second(net, image.expand(batch, -1, -1, -1).contiguous())
         rows.append({"quantity": "images per second", "of": f"batch {batch}", "value": speed})
         rows.append({"quantity": "peak memory, MiB", "of": f"batch {batch}", "value": _peak(device) / 2**20})
-    table = pd.DataFrame(rows)
+    table = pd.DataFrame(rows, dtype=object)  # counts stay whole numbers
     figure, axes = one_axes(columns=3, width=3.4, height=3.0)
     for i, (ax, (quantity, counts)) in enumerate(zip(axes, parts.items(), strict=False)):
         ax.barh(list(counts), list(counts.values()), color=COLORS[i])
@@ -79,7 +79,7 @@ def analyze_cost(subject: Subject) -> Finding:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=3))
         ax.xaxis.set_major_formatter(EngFormatter(sep=" "))
     speed_table = table[table["quantity"] == "images per second"]
-    axes[2].plot(BATCHES, speed_table["value"].to_numpy(), marker="o", color=COLORS[2])
+    axes[2].plot(BATCHES, speed_table["value"].to_numpy(dtype=float), marker="o", color=COLORS[2])
     axes[2].set_xscale("log", base=2)
     axes[2].set_xticks(BATCHES, [str(batch) for batch in BATCHES])
     axes[2].set_ylim(bottom=0)
