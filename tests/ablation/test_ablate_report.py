@@ -11,8 +11,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from vitlab.ablation import images
 from vitlab.ablation.cells import Resolved, cells_of
 from vitlab.ablation.report import write_report
+from vitlab.ablation.results import collect
 from vitlab.ablation.spec import read
 from vitlab.cli.wandb_report import send_report
 
@@ -163,6 +165,19 @@ def test_mcnemar_and_the_joint_interval_are_told_with_their_limits(folder):
     part = report.split("## Image by image")[1].split("\n## ")[0]
     assert len(re.findall(r"^\| learned \| [012] \| ", part, flags=re.M)) == 3
     assert len(re.findall(r"^\| sincos2d \| [01] \| ", part, flags=re.M)) == 2  # its third seed is missing
+
+
+def test_pairs_without_predictions_are_named(folder, monkeypatch):
+    monkeypatch.chdir(folder.parents[3])
+    kept = next(Path("runs/ablations/made-up/learned").glob("s1-*/predictions/test.parquet"))
+    kept.rename(kept.with_suffix(".away"))
+    try:
+        ablation = read("made-up.yaml")
+        results = collect(ablation, list(resolved(ablation)))
+        ((_, sentences, _),) = images.section(results, images.pairs(results), images.joint(results))
+    finally:
+        kept.with_suffix(".away").rename(kept)
+    assert sentences[-1].endswith("left out: learned s1.")
 
 
 def test_curves_are_means_over_seeds_with_the_number_of_them(folder):

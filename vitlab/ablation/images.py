@@ -52,9 +52,17 @@ def joint(results: Any) -> list[dict[str, Any]]:
 
 
 def section(results: Any, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
-    """Return the section on images; none without predictions."""
+    """Return the section on images; it names the pairs that could not be compared."""
+    there = {(row["arm"], row["seed"]) for row in rows}
+    lost = [
+        f"{arm.name} s{seed}"
+        for arm, baseline in _compared(results)
+        for seed in results.ablation.seeds
+        if {(arm.name, seed), (baseline.name, seed)} <= results.runs.keys() and (arm.name, seed) not in there
+    ]
+    without = [f"No predictions of the same images as the baseline's, so left out: {', '.join(lost)}."] if lost else []
     if not rows:
-        return []
+        return [("Image by image", without, [])] if lost else []
     table: Table = [["arm", "seed", "only it is right", "only the baseline is", "images", "p, this pair"]]
     for row in rows:
         counts = [f"{row[key]:,}" for key in ("only_arm", "only_baseline", "n_images")]
@@ -64,7 +72,7 @@ def section(results: Any, rows: list[dict[str, Any]], together: list[dict[str, A
         head = ["arm", "n", "difference in accuracy", "interval over seeds and images", "p"]
         lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r), chance(r["p"])] for r in together]
         tables, sentences = [[head, *lines], table], [JOINT, NOTE]
-    return [("Image by image", sentences, tables)]
+    return [("Image by image", sentences + without, tables)]
 
 
 def _span(row: dict[str, Any]) -> str:
