@@ -8,7 +8,7 @@ from vitlab.ablation.analyses import CURVES, mean_profiles
 from vitlab.ablation.figures import Rows, draw, look
 from vitlab.ablation.findings import Findings
 
-WORDS = {"acc1": "accuracy", "flipped": "share of other predictions", "spread": "sd of the logit over displacements"}
+WORDS = {"acc1": "accuracy", "flipped": "share of other predictions", "spread": "sd of the logit"}
 AXES = {"size": "height of the image, pixels", "blocks": "blocks that change places", "pixels": "shift, pixels"}
 
 
