@@ -134,14 +134,14 @@ def chances(hits, n, p):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [2, 3, 5])
+@pytest.mark.parametrize("n", [2, 5])
 def test_intervals_cover_the_mean_as_often_as_they_say(n):
     rng = np.random.default_rng(n)
-    values = rng.standard_normal((1500, n))
+    values = rng.standard_normal((1000, n))
     covered = sum(low < 0 < high for low, high in map(stats.interval, values))
-    assert chances(covered, 1500, 0.95) > 1e-3
+    assert chances(covered, 1000, 0.95) > 1e-3
     half = 1.96 * values.std(axis=1, ddof=1) / np.sqrt(n)
-    assert chances((np.abs(values.mean(axis=1)) < half).sum(), 1500, 0.95) < 1e-9  # what a normal interval would do
+    assert chances((np.abs(values.mean(axis=1)) < half).sum(), 1000, 0.95) < 1e-9  # what a normal interval would do
 
 
 @pytest.mark.slow
@@ -173,8 +173,9 @@ def test_the_joint_interval_covers_the_truth_for_new_seeds_and_images():
 @pytest.mark.slow
 def test_equal_arms_are_called_different_by_welch_and_holm_in_one_report_of_twenty():
     values = np.random.default_rng(1).standard_normal((300, 5, 5))
-    alarms = sum(any(d.adjusted < 0.05 for d in stats.against(x[1:], x[0], "welch")) for x in values)
-    raw = sum(any(d.p < 0.05 for d in stats.against(x[1:], x[0], "welch")) for x in values)
+    found = [stats.against(x[1:], x[0], "welch") for x in values]
+    alarms = sum(any(d.adjusted < 0.05 for d in arms) for arms in found)
+    raw = sum(any(d.p < 0.05 for d in arms) for arms in found)
     assert reference.binomtest(alarms, 300, 0.05, alternative="greater").pvalue > 0.01
     assert reference.binomtest(raw, 300, 0.05, alternative="greater").pvalue < 1e-6  # what no adjustment would do
 
