@@ -20,7 +20,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
     "ablation": set(),
     "analysis": {"layers", "tokenizers", "models", "data"},
     "tasks": {"layers", "tokenizers", "models", "optim"},
-    "bench": {"layers", "tokenizers", "models", "optim", "tasks", "data"},
+    "bench": {"layers", "tokenizers", "models", "optim", "tasks", "data", "callbacks"},
     "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation", "bench"},
 }
 GROUND = {"errors", "manifest", "run_dir", "shipped"}  # standard library only; every room may stand on it

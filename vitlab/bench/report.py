@@ -46,7 +46,7 @@ COLUMNS = {
     "overhead": {
         "loop": "{loop}",
         "ms a step": "{step_ms:.3f}",
-        "added ms": "{added_ms:.3f} [{least_ms:.3f}, {most_ms:.3f}]",
+        "added ms": "{added_ms:.3f} (at best {least_ms:.3f})",
     },
     "ddp": {"two processes, one thread each": "{setting}", "speed": _SPEED, "img/s": "{images_per_second:.1f}"},
     "loader": {"loader": "{loader}", "img/s": "{images_per_second:.0f}", "speed": _SPEED},

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import time
 from typing import Any
 
 import lightning as L
@@ -27,29 +26,27 @@ class Console(ProgressBar):
         self.record = record
         self.quiet = quiet
         self.bar: tqdm | None = None
-        self._start = 0.0
-        self._first_step = 0
+        self._shown: dict[str, float] = {}  # the row that the bar shows
 
     def disable(self) -> None:
         """Show nothing; Lightning calls it on all processes but the first."""
         self.quiet = True
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock of the time left."""
-        self._start, self._first_step = time.perf_counter(), trainer.global_step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar of an epoch."""
         if not self.quiet and sys.stderr.isatty():
             title = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
             self.bar = tqdm(total=trainer.num_training_batches, desc=title, leave=False, mininterval=0.2)
+            self._shown = {}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Move the bar."""
         if self.bar is not None:
-            self.bar.set_postfix_str(self._numbers(trainer), refresh=False)
+            if self.record.row is not self._shown and self.record.row:
+                self._shown = self.record.row
+                self.bar.set_postfix_str(self._numbers(), refresh=False)
             self.bar.update()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -63,7 +60,8 @@ class Console(ProgressBar):
         parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
         parts += [f"{k} {float(v):.4f}" for k, v in trainer.callback_metrics.items() if k in _shown(trainer)]
         parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
-        parts.append(f"{_duration(self._left(trainer))} left")
+        parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
+        parts.append(f"{_duration(self.record.seconds_left(trainer))} left")
         LOG.info("  ".join(parts))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -75,17 +73,12 @@ class Console(ProgressBar):
             self.bar.close()
             self.bar = None
 
-    def _numbers(self, trainer: L.Trainer) -> str:
+    def _numbers(self) -> str:
         row = self.record.row
         shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
-        if row:
-            shown.append(f"{row['images_per_second']:,.0f} images/s")
-        return "  ".join([*shown, f"{_duration(self._left(trainer))} left"])
-
-    def _left(self, trainer: L.Trainer) -> float:
-        done = trainer.global_step - self._first_step
-        total = float(trainer.estimated_stepping_batches)
-        return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
+        return "  ".join(
+            [*shown, f"{row['images_per_second']:,.0f} images/s", f"{_duration(row['seconds_left'])} left"]
+        )
 
 
 class EvaluationConsole(ProgressBar):

@@ -22,6 +22,12 @@ class EMA(WeightAveraging):
             raise ValueError(f"`decay` of EMA must be at least 0 and below 1, got {decay}")
         super().__init__(use_buffers=False)
         self.decay = decay
+        self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Look at the weights anew."""
+        super().on_train_start(trainer, pl_module)
+        self._pairs = None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -30,8 +36,8 @@ class EMA(WeightAveraging):
         step = trainer.global_step
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
-            average: list[torch.Tensor] = list(self._average_model.module.parameters())
-            current: list[torch.Tensor] = list(pl_module.parameters())
+            if not self._pairs:  # to list them takes longer than to move them
+                self._pairs = list(self._average_model.module.parameters()), list(pl_module.parameters())
             with torch.no_grad():
-                torch._foreach_lerp_(average, current, weight)
+                torch._foreach_lerp_(*self._pairs, weight)
             self._latest_update_step = step
