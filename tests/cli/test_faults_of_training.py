@@ -37,11 +37,51 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_samples(here, cap
     out = capsys.readouterr().out
     assert "the loss is not finite in epoch 2, batch 6" in out
     assert "training samples [" in out
+    assert "lr 0.00" in out
+    assert "in the step before" in out
     run = here / "runs" / "nan"
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["epoch"] == 0
     assert all(torch.isfinite(v).all() for v in state["state_dict"].values())
+
+
+@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "muon"])
+def test_a_step_that_is_not_finite_can_be_skipped(here, monkeypatch, opt):
+    loss, weights = Classifier.train_loss, {}
+
+    def broken(self, outputs, targets):
+        weights[self.trainer.global_step] = self.net.head.weight.detach().clone()
+        return loss(self, outputs, targets) * (float("nan") if self.trainer.global_step in (5, 8) else 1.0)
+
+    monkeypatch.setattr(Classifier, "train_loss", broken)
+    skip = ["--model.nan_loss=skip", f"--model.opt={opt}", "--trainer.max_epochs=1", "--data.subset=0.3"]
+    assert main([*FIT, *skip, "--name", "skip", "--trainer.log_every_n_steps=1"]) == 0
+    same = [step for step in range(9) if torch.equal(weights[step], weights[step + 1])]
+    assert same in ([5, 8], [0, 5, 8])  # the first step of a warm-up may be too small to see
+    rows = [json.loads(line) for line in (here / "runs/skip/metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if "train/loss" in row]
+    assert all(torch.isfinite(torch.tensor(row["train/loss"])) for row in trained)
+
+
+def test_a_run_whose_every_loss_is_not_finite_stops_all_the_same(here, monkeypatch, capsys):
+    monkeypatch.setattr(Classifier, "train_loss", lambda self, outputs, targets: outputs.sum() * float("nan"))
+    assert main([*FIT, "--model.nan_loss=skip", "--name", "all"]) == 1
+    assert "the loss is not finite in epoch 1, batch 11, near step 20" in capsys.readouterr().out
+
+
+def test_each_row_tells_speed_time_left_and_gradient(here):
+    assert main([*FIT, "--name", "rows", "--trainer.gradient_clip_val=null", "--trainer.log_every_n_steps=7"]) == 0
+    rows = [json.loads(line) for line in (here / "runs/rows/metrics.jsonl").read_text().splitlines()]
+    trained = [row for row in rows if "train/loss" in row]
+    assert len(trained) == 3 * 5
+    for row in trained:
+        assert row["images_per_second"] > 0
+        assert 0 <= row["data_wait"] < 1
+        assert row["grad_norm"] > 0
+        assert "mfu" not in row  # of a CPU the peak is not known
+    assert len({row["grad_norm"] for row in trained}) == len(trained)
+    assert trained[0]["seconds_left"] > trained[-1]["seconds_left"] == 0
 
 
 def test_weights_that_are_not_finite_are_never_saved(here, monkeypatch, capsys):
@@ -63,7 +103,9 @@ def test_running_out_of_memory_names_the_ways_out(here, monkeypatch, capsys):
 
     monkeypatch.setattr(Classifier, "train_loss", full)
     assert main([*FIT, "--name", "full"]) == 1
-    assert "lower `data.batch_size`" in capsys.readouterr().out
+    assert (
+        "out of GPU memory with data.batch_size=32, 32 on each GPU; lower `data.batch_size`" in capsys.readouterr().out
+    )
 
 
 def test_the_manifest_has_the_checksum_of_each_checkpoint(here):

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.cli.launch import launched_devices
+from vitlab.errors import UsageError
+
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
 CODE = "import sys; from vitlab.cli.launch import agree; print(agree(sys.argv[1]))"
 
@@ -30,11 +33,31 @@ def test_a_process_on_its_own_keeps_its_name(monkeypatch):
     assert agree("mine") == "mine"
 
 
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "expected"),
+    [
+        ("auto", 1, {"devices": 4, "num_nodes": 2}),
+        (4, 2, {"num_nodes": 2}),
+        (2, 1, "`trainer.devices` must be torchrun's --nproc_per_node or be left out, got 2, 4"),
+        ("auto", 3, "`trainer.num_nodes` must be torchrun's --nnodes"),
+    ],
+)
+def test_torchrun_says_how_many_devices_there_are(monkeypatch, devices, num_nodes, expected):
+    assert launched_devices(devices, num_nodes) == {}
+    for name, value in {"TORCHELASTIC_RUN_ID": "x", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    if isinstance(expected, dict):
+        assert launched_devices(devices, num_nodes) == expected
+    else:
+        with pytest.raises(UsageError, match=expected):
+            launched_devices(devices, num_nodes)
+
+
 @pytest.mark.slow
 def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "vitlab", "fit"]
     words += ["--config", CONFIG, "--trainer.max_epochs=1", "--trainer.logger=false", "--data.subset=0.2"]
-    words += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    words += ["--trainer.accelerator=cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr

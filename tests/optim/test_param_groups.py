@@ -73,6 +73,29 @@ def test_pos_embed_lr_mult_reaches_the_positions_alone():
     assert next(r for r in rows if r["name"] == "pos_embed.weight")["lr_scale"] == pytest.approx(10)
 
 
+def test_head_lr_mult_reaches_the_head_alone():
+    net = VisionTransformer(**TINY)
+    rows = describe_groups(net, param_groups(net, 0.1, 0.1, head_lr_mult=100), 0.1)
+    assert {r["name"]: r["lr_scale"] for r in rows if r["lr_scale"] != 1} == {
+        "head.weight": pytest.approx(100),
+        "head.bias": pytest.approx(100),
+    }
+
+
+def test_the_no_decay_set_is_the_same_bare_wrapped_compiled_and_under_ddp(tmp_path):
+    net = VisionTransformer(**FULL)
+    bare = decayed_names(net)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        parallel = nn.parallel.DistributedDataParallel(net)
+        compiled = torch.compile(net, backend="eager")
+        net.compile(backend="eager")
+        for wrapped in (parallel.module, compiled._orig_mod, nn.Sequential(net)[0], compiled):
+            assert decayed_names(wrapped) in (bare, {f"_orig_mod.{name}" for name in bare})
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_a_multiplier_that_meets_nothing_is_refused():
     with pytest.raises(ValueError, match=r"`pos_embed_lr_mult` must stay 1 .* got 10"):
         param_groups(VisionTransformer(**TINY, pos_embed="rope2d"), 0.1, 0.1, pos_embed_lr_mult=10)

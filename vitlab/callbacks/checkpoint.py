@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
+from torch.distributed.tensor import DTensor
 
 from vitlab.callbacks.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 from vitlab.errors import UsageError
@@ -153,8 +154,16 @@ class Checkpoint(callbacks.Checkpoint):
 
 
 def _check_finite(trainer: L.Trainer) -> None:
-    module = trainer.lightning_module
-    sums = torch.stack([p.detach().float().abs().amax() for p in module.parameters()])
-    if not torch.isfinite(sums).all():
-        name = next(n for n, p in module.named_parameters() if not torch.isfinite(p).all())
-        raise FloatingPointError(f"the weights are not finite (first: {name}); the last good checkpoint is kept")
+    named = {name: _local(p.detach()) for name, p in trainer.lightning_module.named_parameters()}
+    named = {name: value for name, value in named.items() if value.numel()}
+    largest = torch.stack([value.float().abs().amax() for value in named.values()])
+    fine = bool(torch.isfinite(largest).all())
+    if trainer.world_size > 1:  # where weights are sharded, one process may be the only one to know
+        fine = trainer.strategy.reduce_boolean_decision(fine, all=True)
+    if not fine:
+        bad = next((name for name, value in named.items() if not torch.isfinite(value).all()), "in another process")
+        raise FloatingPointError(f"the weights are not finite (first: {bad}); the last good checkpoint is kept")
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value

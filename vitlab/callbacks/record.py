@@ -17,10 +17,12 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from vitlab.callbacks.speed import Speed
 from vitlab.errors import Stopped
 from vitlab.run_dir import RunDir
 
 LOG = logging.getLogger("vitlab")
+PATIENCE = 20  # batches in a row that may be skipped
 
 
 class RunRecord(Callback):
@@ -43,6 +45,8 @@ class RunRecord(Callback):
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
         self._losses: list[Tensor] = []
+        self._skipped = 0  # batches in a row, as far as they make up whole rows
+        self._norms: list[Tensor | None] = [None]  # of the gradient, before each of these losses, where known
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
@@ -52,9 +56,11 @@ class RunRecord(Callback):
             self.describe(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
+        """Start the clocks."""
         self.started = True
-        self._since = self._waiting_since = time.perf_counter()
+        self._start = self._since = self._waiting_since = time.perf_counter()
+        self._first_step = trainer.global_step
+        self._speed = Speed(self.run.read("model.json").get("flops", 0), trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the sums of the epoch before, unless this is the rest of an epoch that was stopped."""
@@ -67,19 +73,39 @@ class RunRecord(Callback):
         """Add up how long training waits for data."""
         self._waited += time.perf_counter() - self._waiting_since
 
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
+        """Measure the gradient of a step that will be written down, where clipping does not measure each."""
+        if trainer.gradient_clip_val is None and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
+            pl_module.grad_norm = pl_module.gradient_norm()
+
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
         self._losses.append(outputs["loss"].detach())
-        last = batch_idx + 1 == trainer.num_training_batches
-        if last or (batch_idx + 1) % (trainer.log_every_n_steps * trainer.accumulate_grad_batches) == 0:
+        self._norms.append(pl_module.grad_norm)
+        if self._is_due(trainer, batch_idx):
             self._flush(trainer, pl_module, batch_idx)
         self._waiting_since = time.perf_counter()
 
+    def seconds_left(self, trainer: L.Trainer) -> float:
+        """Return how long the rest of the training takes at the speed so far, its validations included."""
+        done = trainer.global_step - self._first_step
+        total = float(trainer.estimated_stepping_batches)
+        return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
+
+    def _is_due(self, trainer: Any, batch_idx: int) -> bool:
+        steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
+        last = batch_idx + 1 == trainer.num_training_batches or trainer.global_step == trainer.max_steps
+        return last or (batch_idx + 1) % steps == 0
+
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses, self._losses = torch.stack(self._losses), []
+        norms, self._norms = self._norms, self._norms[-1:]
         sums = task.read_train_sums()
-        if not math.isfinite(sums["loss"]):
-            raise FloatingPointError(_describe_nan(trainer, losses, batch_idx))
+        self._skipped = 0 if sums["n"] else self._skipped + len(losses)
+        if not math.isfinite(sums["loss"]) or self._skipped >= PATIENCE:
+            raise FloatingPointError(_describe_nan(trainer, losses, norms, batch_idx))
+        if self._skipped:
+            return
         now = time.perf_counter()
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
@@ -89,6 +115,10 @@ class RunRecord(Callback):
         if task.grad_norm is not None:
             self.row["grad_norm"] = task.grad_norm.item()
         self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
+        self.row |= {
+            "seconds_left": self.seconds_left(trainer),
+            **self._speed.utilization(self.row["images_per_second"]),
+        }
         self._since, self._waited = now, 0.0
         self._write(trainer, self.row)
         for logger in trainer.loggers:
@@ -146,13 +176,15 @@ def _drop_torn_row(path: Path) -> None:
             file.truncate(text.rfind(b"\n") + 1)
 
 
-def _describe_nan(trainer: Any, losses: Tensor, batch_idx: int) -> str:
+def _describe_nan(trainer: Any, losses: Tensor, norms: list[Tensor | None], batch_idx: int) -> str:
     """Say where the loss first was not a number, and which samples the step had."""
     bad = torch.nonzero(~torch.isfinite(losses))
-    first = batch_idx + 1 - len(losses) + (int(bad[0]) if len(bad) else 0)
+    place = int(bad[0]) if len(bad) else 0
+    first, norm = batch_idx + 1 - len(losses) + place, norms[place]
     lr = trainer.optimizers[0].param_groups[0]["lr"]
     text = f"the loss is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
     text += f"{trainer.global_step}, lr {lr:.3g}"
+    text += f", gradient norm {norm.item():.3g} in the step before" if norm is not None else ""
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
     if hasattr(order, "steps"):
         text += f"; training samples {next(order.steps(first)).indices.tolist()}"

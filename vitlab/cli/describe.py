@@ -49,7 +49,11 @@ def model_facts(net: Any) -> dict[str, Any]:
 
 def header(cli: "FitCLI", trainer: L.Trainer) -> str:
     """Return the lines that say what is trained, on what, and where."""
-    lines = {"model": _model_line(cli.model), "data": _data_line(cli.datamodule), "train": _train_line(cli, trainer)}
+    lines = {
+        "model": _model_line(cli.model, cli.facts),
+        "data": _data_line(cli.datamodule),
+        "train": _train_line(cli, trainer),
+    }
     if isinstance(cli.model, Distillation):
         lines["from"] = _teacher_line(cli.model)
     lines["run"] = str(cli.run.path) + (" (continued)" if cli.resumed else "")
@@ -58,8 +62,8 @@ def header(cli: "FitCLI", trainer: L.Trainer) -> str:
     return "\n".join(f"{name:<6} {text}" for name, text in lines.items())
 
 
-def _model_line(task: Task) -> str:
-    net, facts = task.net, model_facts(task.net)
+def _model_line(task: Task, facts: dict[str, Any]) -> str:
+    net = task.net
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
@@ -108,7 +112,7 @@ def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
     if not cli.resumed:
         write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False)))
     run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
-    run.write("model.json", model_facts(net))
+    run.write("model.json", cli.facts)
     run.write("data.json", cli.datamodule.fingerprint())
     record = run.read("run.json")
     run.write("run.json", {**record, **_facts(cli, trainer), "started": record.get("started") or now_utc()})

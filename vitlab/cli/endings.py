@@ -16,14 +16,22 @@ OUT_OF_MEMORY = (
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
 
 
-def told(error: Exception, run: RunDir) -> str | None:
-    """Return what a user must know of an error that a sound program meets, or None for a mistake of ours."""
+def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | None:
+    """Return what a user must know of an error that a sound program meets, or None for a mistake of ours.
+
+    Args:
+        error: What ended the training.
+        run: The run directory.
+        batch: Images of a step, over all processes.
+        processes: Number of processes.
+    """
     way_on = f"`vitlab fit --resume {run.path}`"
     match error:
         case FloatingPointError() | NotSaved():
             return str(error)
         case torch.OutOfMemoryError():
-            return f"out of GPU memory; {OUT_OF_MEMORY}"
+            share = f"data.batch_size={batch}, {batch // processes} on each GPU"
+            return f"out of GPU memory with {share}; {OUT_OF_MEMORY}"
         case ImageError():
             return f"{error}; repair the file, or allow some with --data.max_unreadable, then {way_on}"
         case URLError():

@@ -17,7 +17,7 @@ TRAINER = {
     "accelerator": "cpu, gpu or auto",
     "devices": "how many of them on each machine",
     "num_nodes": "how many machines",
-    "strategy": "auto, ddp, ...",
+    "strategy": "auto, ddp, ddp_static, ddp_bf16 (slow networks), fsdp2 (weights too many for one GPU), ...",
     "precision": "32-true, bf16-mixed, 16-mixed, ...",
     "accumulate_grad_batches": "batches for one step of the optimizer",
     "gradient_clip_val": "largest norm of the gradient",
@@ -41,7 +41,7 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
         "the run": run,
         "training (more with --help_all)": trainer,
         "the checkpoints": [_line("--checkpoint.monitor", "metric that tells the best epoch (the task's own)")],
-        "--model=Classifier (or Regressor)": _class_lines("model", Classifier),
+        "--model=Classifier (or Distillation, LinearProbe, Regressor)": _class_lines("model", Classifier),
         "--data=ImageFolder (or Digits, FashionMNIST, CIFAR10, CIFAR100, ImageNet, HuggingFace, Packed)": _class_lines(
             "data", ImageFolder
         ),

@@ -4,6 +4,7 @@ import hashlib
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.run_dir import RUNS, write_text
@@ -14,6 +15,23 @@ PATIENCE = 300.0  # seconds that a process waits for the first one
 def launched_rank() -> int:
     """Return which process of a launch by torchrun or srun this is; 0 for a process on its own."""
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
+def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
+    """Return how many devices and machines torchrun has started processes for; nothing outside of torchrun.
+
+    Lightning takes `devices: auto` to be one on a CPU, and each of the processes would train alone.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return {}
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if str(devices).isdigit() and int(devices) != local:
+        raise UsageError(
+            f"`trainer.devices` must be torchrun's --nproc_per_node or be left out, got {devices}, {local}"
+        )
+    if num_nodes not in (1, world // local):
+        raise UsageError(f"`trainer.num_nodes` must be torchrun's --nnodes or be left out, got {num_nodes}")
+    return {"num_nodes": world // local, **({"devices": local} if devices == "auto" else {})}
 
 
 def agree(name: str) -> str:

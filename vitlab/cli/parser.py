@@ -14,27 +14,21 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from torch.nn.parallel import DistributedDataParallel
 
 import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
+import vitlab.cli.strategies
 import vitlab.data
-import vitlab.tasks  # all imported so that a class is found by its short name
+import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.explain import explain, read_yaml
 from vitlab.cli.fit import options_parser
+from vitlab.cli.launch import launched_devices
 from vitlab.cli.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.errors import UsageError
 from vitlab.shipped import find_file
 
 LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
-
-# Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
-# torch 2.14 has a new word for it.
-NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-DDP: dict[str, Any] = {"forward_sync_buffers" if NEW else "broadcast_buffers": False, "gradient_as_bucket_view": True}
-StrategyRegistry.register("ddp", DDPStrategy, override=True, **DDP)
 
 
 class Parser(LightningArgumentParser):
@@ -110,6 +104,7 @@ class VitlabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
+        config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 
     def _check_links(self) -> None:

@@ -22,11 +22,12 @@ from vitlab.callbacks.console import Console
 from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
-from vitlab.cli.describe import describe, header
+from vitlab.cli.describe import describe, header, model_facts
 from vitlab.cli.endings import told
 from vitlab.cli.fit import check_same_config, choose_run, exit_code
 from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
 from vitlab.cli.run_lock import leads, locked, prepare
+from vitlab.cli.strategies import check_strategy
 from vitlab.cli.terminal import close_log, complain, log_to, say
 from vitlab.cli.wandb_setup import finish, place_loggers, protect
 from vitlab.errors import Stopped, UsageError
@@ -49,6 +50,7 @@ class FitCLI(VitlabCLI):
     def __init__(self, args: list[str], options: argparse.Namespace, run: RunDir | None) -> None:
         self.options = options
         self.resumed = run is not None
+        self.facts: dict[str, Any] = {}  # of the network
         self.run = run or RunDir(".")
         super().__init__(args)
 
@@ -76,6 +78,7 @@ class FitCLI(VitlabCLI):
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
+        check_strategy(self.config.trainer.strategy, trainer, self._get(self.config_init, "model").hparams["opt"])
         protect(trainer.loggers)
         return trainer
 
@@ -95,6 +98,7 @@ def train(cli: FitCLI, started: float) -> int:
     """Train, and return the exit code."""
     if cli.options.init_from:
         load_initial_weights(cli)
+    cli.facts = model_facts(cli.model.net)  # before a strategy changes the network
     if cli.options.dry_run:
         with user_mistakes():
             cli.datamodule.prepare_data()
@@ -145,7 +149,7 @@ def _fit(cli: FitCLI) -> int:
             say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}{way_on}")
         return exit_code(stopped)
     except Exception as error:
-        if sentence := told(error, cli.run):
+        if sentence := told(error, cli.run, cli.datamodule.batch_size, cli.trainer.world_size):
             complain(f"\n{sentence}")
             return 1
         if cli.record.started or not isinstance(error, ValueError):

@@ -11,6 +11,7 @@ def param_groups(
     weight_decay: float,
     layer_decay: float = 1.0,
     pos_embed_lr_mult: float = 1.0,
+    head_lr_mult: float = 1.0,
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a ``VisionTransformer`` into optimizer groups.
 
@@ -24,11 +25,13 @@ def param_groups(
         weight_decay: Decoupled weight decay of linear and convolution weights.
         layer_decay: Learning rate of each stage relative to the stage after it, Clark et al. 2020 (arXiv:2003.10555).
         pos_embed_lr_mult: Factor on the learning rate of everything trained under ``net.pos_embed``.
+        head_lr_mult: Factor on the learning rate of everything under ``net.head``.
 
     Returns:
         Groups with ``params``, ``lr`` and ``weight_decay``; together they hold every trained parameter once.
     """
     positions = {id(p) for p in net.pos_embed.parameters()}
+    factors = dict.fromkeys(positions, pos_embed_lr_mult) | {id(p): head_lr_mult for p in net.head.parameters()}
     if pos_embed_lr_mult != 1.0 and not any(p.requires_grad for p in net.pos_embed.parameters()):
         raise ValueError(
             f"`pos_embed_lr_mult` must stay 1 for a position embedding that trains nothing, got {pos_embed_lr_mult}"
@@ -39,7 +42,7 @@ def param_groups(
     for i, stage in enumerate(stages):
         for p in stage:
             if p.requires_grad:
-                scale = layer_decay ** (len(stages) - 1 - i) * (pos_embed_lr_mult if id(p) in positions else 1.0)
+                scale = layer_decay ** (len(stages) - 1 - i) * factors.get(id(p), 1.0)
                 groups.setdefault((lr * scale, weight_decay if id(p) in decays else 0.0), []).append(p)
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 

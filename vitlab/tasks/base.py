@@ -8,6 +8,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
 from vitlab.models.vit import VisionTransformer
@@ -34,7 +35,10 @@ class Task(L.LightningModule):
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
         layer_decay: Learning rate of each stage, relative to the stage after it.
         pos_embed_lr_mult: Factor on the learning rate of everything trained in the position embedding.
+        head_lr_mult: Factor on the learning rate of the head, which is new where weights are fine-tuned.
         freeze: Parts of the network that are not trained, as beginnings of parameter names: tokenizer, blocks.0.
+        nan_loss: Whether a loss or gradient that is not finite stops the run, or its step is skipped; to skip, each
+            step waits for the device.
         compile: Whether the network is compiled by torch before training.
         **vit: Passed to :class:`VisionTransformer`.
     """
@@ -56,7 +60,9 @@ class Task(L.LightningModule):
         weight_decay: float = 0.05,
         layer_decay: float = 1.0,
         pos_embed_lr_mult: float = 1.0,
+        head_lr_mult: float = 1.0,
         freeze: Sequence[str] = (),
+        nan_loss: Literal["stop", "skip"] = "stop",
         compile: bool = False,
         **vit: Any,
     ) -> None:
@@ -118,6 +124,10 @@ class Task(L.LightningModule):
         loss = self.train_loss(outputs, targets)
         sums = {"loss": loss.detach() * len(images), **self.train_measures(outputs.detach(), targets)}
         sums["n"] = loss.new_full((), len(images))  # filled on the device: a copy would wait for it
+        if self.hparams["nan_loss"] == "skip":
+            finite = loss.detach().isfinite()
+            sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
+            sums["skipped"] = ~finite * len(images)
         for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums[name] + value if name in self.train_sums else value
         return loss
@@ -186,11 +196,17 @@ class Task(L.LightningModule):
     ) -> None:
         # Lightning refuses to clip for a fused optimizer, for the sake of float16 scalers only.
         if gradient_clip_val is not None:
-            self.grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
+            self.grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val))
+        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # of all processes together
+            optimizer.zero_grad()  # without gradients, an optimizer leaves weights and moments alone
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients together."""
+        return _whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups: what decays, and how fast each learns, with ``factor`` on every rate."""
-        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult")
+        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
         return param_groups(self.net, self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
@@ -198,6 +214,10 @@ class Task(L.LightningModule):
         outputs = self.net(images)
         meter.update(outputs, targets, self.eval_loss(outputs, targets))
         return outputs
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:

@@ -1,0 +1,40 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vitlab.callbacks.speed import Speed, peak_flops
+
+NAMES = {
+    "NVIDIA H200": 989,
+    "NVIDIA H100 80GB HBM3": 989,
+    "NVIDIA H100 PCIe": 756,
+    "NVIDIA H100 NVL": 835,
+    "NVIDIA A100-SXM4-80GB": 312,
+    "NVIDIA A10G": None,
+    "NVIDIA L40S": 362,
+    "NVIDIA L4": 121,
+    "Tesla V100-SXM2-16GB": 125,
+    "Tesla T4": 65,
+    "NVIDIA GeForce RTX 4090": 165.2,
+    "NVIDIA A400": None,
+    "Something else": None,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_peak_of_a_gpu_goes_by_its_name(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    expected = NAMES[name]
+    assert peak_flops(torch.device("cuda")) == (expected and expected * 1e12)
+
+
+def trainer(device, world_size):
+    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), world_size=world_size)
+
+
+def test_utilization_is_three_forward_passes_against_the_peak_of_all_devices(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    speed = Speed(2 * 4.6e9, trainer("cuda", 8))  # ViT-S/16 at 8 x 10,000 images a second
+    assert speed.utilization(80_000)["mfu"] == pytest.approx(0.2791, abs=1e-4)
+    assert Speed(1e9, trainer("cpu", 1)).utilization(100) == {}

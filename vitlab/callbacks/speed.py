@@ -1,0 +1,50 @@
+"""How much of a machine's arithmetic training uses."""
+
+from typing import Any
+
+import torch
+
+# Dense 16-bit tensor-core rates in TFLOP/s with float32 sums, from NVIDIA's data sheets; the first name found counts.
+# Lightning's own table mixes these with sparse and with scalar ones.
+PEAKS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 NVL": 835.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "A40": 149.7,
+    "L40S": 362.0,
+    "L4": 121.0,
+    "V100": 125.0,
+    "T4": 65.0,
+    "RTX 4090": 165.2,
+    "RTX 3090": 71.0,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Return the dense 16-bit peak of a GPU in operations a second; None for other devices and unknown names."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    words = f" {name.replace('-', ' ')} "
+    return next((1e12 * peak for key, peak in PEAKS.items() if f" {key} " in words), None)
+
+
+class Speed:
+    """Model FLOPs utilization, Chowdhery et al. 2022 (arXiv:2204.02311): useful operations as a share of the peak.
+
+    Useful is what one forward and one backward pass of the network need, three times the forward pass; neither what
+    gradient checkpointing repeats nor a teacher counts. The peak is the 16-bit one, whatever the precision.
+
+    Args:
+        flops: Operations of one image's forward pass.
+        trainer: The trainer.
+    """
+
+    def __init__(self, flops: float, trainer: Any) -> None:
+        self.flops, self.devices = flops, trainer.world_size
+        self.peak = peak_flops(trainer.strategy.root_device)
+
+    def utilization(self, images_per_second: float) -> dict[str, float]:
+        """Return the utilization at a speed of all devices together; nothing where the peak is not known."""
+        return {"mfu": 3 * self.flops * images_per_second / (self.peak * self.devices)} if self.peak else {}
