@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -105,3 +106,13 @@ def test_two_processes_stop_together_and_one_continues(tmp_path):
     assert "(continued)" in output
     rows = curve(tmp_path / "runs" / "two")
     assert {step for kind, step in rows if kind == "train"} == set(range(1, 141))
+
+
+@pytest.mark.slow
+def test_two_processes_continue_to_the_same_bits(tmp_path):
+    two = [*FIT, *DDP, "--trainer.max_epochs=2"]
+    finish([*two, "--name", "whole"], tmp_path)
+    returned, output = stop_at(random.Random(1).randrange(5, 65), signal.SIGTERM, two, tmp_path, "parts")
+    assert returned == 75, output
+    finish(["fit", "--resume", "parts"], tmp_path)
+    same(*(tmp_path / "runs" / name for name in ("whole", "parts")))
