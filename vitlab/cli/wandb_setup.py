@@ -72,7 +72,7 @@ class Guarded(WandbLogger):
             return WandbLogger.experiment.__get__(self)
         except Exception as error:
             LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
-        self.has_failed, self._experiment = True, DummyExperiment()
+        self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
         return self._experiment
 
 
@@ -110,9 +110,13 @@ def _line(error: Exception) -> str:
 
 def finish(failed: bool) -> None:
     """End the W&B run of this process, so that the next one is a run of its own."""
-    if wandb.run is not None:
-        with suppress(Exception):  # what could not be sent is kept beside the run
-            wandb.finish(exit_code=int(failed))
+    if wandb.run is None:
+        return
+    try:
+        wandb.finish(exit_code=int(failed))
+    except Exception:  # what could not be sent is kept beside the run
+        with suppress(Exception):
+            wandb.teardown()  # or its service, if it has died, is mourned with a traceback at exit
 
 
 def has_key() -> bool:
