@@ -187,6 +187,7 @@ def pickles(folder, run):
 
 
 RECIPES = [path for path in sorted(CONFIGS.rglob("*.yaml")) if "cluster" not in path.parts]
+OVERRIDDEN = {"logger", "accelerator", "devices", "strategy"}
 HERE = ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
 
 
@@ -211,7 +212,8 @@ def mutated(draw, content):
     """Change one thing of a configuration; return the kind, the key it is about, and whether it must be refused."""
     content.setdefault("trainer", {})
     kind = draw.choice(["key", "class", "type", "value", "missing", "extra", "double", "word"])
-    places = [p for p in leaves(content) if p[-1] != "class_path" and "logger" not in p and p[0] != "seed_everything"]
+    places = [p for p in leaves(content) if p[-1] != "class_path" and p[0] != "seed_everything"]
+    places = [p for p in places if not set(p) & OVERRIDDEN]
     place = draw.choice(places)
     parent = content
     for key in place[:-1]:
