@@ -26,6 +26,8 @@ def build_tokenizer(
     norm_eps: float,
 ) -> Tokenizer:
     """Build the tokenizer called ``tokenizer``."""
+    if tokenizer != "patch" and patch_size < 1:
+        raise ValueError(f"`patch_size` must be at least 1, also where it has no meaning, got {patch_size}")
     match tokenizer:
         case "patch":
             return PatchEmbed(img_size, patch_size, in_chans, embed_dim)
