@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
         if found["images"].get("train"):
             picture(data, options.output)
             sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {options.augment}\n")
+    except BrokenPipeError:  # nobody reads the report to its end
+        raise
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     return 0
