@@ -88,10 +88,19 @@ def _teacher_line(task: Distillation) -> str:
 
 
 def _data_line(data: ImageData) -> str:
-    splits = data.fingerprint()["splits"]
+    facts = data.fingerprint()
+    splits = facts["splits"]
     size = "x".join(map(str, (data.in_chans, *data.img_size)))
     counts = f"{splits['train']['n']:,} training and {splits['val']['n']:,} validation images"
-    return f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes"
+    faults = {
+        "unreadable and left out": len(facts["unreadable"]),
+        "in both splits": facts["duplicates"],
+        "classes without training images": splits["train"]["class_counts"].count(0),
+        "classes without validation images": splits["val"]["class_counts"].count(0),
+    }
+    found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
+    line = f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes"
+    return f"{line} ({found}; see data.json)" if found else line
 
 
 def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:

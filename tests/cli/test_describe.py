@@ -1,0 +1,41 @@
+"""What the first lines of a run say."""
+
+import numpy as np
+from PIL import Image
+
+from vitlab.cli.describe import _data_line
+from vitlab.data import ImageFolder
+
+
+def _photos(root):
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 4), ("val", 2), ("test", 1)):
+        for name in ("cat", "dog"):
+            (root / part / name).mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(root / part / name / f"{i}.png")
+    return root
+
+
+def _line(root, monkeypatch, **settings):
+    monkeypatch.setenv("VITLAB_CACHE", str(root.parent / "cache"))
+    data = ImageFolder(str(root), img_size=8, num_workers=0, **settings)
+    data.setup("fit")
+    return _data_line(data)
+
+
+def test_good_photos_are_counted(tmp_path, monkeypatch):
+    line = _line(_photos(tmp_path / "photos"), monkeypatch)
+    assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes"
+
+
+def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
+    root = _photos(tmp_path / "photos")
+    (root / "train" / "cat" / "0.png").write_bytes(b"broken")
+    (root / "val" / "cat" / "0.png").write_bytes((root / "train" / "dog" / "1.png").read_bytes())
+    (root / "train" / "gnu").mkdir()
+    assert _line(root, monkeypatch, max_unreadable=1).endswith(
+        "3 classes (unreadable and left out: 1, in both splits: 1, classes without training images: 1, "
+        "classes without validation images: 1; see data.json)"
+    )
