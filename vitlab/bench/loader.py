@@ -1,50 +1,110 @@
-"""``vitlab bench loader``: images per second out of memory, against a usual loader with worker processes."""
+"""``vitlab bench loader``: images per second out of memory, against usual loaders with worker processes."""
 
+import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlab.bench.pairs import compare, interleave
+from vitlab.bench.pairs import Work, compare, interleave
+from vitlab.data.image_folder import ImageFolder
 from vitlab.data.order import TrainOrder
+from vitlab.data.pack import Packed, pack
+from vitlab.data.pipeline import Pipeline
 from vitlab.data.tensor_loader import TensorLoader
 
-_SIZE, _BATCH = 32, 512
+_BATCH, _PHOTO_BATCH = 512, 64
+_HEIGHT, _WIDTH = 375, 500  # of a photo, as the median of ImageNet
+Epoch = Callable[[], Iterable[object]]
 
 
-class _Photos(Dataset[tuple[Tensor, int]]):
+class _Pictures(Dataset[tuple[Tensor, int]]):
     """The usual way: one PIL image at a time, cropped, mirrored and normalised."""
 
     def __init__(self, images: Tensor) -> None:
         from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
 
-        self.images = images.permute(0, 2, 3, 1).numpy()
-        steps = [RandomCrop(_SIZE, padding=4), RandomHorizontalFlip(), ToTensor(), Normalize([0.5] * 3, [0.25] * 3)]
-        self.transform = Compose(steps)
+        self.images = images.permute(0, 2, 3, 1).squeeze(3).numpy()
+        chans = images.shape[1]
+        crop = RandomCrop(images.shape[2], padding=4)
+        self.transform = Compose([crop, RandomHorizontalFlip(), ToTensor(), Normalize([0.5] * chans, [0.25] * chans)])
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from PIL import Image
-
         return self.transform(Image.fromarray(self.images[index])), 0
 
 
-def measure(rounds: int, budget: float, count: int = 8192) -> list[dict[str, Any]]:
-    """Return a row for each loader: an epoch of 32 x 32 images, shifted by up to 4 pixels, mirrored, normalised."""
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, 3, _SIZE, _SIZE), np.uint8))
-    usual = {f"DataLoader, {n} workers": DataLoader(_Photos(images), _BATCH, True, num_workers=n) for n in (2, 0)}
-    order = TrainOrder(count, _BATCH, seed=0)
-    ours = TensorLoader(images, torch.zeros(count, dtype=torch.long), order, (_SIZE, _SIZE), pad=4, augment=True)
+def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) -> list[dict[str, Any]]:
+    """Return a row for each loader: an epoch of small images, shifted by up to 4 pixels, and one of photos, of which
+    parts are cut out; mirrored by chance and normalised.
 
-    def epoch() -> None:
-        for batch in ours:
-            torch.sub(batch[0], 127.5).mul_(1 / 63.75)
+    Args:
+        rounds: How often each loader is measured.
+        budget: Seconds for all of them.
+        count: Number of small images.
+        photos: Number of photos.
+    """
+    rows = []
+    for text, shape in (("28x28 grey, as Fashion-MNIST", (1, 28, 28)), ("32x32 RGB, as CIFAR", (3, 32, 32))):
+        rows += _rows(text, count, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
+    with tempfile.TemporaryDirectory() as folder:
+        works = _photos(Path(folder), photos)
+        rows += _rows("500x375 JPEG to 224x224", photos, works, "ImageFolder, 2 workers", rounds, budget / 3)
+    return rows
 
-    works = {name: lambda loader=loader: [None for _ in loader] for name, loader in usual.items()}
-    times = interleave({**works, "vitlab TensorLoader": epoch}, rounds, budget, warmups=1)
-    found = compare(times, "DataLoader, 2 workers")
-    return [{"loader": name, **row, "images_per_second": count / row["seconds"]} for name, row in found.items()]
+
+def _rows(
+    images: str, count: int, loaders: dict[str, Epoch], base: str, rounds: int, budget: float
+) -> list[dict[str, Any]]:
+    works: dict[str, Work] = {name: partial(_go_through, epoch) for name, epoch in loaders.items()}
+    found = compare(interleave(works, rounds, budget, warmups=1), base)
+    return [
+        {"images": images, "loader": name, "base": base, "images_per_second": count / row["seconds"], **row}
+        for name, row in found.items()
+    ]
+
+
+def _go_through(epoch: Epoch) -> None:
+    for _ in epoch():
+        pass
+
+
+def _small(count: int, shape: tuple[int, int, int]) -> dict[str, Epoch]:
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (count, *shape), np.uint8))
+    usual = [DataLoader(_Pictures(images), _BATCH, True, num_workers=n, persistent_workers=n > 0) for n in (2, 0)]
+    order, window = TrainOrder(count, _BATCH, seed=0), shape[1:]
+    ours = TensorLoader(images, torch.zeros(count, dtype=torch.long), order, window, pad=4, augment=True)
+    pipeline = Pipeline(window, window, "crop-flip", 1.0, 1.0, "bicubic")
+    statistics = (0.5,) * shape[0], (0.25,) * shape[0]
+    return {
+        "DataLoader, PIL, 2 workers": lambda: usual[0],
+        "DataLoader, PIL, 0 workers": lambda: usual[1],
+        "vitlab, in memory": lambda: (pipeline.normalise(batch[0], statistics) for batch in ours),
+    }
+
+
+def _photos(folder: Path, count: int) -> dict[str, Epoch]:
+    rng = np.random.default_rng(0)
+    (folder / "photos" / "all").mkdir(parents=True)
+    for i in range(count):
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), np.uint8)).resize((_WIDTH, _HEIGHT))
+        grain = rng.normal(0, 6, (_HEIGHT, _WIDTH, 3))
+        pixels = np.clip(np.asarray(coarse) + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(pixels).save(folder / "photos" / "all" / f"{i}.jpg", quality=90)
+    pack(str(folder / "photos"), str(folder / "packed"))
+    shares = {"val_share": 0.001, "test_share": 0.001}
+    settings: dict[str, Any] = {"batch_size": _PHOTO_BATCH, "augment": "crop-flip", **shares}
+    decoded = ImageFolder(str(folder / "photos"), num_workers=2, **settings)
+    packed = Packed(str(folder / "packed"), **settings)
+    return {
+        "ImageFolder, 2 workers": partial(decoded.finished, decoded.train_dataloader()),
+        "Packed": partial(packed.finished, packed.train_dataloader()),
+    }

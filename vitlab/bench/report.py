@@ -49,7 +49,14 @@ COLUMNS = {
         "added ms": "{added_ms:.3f} (at best {least_ms:.3f})",
     },
     "ddp": {"two processes, one thread each": "{setting}", "speed": _SPEED, "img/s": "{images_per_second:.1f}"},
-    "loader": {"loader": "{loader}", "img/s": "{images_per_second:.0f}", "speed": _SPEED},
+    "loader": {
+        "images": "{images}",
+        "loader": "{loader}",
+        "img/s": "{images_per_second:.0f}",
+        "speed [min, max]": _SPEED,
+        "95 %": "{interval[0]:.2f} to {interval[1]:.2f}",
+        "relative to": "{base}",
+    },
 }
 
 

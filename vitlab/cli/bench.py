@@ -17,7 +17,7 @@ _TEXT = {
     "limit": "what products and copies allow",
     "numerics": "short ways against float64; exit code 1 if they differ",
     "overhead": "what the Trainer and a task add to a step",
-    "loader": "img/s of loaders for small images",
+    "loader": "img/s out of memory and packed files, against loaders with workers",
     "ddp": "img/s of two processes that average gradients, against one",
     "table": "nothing new: the README's speed table out of saved runs",
 }
