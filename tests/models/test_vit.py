@@ -250,15 +250,37 @@ def test_models_of_one_seed_share_all_but_their_positions(pos_embed, global_pool
         assert torch.equal(weights[0][name], weights[1][name]), name
 
 
-def test_models_of_one_seed_share_what_comes_before_their_difference():
-    for changed in ({"tokenizer": "conv"}, {"global_pool": "map"}, {"reg_tokens": 3}, {"layer_scale": 1.0}):
+@pytest.mark.parametrize(
+    ("changed", "differs"),
+    [
+        ({"tokenizer": "conv"}, "tokenizer."),
+        ({"tokenizer": "t2t"}, "tokenizer."),
+        ({"global_pool": "map"}, "attn_pool."),
+        ({"reg_tokens": 3}, "reg_token"),
+        ({"layer_scale": 1.0}, "nothing"),
+        ({"depth": 4}, "nothing"),
+        ({"num_classes": 3}, "head."),
+    ],
+)
+def test_models_of_one_seed_share_every_part_that_both_have(changed, differs):
+    weights = []
+    for options in ({"pos_embed": "learned"}, {"pos_embed": "learned", **changed}):
         torch.manual_seed(7)
-        one = tiny().state_dict()
-        torch.manual_seed(7)
-        two = tiny(**changed).state_dict()
-        for name in one:
-            if name.startswith(("blocks.", "norm.", "head.")):
-                assert torch.equal(one[name], two[name]), (changed, name)
+        weights.append(tiny(**options).state_dict())
+    shared = [name for name in weights[0] if name in weights[1] and not name.startswith(differs)]
+    assert {"cls_token", "pos_embed.weight", "blocks.1.mlp.fc2.weight"} <= set(shared)
+    for name in shared:
+        assert torch.equal(weights[0][name], weights[1][name]), name
+
+
+def test_a_seed_gives_one_network_and_leaves_the_stream_of_others_alone():
+    torch.manual_seed(7)
+    one, after = tiny(depth=1).state_dict(), torch.rand(1)
+    torch.manual_seed(7)
+    two, later = tiny(depth=3).state_dict(), torch.rand(1)
+    assert torch.equal(after, later) and not torch.equal(tiny().head.weight, one["head.weight"])
+    assert torch.equal(one["head.weight"], two["head.weight"])
+    assert not torch.equal(two["blocks.0.attn.qkv.weight"], two["blocks.1.attn.qkv.weight"])
 
 
 # Names and parts

@@ -14,6 +14,7 @@ from vitlab.layers.pool import AttentionPool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedJoin, PosEmbedName, build_pos_embed
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.models.sizes import SIZES
+from vitlab.models.start import init_token, init_weights, own_numbers
 from vitlab.tokenizers.build import TokenizerName, build_tokenizer
 from vitlab.tokenizers.token_layers import T2TAttn
 
@@ -110,44 +111,52 @@ class VisionTransformer(nn.Module):
         self.num_prefix_tokens = int(class_token) + reg_tokens
         self.global_pool = global_pool
         self.grad_checkpoint = grad_checkpoint
-        # Each part draws its start in this order, positions last: with one seed, two models share what comes before the
-        # part in which they differ, and with other positions all the rest.
-        drop_paths = [drop_path_rate * i / max(1, depth - 1) for i in range(depth)]
-        init = partial(_init_weights, std=init_std)
+        part = partial(own_numbers, int(torch.randint(2**62, (), device="cpu")))
+        init = partial(init_weights, std=init_std)
         attn, norm = (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale), (act_layer, norm_layer, norm_eps)
-        blocks = (Block(embed_dim, *attn, *norm, layer_scale, dropout, rate, drop_path_subset) for rate in drop_paths)
-        self.blocks = nn.ModuleList(blocks).apply(init)
-        self.norm = build_norm(norm_layer, embed_dim, norm_eps)
-        self.head = _build_head(embed_dim, head_hidden, num_classes).apply(init)
-        self.tokenizer = build_tokenizer(
-            tokenizer,
-            self.img_size,
-            in_chans,
-            embed_dim,
-            patch_size=patch_size,
-            t2t_attn=t2t_attn,
-            t2t_kernels=t2t_kernels,
-            t2t_strides=t2t_strides,
-            t2t_dim=t2t_dim,
-            norm_eps=norm_eps,
-        ).apply(init)
-        self.cls_token = nn.Parameter(_init_token(1, embed_dim)) if class_token else None
-        self.reg_token = nn.Parameter(_init_token(reg_tokens, embed_dim)) if reg_tokens else None
-        self.attn_pool = None
-        if global_pool == "map":
-            self.attn_pool = AttentionPool(embed_dim, num_heads, mlp_ratio, *norm).apply(init)
+        with part("tokenizer"):
+            self.tokenizer = build_tokenizer(
+                tokenizer,
+                self.img_size,
+                in_chans,
+                embed_dim,
+                patch_size=patch_size,
+                t2t_attn=t2t_attn,
+                t2t_kernels=t2t_kernels,
+                t2t_strides=t2t_strides,
+                t2t_dim=t2t_dim,
+                norm_eps=norm_eps,
+            ).apply(init)
         self.grid_size = self.tokenizer.grid_size
-        self.pos_embed = build_pos_embed(
-            pos_embed,
-            self.grid_size,
-            embed_dim,
-            num_heads,
-            depth,
-            self.num_prefix_tokens,
-            trainable=pos_embed_trainable,
-            join=pos_embed_join,
-            theta=rope_theta,
-        )
+        with part("cls_token"):
+            self.cls_token = nn.Parameter(init_token(1, embed_dim)) if class_token else None
+        with part("reg_token"):
+            self.reg_token = nn.Parameter(init_token(reg_tokens, embed_dim)) if reg_tokens else None
+        with part("pos_embed"):
+            self.pos_embed = build_pos_embed(
+                pos_embed,
+                self.grid_size,
+                embed_dim,
+                num_heads,
+                depth,
+                self.num_prefix_tokens,
+                trainable=pos_embed_trainable,
+                join=pos_embed_join,
+                theta=rope_theta,
+            )
+        self.blocks = nn.ModuleList()
+        for i in range(depth):
+            rate = drop_path_rate * i / max(1, depth - 1)
+            with part(f"blocks.{i}"):
+                self.blocks.append(
+                    Block(embed_dim, *attn, *norm, layer_scale, dropout, rate, drop_path_subset).apply(init)
+                )
+        self.norm = build_norm(norm_layer, embed_dim, norm_eps)
+        with part("attn_pool"):
+            pool = AttentionPool(embed_dim, num_heads, mlp_ratio, *norm).apply(init) if global_pool == "map" else None
+        self.attn_pool = pool
+        with part("head"):
+            self.head = _build_head(embed_dim, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -211,17 +220,6 @@ def _build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module
     if not head_hidden:
         return nn.Linear(embed_dim, num_classes)
     return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
-
-
-def _init_token(count: int, embed_dim: int) -> Tensor:
-    return nn.init.trunc_normal_(torch.empty(1, count, embed_dim), std=0.02)
-
-
-def _init_weights(module: nn.Module, std: float) -> None:
-    if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.trunc_normal_(module.weight, std=std)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def _height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
