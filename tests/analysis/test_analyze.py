@@ -29,7 +29,7 @@ def photos(tmp_path):
 def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
     assert analyze("distance,entropy", run, "-o", tmp_path / "out") == 0
     names = {f"{name}.{suffix}" for name in ("distance", "entropy") for suffix in ("csv", "png", "svg")}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == names
+    assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"notes.json"}
     assert "64 validation images" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "out" / "distance.csv")
     assert table["uniform"].iloc[0] == pytest.approx(2.01, abs=0.005)

@@ -15,6 +15,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.speed import Speed
@@ -23,6 +24,15 @@ from vitlab.run_dir import RunDir
 
 LOG = logging.getLogger("vitlab")
 PATIENCE = 20  # batches in a row that may be skipped
+
+
+class _Unprofiled(PassThroughProfiler):
+    """Where nothing is profiled, Lightning's own opens and closes a generator around each of forty hooks a step."""
+
+    nothing = nullcontext()
+
+    def profile(self, action_name: str) -> Any:
+        return self.nothing
 
 
 class RunRecord(Callback):
@@ -50,6 +60,8 @@ class RunRecord(Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
+        if type(trainer.profiler) is PassThroughProfiler:
+            trainer.profiler = _Unprofiled()
         if trainer.is_global_zero:
             self.attempt = self.run.read("run.json").get("attempts", 0) + 1
             _drop_torn_row(self.run.metrics)

@@ -79,6 +79,13 @@ class Task(L.LightningModule):
         self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
         self._stream_seed = 0
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning sets this some forty times a step, and a module takes long to see that it is no parameter.
+        if name == "_current_fx_name":
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         return self.net(images)
