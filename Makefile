@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test check ablation notebooks benchmarks faults gpu setup
+.PHONY: run test check ablation results notebooks benchmarks faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -38,6 +38,10 @@ benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machi
 	$(BENCH) overhead --budget 30 --json benchmarks/overhead.json
 	$(BENCH) loader --budget 30 --json benchmarks/loader.json
 	$(BENCH) ddp --budget 30 --json benchmarks/ddp.json
+
+results: setup  ## the README's tables of accuracy and speed, out of the files in benchmarks/
+	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md
+	$(BENCH) table --readme README.md
 
 notebooks: setup  ## run the five notebooks from top to bottom; nothing is written into them
 	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2

@@ -34,7 +34,7 @@ def shorter(words):
         return words
     if "--resume" in words:
         return [re.sub(r"max_epochs=\d+", "max_epochs=2", word) for word in words]
-    less = [] if "--data=ImageFolder" in words else ["--data.subset=0.2"]
+    less = [] if any(word.startswith("--data.root=") for word in words) else ["--data.subset=0.2"]
     return [*words, "--trainer.max_epochs=1", *less]
 
 

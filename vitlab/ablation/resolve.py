@@ -14,7 +14,7 @@ import yaml
 
 from vitlab.ablation.cells import Resolved
 from vitlab.ablation.identity import code_digest, flatten
-from vitlab.ablation.process import environment, finish
+from vitlab.ablation.process import TIMEOUT, environment, finish
 from vitlab.ablation.spec import Ablation, Arm
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, write_text
@@ -125,6 +125,8 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
     code, lines = finish(words, environment(workers), place / "log", ablation.run["timeout"])
     seconds = time.perf_counter() - started
     if code:
+        if code == TIMEOUT:
+            raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run['timeout']:.0f} s")
         raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
     config = yaml.safe_load(run.config.read_text())
     for key, (_, default) in PROBE.items():

@@ -179,8 +179,8 @@ def _commit() -> dict[str, Any]:
         done = subprocess.run(["git", "-C", package, *words], capture_output=True, text=True, check=False)
         return done.stdout.strip() if done.returncode == 0 else None
 
-    commit = git("rev-parse", "HEAD")
-    if not commit:
+    commit, top = git("rev-parse", "HEAD"), git("rev-parse", "--show-toplevel")
+    if not commit or Path(top or "") != package.resolve().parent:  # installed, perhaps within somebody's repository
         return {"commit": None, "dirty": None, "diff": None}
     diff = git("diff", "HEAD", "--no-ext-diff", "--", str(package))
     return {
