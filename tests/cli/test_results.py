@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
+from vitlab.cli.results import markdown
 from vitlab.run_dir import RunDir
 
 
@@ -75,3 +76,10 @@ def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -
     assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--into", str(tmp_path / "page.md")]) == 2
     assert "needs the lines <!-- results -->" in capsys.readouterr().err
     assert (tmp_path / "page.md").read_text() == "text"
+
+
+def test_the_readme_has_the_table_of_the_kept_records() -> None:
+    root = Path(__file__).parents[2]
+    records = [json.loads(line) for line in (root / "benchmarks/results.jsonl").read_text().splitlines()]
+    between = (root / "README.md").read_text().split("<!-- results -->\n")[1].split("<!-- /results -->")[0]
+    assert between == markdown(records)
