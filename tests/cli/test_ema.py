@@ -1,0 +1,35 @@
+"""With an average of the weights, that is what is measured and what leaves the run."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from vitlab.cli.main import main
+
+CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
+EMA = '--trainer.callbacks=[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
+
+
+@pytest.mark.slow
+def test_the_average_is_what_is_validated_kept_and_exported(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert (
+        main(["fit", "--config", str(CONFIG), "--trainer.logger=false", "--trainer.max_epochs=2", EMA, "--name=a"]) == 0
+    )
+    checkpoint = torch.load("runs/a/checkpoints/last.ckpt", weights_only=True)
+    average = {key.removeprefix("net."): v for key, v in checkpoint["state_dict"].items() if key.startswith("net.")}
+    raw = checkpoint["current_model_state"]
+    assert not torch.equal(average["head.weight"], raw["net.head.weight"])
+    assert main(["export", "runs/a/checkpoints/last.ckpt", "--to", "safetensors", "-o", "a.safetensors"]) == 0
+    for exported in (load_file("a.safetensors"), load_file("runs/a/weights/last.safetensors")):
+        assert exported.keys() == average.keys()
+        assert all(torch.equal(exported[name], average[name]) for name in average)
+    rows = [json.loads(line) for line in Path("runs/a/metrics.jsonl").read_text().splitlines()]
+    during = [row["val/loss"] for row in rows if "val/loss" in row][-1]
+    assert main(["validate", "runs/a/checkpoints/last.ckpt"]) == 0
+    after = json.loads(Path("runs/a/results.json").read_text())["val"]
+    assert after["weights"] == "ema"
+    assert after["loss"] == pytest.approx(during, rel=1e-6)
