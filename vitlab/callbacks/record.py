@@ -1,6 +1,7 @@
 """What a run writes into its directory while it goes on."""
 
 import datetime
+import gc
 import json
 import logging
 import math
@@ -69,6 +70,8 @@ class RunRecord(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Start the clocks."""
+        gc.collect()
+        gc.freeze()  # what is there by now stays: the collector need not look through it again and again
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
         self._first_step = trainer.global_step
@@ -158,10 +161,12 @@ class RunRecord(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the end of the run."""
+        gc.unfreeze()
         self._end(trainer, "done")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
+        gc.unfreeze()
         LOG.debug("the run ended early", exc_info=exception)
         stopped = isinstance(exception, KeyboardInterrupt | Stopped)
         self._end(

@@ -1,6 +1,7 @@
 """What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
 
 import hashlib
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -225,6 +226,9 @@ class Task(L.LightningModule):
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+Task.training_step.__signature__ = inspect.signature(Task.training_step)  # type: ignore[attr-defined]  # Lightning asks at every step
 
 
 def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:
