@@ -59,7 +59,7 @@ class RunRecord(Callback):
         self._skipped = 0  # batches in a row, as far as they make up whole rows
         self._norms: list[Tensor | None] = [None]  # of the gradient, before each of these losses, where known
 
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = _Unprofiled()

@@ -65,7 +65,7 @@ class Distillation(Classifier):
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
-        teacher = self.teacher.to(device=self.device, dtype=self.dtype)
+        teacher = self.teacher.to(device=self.device).to(next(self.net.parameters()).dtype)
         if self.hparams["compile"]:
             teacher.compile()
 

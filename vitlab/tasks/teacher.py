@@ -43,8 +43,8 @@ class Teacher(nn.Module):
         """Take images as ``data`` normalises them from now on, or refuse what cannot be taken."""
         size = (data.in_chans, *data.img_size)
         if any(mine not in (None, given) for mine, given in zip(self.size, size, strict=True)):
-            mine, given = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
-            raise ValueError(f"`model.teacher` takes images of {mine}, the data has {given}; set `data.img_size`")
+            takes, has = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
+            raise ValueError(f"`model.teacher` takes images of {takes}, the data has {has}; set `data.img_size`")
         known = data.class_names if isinstance(self.classes, list) else len(data.class_names)
         if self.classes != known:
             mine = self.classes if isinstance(self.classes, int) else len(self.classes)
