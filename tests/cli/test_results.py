@@ -82,4 +82,4 @@ def test_the_readme_has_the_table_of_the_kept_records() -> None:
     root = Path(__file__).parents[2]
     records = [json.loads(line) for line in (root / "benchmarks/results.jsonl").read_text().splitlines()]
     between = (root / "README.md").read_text().split("<!-- results -->\n")[1].split("<!-- /results -->")[0]
-    assert between == markdown(records)
+    assert between == markdown(records) + "\n"

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "asimd")
 _PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transformers")
 
@@ -28,7 +29,7 @@ def facts(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": sys.platform,
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-        "commit": _commit(),
+        "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
     }
 
 
@@ -50,9 +51,20 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+def git(*words: str) -> str | None:
+    """Return what git says of the checkout that vitlab runs from; None where it is installed from a package.
+
+    An installed vitlab may lie within the checkout of somebody else's repository, which says nothing of it.
+    """
+    if _run_git("rev-parse", "--show-toplevel") != str(_PACKAGE.parent):
+        return None
+    return _run_git(*words)
+
+
+def _run_git(*words: str) -> str | None:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(_PACKAGE), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,7 +1,11 @@
 """Results as Markdown."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+from vitlab.errors import UsageError
+from vitlab.run_dir import write_text
 
 _SPEED = "{ratio:.2f} [{min:.2f}, {max:.2f}]"
 COLUMNS = {
@@ -76,6 +80,21 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[_cell(text, row) for text in columns.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Return the lines of a page between which the table called ``name`` stands."""
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
+
+
+def put(text: str, path: Path, name: str) -> None:
+    """Write ``text`` into a page, between the two marks of ``name``."""
+    begin, end = marks(name)
+    page = path.read_text() if path.is_file() else ""
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise UsageError(f"{path} needs the lines {begin} and {end}, once each; the table goes between them")
+    before, after = page.partition(begin)[0], page.partition(end)[2]
+    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def machine_line(facts: dict[str, Any]) -> str:

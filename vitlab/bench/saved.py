@@ -1,15 +1,14 @@
 """The README's speed table, out of the runs that are saved under ``benchmarks/``."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from vitlab.bench.pairs import compare
-from vitlab.bench.report import table
+from vitlab.bench.report import marks, table
 from vitlab.errors import UsageError
 
-MARKS = ("<!-- speed -->", "<!-- /speed -->")
+MARKS = marks("speed")
 FILES = ("cpu-fp32.json", "cpu-bf16.json")
 _COLUMNS = {
     "network": "{model}",
@@ -37,15 +36,6 @@ def speed_table(folder: Path) -> str:
         f"{machine['threads']} threads of {machine['cpu']}, torch {machine['versions']['torch']}, commit {commits}."
     )
     return f"{table(lines, _COLUMNS)}\n\n{note}{busy}"
-
-
-def put(text: str, path: Path) -> None:
-    """Write ``text`` into a file, between the two marks."""
-    before = path.read_text()
-    if any(before.count(mark) != 1 for mark in MARKS):
-        raise UsageError(f"{path} must have the lines {MARKS[0]} and {MARKS[1]}, once each")
-    pattern = f"{re.escape(MARKS[0])}.*{re.escape(MARKS[1])}"
-    path.write_text(re.sub(pattern, lambda _: f"{MARKS[0]}\n{text}\n{MARKS[1]}", before, flags=re.DOTALL))
 
 
 def _line(rows: list[dict[str, Any]]) -> dict[str, str]:

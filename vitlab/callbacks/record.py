@@ -161,12 +161,10 @@ class RunRecord(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the end of the run."""
-        gc.unfreeze()
         self._end(trainer, "done")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
-        gc.unfreeze()
         LOG.debug("the run ended early", exc_info=exception)
         stopped = isinstance(exception, KeyboardInterrupt | Stopped)
         self._end(
@@ -174,6 +172,7 @@ class RunRecord(Callback):
         )
 
     def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
+        gc.unfreeze()
         if trainer.is_global_zero and self.run.exists():
             with suppress(OSError) if more else nullcontext():  # a full disk must not hide the error it caused
                 self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **more)

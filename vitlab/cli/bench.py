@@ -153,11 +153,12 @@ _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
 
 
 def _saved_table(options: argparse.Namespace) -> int:
-    from vitlab.bench.saved import put, speed_table
+    from vitlab.bench.report import put
+    from vitlab.bench.saved import speed_table
 
     text = speed_table(Path(options.saved))
     if options.readme:
-        put(text, Path(options.readme))
+        put(text, Path(options.readme), "speed")
     else:
         sys.stdout.write(text + "\n")
     return 0

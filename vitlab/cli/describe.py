@@ -4,10 +4,7 @@ import hashlib
 import importlib.metadata
 import platform
 import socket
-import subprocess
-import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -15,7 +12,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.bench.machine import cpu_name
+from vitlab.bench.machine import cpu_name, git
 from vitlab.callbacks.record import now_utc
 from vitlab.cli.parser import settings
 from vitlab.cli.trust import redact
@@ -173,16 +170,10 @@ def promises(trainer: L.Trainer) -> dict[str, str]:
 
 
 def _commit() -> dict[str, Any]:
-    package = Path(sys.modules["vitlab"].__path__[0])
-
-    def git(*words: str) -> str | None:
-        done = subprocess.run(["git", "-C", package, *words], capture_output=True, text=True, check=False)
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    commit, top = git("rev-parse", "HEAD"), git("rev-parse", "--show-toplevel")
-    if not commit or Path(top or "") != package.resolve().parent:  # installed, perhaps within somebody's repository
+    commit = git("rev-parse", "HEAD")
+    if not commit:
         return {"commit": None, "dirty": None, "diff": None}
-    diff = git("diff", "HEAD", "--no-ext-diff", "--", str(package))
+    diff = git("diff", "HEAD", "--no-ext-diff", "--", ".")
     return {
         "commit": commit,
         "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),

@@ -8,12 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vitlab.bench.report import marks, put, table
 from vitlab.cli.arguments import CommandParser
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_directory, write_text
 
 _FREE = ("seed_everything", "name", "run_dir", "trainer.logger", "data.root", "data.num_workers")  # change no number
-_BEGIN, _END = "<!-- results -->", "<!-- /results -->"
+_COLUMNS = {
+    "command": "`{command}`",
+    "tokens": "{tokenizer}",
+    "positions": "{pos_embed}",
+    "parameters": "{parameters_m:.2f} M",
+    "MACs": "{macs_m:.1f} M",
+    "data": "{data}, {train_n:,} images",
+    "epochs": "{epochs}",
+    "seeds": "{seeds}",
+    "test accuracy": "{accuracy} of {n:,}",
+    "measured on": "{places}",
+}
 
 
 def main(argv: list[str]) -> int:
@@ -26,18 +38,17 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", metavar="RUN|FILE.jsonl", help="run, or records that --keep has written")
     parser.add_argument("--keep", metavar="FILE.jsonl", help="add the records of the runs to a file")
-    parser.add_argument("--into", metavar="FILE.md", help=f"write the table between {_BEGIN} and {_END}")
+    parser.add_argument("--into", metavar="FILE.md", help="write the table between {} and {}".format(*marks("results")))
     options = parser.parse_args(argv)
     records = [record for text in options.runs for record in _read(text)]
     if options.keep:
         known = list(_read(options.keep)) if Path(options.keep).is_file() else []
         new = [record for record in records if record not in known]
         write_text(Path(options.keep), "".join(json.dumps(record) + "\n" for record in [*known, *new]))
-    table = markdown(records)
     if options.into:
-        _write_into(Path(options.into), table)
+        put(markdown(records), Path(options.into), "results")
     else:
-        sys.stdout.write(table)
+        sys.stdout.write(markdown(records) + "\n")
     return 0
 
 
@@ -75,27 +86,18 @@ def markdown(records: list[dict[str, Any]]) -> str:
     for one in records:
         same = tuple(one[key] for key in ("command", "data", "train_n", "epochs", "parameters"))
         groups.setdefault(same, {})[one["seed"]] = one  # of two runs of a seed the later one
-    heads = ["command", "tokens", "positions", "parameters", "MACs", "data", "epochs", "seeds", "test accuracy"]
-    lines = [[*heads, "measured on"], ["---"] * (len(heads) + 1)]
-    lines += [_line(list(group.values())) for group in groups.values()]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
 
 
-def _line(runs: list[dict[str, Any]]) -> list[str]:
-    first, values = runs[0], [run["acc1"] for run in runs]
+def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     places = sorted({f"{run['hardware']}, commit {run['commit']}" for run in runs})
-    return [
-        f"`{first['command']}`",
-        first["tokenizer"],
-        first["pos_embed"],
-        f"{first['parameters'] / 1e6:.2f} M",
-        f"{first['macs'] / 1e6:.1f} M",
-        f"{first['data']}, {first['train_n']:,} images",
-        str(first["epochs"]),
-        str(len(runs)),
-        f"{_accuracy(values)} of {first['n']:,}",
-        "; ".join(places),
-    ]
+    return runs[0] | {
+        "parameters_m": runs[0]["parameters"] / 1e6,
+        "macs_m": runs[0]["macs"] / 1e6,
+        "seeds": len(runs),
+        "accuracy": _accuracy([run["acc1"] for run in runs]),
+        "places": "; ".join(places),
+    }
 
 
 def _accuracy(values: list[float]) -> str:
@@ -125,12 +127,3 @@ def _read(text: str) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, Path(text).read_text().splitlines())
     except (OSError, ValueError) as error:
         raise UsageError(f"{text} cannot be read as records: {error}") from error
-
-
-def _write_into(path: Path, table: str) -> None:
-    text = path.read_text() if path.is_file() else ""
-    before, begin, rest = text.partition(f"{_BEGIN}\n")
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise UsageError(f"{path} needs the lines {_BEGIN} and {_END}; the table goes between them")
-    write_text(path, f"{before}{begin}{table}{end}{after}")
