@@ -60,13 +60,19 @@ class SampleLoader(Loader):
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
         self.keys.start = start
-        for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self.loader, strict=True):
+        for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self._load(), strict=True):
             for error in errors:
                 self.complain(error)
             if not errors:
                 yield images, targets, step
             elif rows:
                 yield self._mend(images, targets, step, rows)
+
+    def _load(self) -> Iterator[tuple[Tensor, Tensor, list[int], list[ImageError]]]:
+        try:
+            yield from self.loader
+        except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
+            raise RuntimeError("DataLoader worker died while it sent a batch") from error
 
     def _mend(self, images: Tensor, targets: Tensor, step: Step, rows: list[int]) -> Batch:
         chosen = list(range(len(rows)))
