@@ -16,7 +16,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
     "models": {"layers", "tokenizers"},
     "optim": set(),
     "data": set(),
-    "callbacks": set(),
+    "callbacks": {"layers", "tokenizers", "models"},
     "ablation": set(),
     "analysis": {"layers", "tokenizers", "models", "data"},
     "tasks": {"layers", "tokenizers", "models", "optim"},

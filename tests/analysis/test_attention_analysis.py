@@ -14,8 +14,8 @@ from vitlab.analysis.attention import (
     rollout,
     uniform_distance,
 )
-from vitlab.analysis.walk import attention_inputs, attention_logits, attention_maps, block_tokens
 from vitlab.errors import UsageError
+from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens
 
 IMAGES = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 

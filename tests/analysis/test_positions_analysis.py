@@ -12,9 +12,9 @@ from vitlab.analysis.positions import (
     rotary_profiles,
     similarity,
 )
-from vitlab.analysis.walk import attention_inputs
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.biases import RelPos
+from vitlab.models.walk import attention_inputs
 
 
 def test_similarity_is_the_cosine_of_each_pair():

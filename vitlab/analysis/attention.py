@@ -8,9 +8,9 @@ from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, dots_per_head, finish, grid_of_axes, heat, one_axes, picture
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import attention_inputs, attention_maps
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import attention_inputs, attention_maps
 
 
 def rollout(maps: Iterable[Tensor]) -> Tensor:

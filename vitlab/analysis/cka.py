@@ -9,8 +9,8 @@ from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import block_tokens
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import block_tokens
 
 MOST = 256  # images: every pair of them is compared
 MOST_WRITTEN = 8  # layers whose numbers stand in the figure

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import attention_inputs, attention_logits
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.rotary import RotaryPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import attention_inputs, attention_logits
 
 
 def similarity(table: Tensor) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import block_tokens
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import block_tokens
 
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import changed_output, outputs
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import changed_output, outputs
 
 REPEATS = 3  # permutations of each block size
 

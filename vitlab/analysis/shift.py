@@ -9,7 +9,7 @@ from torch import Tensor
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.scramble import compare
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.walk import outputs
+from vitlab.models.walk import outputs
 
 Fill = Literal["black", "reflect", "circular"]
 DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}

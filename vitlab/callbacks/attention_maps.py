@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
-from torch import Tensor, nn
+from torch import Tensor
 from torchvision.utils import make_grid
+
+from vitlab.models.walk import attention_maps
 
 LOG = logging.getLogger("vitlab")
 TILE = 96  # pixels, at least, of the shorter side of an image in the picture
@@ -64,25 +66,12 @@ class AttentionMaps(Callback):
         if trainer.state.fn != "fit" or not loggers:
             return
         images = batch[0][: self.num_images]
-        layer = self.layer % len(pl_module.net.blocks)
-        picture = draw(images, class_token_maps(pl_module.net, images, layer)).permute(1, 2, 0).numpy()
+        net, layer = pl_module.net, self.layer % len(pl_module.net.blocks)
+        maps = attention_maps(net, images, layer)[:, :, 0, net.num_prefix_tokens :]  # (B, A, N) of the class token
+        picture = draw(images, maps.unflatten(2, net.grid_size)).permute(1, 2, 0).numpy()
         caption = f"class token, layer {layer}, epoch {trainer.current_epoch + 1}; each map has its own range"
         for logger in loggers:
             logger.log_image("attention", [picture], step=trainer.global_step, caption=[caption])
-
-
-@torch.no_grad()
-def class_token_maps(net: Any, images: Tensor, layer: int) -> Tensor:
-    """Return what the class token gives patches in block ``layer``, ``(B, A, h, w)`` for ``(B, C, H, W)`` images."""
-    caught: list[Tensor] = []
-    attention: nn.Module = net.blocks[layer].attn
-    handle = attention.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
-    try:
-        net.forward_features(images)
-    finally:
-        handle.remove()
-    maps = net.blocks[layer].attn.weights(caught[0], net.pos_embed, layer)  # (B, A, L, L)
-    return maps[:, :, 0, net.num_prefix_tokens :].unflatten(2, net.grid_size)
 
 
 def draw(images: Tensor, maps: Tensor) -> Tensor:

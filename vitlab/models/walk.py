@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ def attention_logits(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]
 def block_tokens(net: VisionTransformer, images: Tensor) -> list[Tensor]:
     """Return the ``(B, L, D)`` tokens that enter the first block, then those that leave each block."""
     caught: list[Tensor] = []
-    handles = [block.register_forward_hook(_keep_output(caught)) for block in net.blocks]
+    handles = [block.register_forward_hook(lambda block, args, x: caught.append(x)) for block in net.blocks]
     try:
         with caught_inputs([net.blocks[0]], caught):
             net.forward_features(images)
@@ -49,9 +48,9 @@ def block_tokens(net: VisionTransformer, images: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
-def outputs(net: VisionTransformer, images: Tensor, batch_size: int = 32) -> Tensor:
+def outputs(net: VisionTransformer, images: Tensor) -> Tensor:
     """Map any number of ``(B, C, H, W)`` images to ``(B, K)`` outputs, a few at a time."""
-    return torch.cat([net(batch) for batch in images.split(batch_size)])
+    return torch.cat([net(batch) for batch in images.split(32)])
 
 
 @contextmanager
@@ -73,10 +72,3 @@ def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Ite
         yield
     finally:
         handle.remove()
-
-
-def _keep_output(caught: list[Tensor]) -> Callable[..., Any]:
-    def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-        caught.append(output)
-
-    return keep
