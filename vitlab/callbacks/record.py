@@ -109,8 +109,9 @@ class RunRecord(Callback):
 
     def _is_due(self, trainer: Any, batch_idx: int) -> bool:
         steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
-        last = batch_idx + 1 == trainer.num_training_batches or trainer.global_step == trainer.max_steps
-        return last or (batch_idx + 1) % steps == 0
+        if (batch_idx + 1) % steps == 0 or batch_idx + 1 == trainer.num_training_batches:
+            return True
+        return 0 < trainer.max_steps == trainer.global_step  # -1 is no limit; to count the steps takes Lightning long
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses, self._losses = torch.stack(self._losses), []

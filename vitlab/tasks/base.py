@@ -76,7 +76,7 @@ class Task(L.LightningModule):
         self.optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
         self.val_meter = Meter(metrics)
         self.test_meter = Meter(metrics)
-        self.train_sums: dict[str, Tensor] = {}
+        self.train_sums: dict[str, Tensor | int] = {}
         self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
         self._stream_seed = 0
 
@@ -130,21 +130,22 @@ class Task(L.LightningModule):
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
         loss = self.train_loss(outputs, targets)
-        sums = {"loss": loss.detach() * len(images), **self.train_measures(outputs.detach(), targets)}
-        sums["n"] = loss.new_full((), len(images))  # filled on the device: a copy would wait for it
+        n = len(images)
+        sums: dict[str, Any] = {"loss": loss.detach() * n, **self.train_measures(outputs.detach(), targets), "n": n}
         if self.hparams["nan_loss"] == "skip":
             finite = loss.detach().isfinite()
             sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
-            sums["skipped"] = ~finite * len(images)
+            sums["skipped"] = ~finite * n
         for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
-            self.train_sums[name] = self.train_sums[name] + value if name in self.train_sums else value
+            self.train_sums[name] = self.train_sums.get(name, 0) + value
         return loss
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last reading, over all processes, and start anew; every process must call it."""
         names, values = list(self.train_sums), list(self.train_sums.values())
         self.train_sums = {}
-        total = self.trainer.strategy.reduce(torch.stack([v.float() for v in values]), reduce_op="sum")
+        local = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in values])
+        total = self.trainer.strategy.reduce(local, reduce_op="sum")
         return dict(zip(names, total.tolist(), strict=True))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
