@@ -89,16 +89,6 @@ def check_whole(path: Path) -> None:
         raise UsageError(f"{path} is damaged: {reason}{hint}")
 
 
-def write_synced(path: Path, text: str) -> None:
-    """Write a text file in one step that a power failure cannot undo by half."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 def sync_folder(folder: Path) -> None:
     """Force the names in a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)

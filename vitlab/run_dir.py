@@ -5,6 +5,8 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,25 @@ class RunDir:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a text file in one step."""
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a place beside ``path``; what is written there takes its name in one step, or goes if writing fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    beside = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: some libraries go by it
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, sync: bool = False) -> None:
+    """Write a text file in one step, with ``sync`` in one that a power failure cannot undo by half."""
+    with whole(path) as beside, beside.open("w") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def find_run(text: str) -> tuple[RunDir, Path]:

@@ -2,11 +2,11 @@
 
 import base64
 import html
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES
+from vitlab.run_dir import whole
 
 _HEAD = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -37,8 +37,6 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
             note = f"{note}. Numbers: {name}.csv"
         parts.append(f'<p class="note">{html.escape(note)}</p>\n')
     path = folder / "analysis.html"
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}analysis.html")
-    temporary.write_text("".join(parts) + "</html>\n", encoding="utf-8")
-    os.replace(temporary, path)
+    with whole(path) as beside:
+        beside.write_text("".join(parts) + "</html>\n", encoding="utf-8")
     return path

@@ -1,6 +1,5 @@
 """What an analysis looks at, and what it finds."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from vitlab.data.sets import Images
 from vitlab.data.splits import SplitName
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
+from vitlab.run_dir import whole
 
 
 @dataclass
@@ -153,14 +153,12 @@ class Finding:
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write table and figure as ``name`` with suffixes csv, png and svg, each in one step; return the files."""
-        folder.mkdir(parents=True, exist_ok=True)
         paths = [folder / f"{name}.{suffix}" for suffix in ("csv", "png", "svg")]
         for path in paths:
-            temporary = path.with_name(f".{os.getpid()}{path.name}")
-            if path.suffix == ".csv":
-                self.table.to_csv(temporary, index=False, float_format="%.6g")
-            else:
-                metadata = {"Date": None} if path.suffix == ".svg" else None
-                self.figure.savefig(temporary, dpi=150, bbox_inches="tight", metadata=metadata)
-            os.replace(temporary, path)
+            with whole(path) as beside:
+                if path.suffix == ".csv":
+                    self.table.to_csv(beside, index=False, float_format="%.6g")
+                else:
+                    metadata = {"Date": None} if path.suffix == ".svg" else None
+                    self.figure.savefig(beside, dpi=150, bbox_inches="tight", metadata=metadata)
         return paths

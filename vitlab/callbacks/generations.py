@@ -13,7 +13,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from vitlab.errors import UsageError
-from vitlab.manifest import NAME, Entry, file_digest, read_manifest, sync_folder, write_synced
+from vitlab.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
+from vitlab.run_dir import write_text
 
 WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
@@ -99,7 +100,7 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
     status = written.stat()
     entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
     before = read_manifest(folder)
-    write_synced(folder / NAME, _text({**before, WRITING: entry}))
+    _write_manifest(folder, {**before, WRITING: entry})
     entries = {name: e for name, e in before.items() if name != WRITING}
     if last.is_file() and (old := _known(last, before)):  # a damaged one takes no good one's place
         _rename_link(last, previous)
@@ -108,7 +109,7 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
         _rename_link(written, folder / f"{name}.ckpt")
     os.replace(written, folder / f"{names[0]}.ckpt")
     sync_folder(folder)
-    write_synced(folder / NAME, _text({**entries, **{f"{name}.ckpt": entry for name in names}}))
+    _write_manifest(folder, {**entries, **{f"{name}.ckpt": entry for name in names}})
     sync_folder(folder)
 
 
@@ -121,8 +122,8 @@ def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
     return next((e for e in entries.values() if e["sha256"] == digest), None)
 
 
-def _text(entries: dict[str, Entry]) -> str:
-    return json.dumps(entries, indent=1) + "\n"
+def _write_manifest(folder: Path, entries: dict[str, Entry]) -> None:
+    write_text(folder / NAME, json.dumps(entries, indent=1) + "\n", sync=True)
 
 
 def _rename_link(source: Path, target: Path) -> None:
@@ -137,13 +138,13 @@ def _rename_link(source: Path, target: Path) -> None:
 
 def sweep(folder: Path) -> None:
     """Remove what a process left that was killed while it wrote, and settle which checksum is whose."""
-    for name in (WRITING, _LINK, f".{NAME}.writing"):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / WRITING, folder / _LINK, *folder.glob(f".*.{NAME}")):
+        path.unlink(missing_ok=True)
     entries = read_manifest(folder)
     if WRITING in entries:
         known = {e["sha256"]: e for e in entries.values()}
         digests = {path.name: file_digest(path) for path in folder.glob("*.ckpt")}
-        write_synced(folder / NAME, _text({name: known[d] for name, d in digests.items() if d in known}))
+        _write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 
 def check_room(run: Path, parameters: int) -> None:

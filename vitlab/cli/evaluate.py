@@ -1,7 +1,6 @@
 """``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -9,7 +8,7 @@ from vitlab.cli.arguments import CommandParser
 from vitlab.cli.fit import POLICIES
 from vitlab.cli.trust import add_trust
 from vitlab.errors import UsageError
-from vitlab.run_dir import RunDir, find_run
+from vitlab.run_dir import RunDir, find_run, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,9 +110,6 @@ def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: "pd.Data
         ]
         run.update("results.json", variations=[*others, {"split": split, **result}])
     else:
-        path = run.path / "predictions" / f"{split}.parquet"
-        path.parent.mkdir(exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        predictions.to_parquet(beside, index=False)
-        os.replace(beside, path)  # first: whoever finds the result finds these
+        with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: whoever finds the result finds it
+            predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})

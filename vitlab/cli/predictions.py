@@ -19,7 +19,7 @@ from vitlab.cli.table import columns
 from vitlab.data.base import ImageData
 from vitlab.data.images import decode
 from vitlab.errors import UsageError
-from vitlab.run_dir import RunDir
+from vitlab.run_dir import RunDir, whole
 from vitlab.tasks import Regressor
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
@@ -76,20 +76,16 @@ def write(table: pd.DataFrame, path: Path) -> None:
 
     In .csv an apostrophe stands before text that a spreadsheet would take for a formula.
     """
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole(path) as beside:
         match path.suffix:
             case ".csv":
                 text = table.select_dtypes("str")
-                table.assign(**text.map(_no_formula)).to_csv(unfinished, index=False, encoding="utf-8")
+                table.assign(**text.map(_no_formula)).to_csv(beside, index=False, encoding="utf-8")
             case ".json":
                 text = table.to_json(orient="records", indent=1, force_ascii=False, double_precision=9)
-                unfinished.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
+                beside.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
             case _:
-                table.to_parquet(unfinished, index=False)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+                table.to_parquet(beside, index=False)
 
 
 def _no_formula(cell: str) -> str:

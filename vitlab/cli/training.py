@@ -33,7 +33,7 @@ from vitlab.cli.wandb_setup import finish, place_loggers, protect
 from vitlab.errors import Stopped, UsageError
 from vitlab.manifest import check_whole, file_digest
 from vitlab.models.weights_file import check_readable
-from vitlab.run_dir import RunDir, write_text
+from vitlab.run_dir import RunDir, whole, write_text
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.teacher import published
 
@@ -189,7 +189,6 @@ def close(cli: FitCLI, seconds: float) -> None:
     if cli.config.trainer.fast_dev_run:
         return
     cli.run.write("data.json", cli.datamodule.fingerprint())  # again: files may have turned bad on the way
-    cli.run.weights.mkdir(exist_ok=True)
     for name in ("best", "last"):
         if (cli.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(cli.run.checkpoints / f"{name}.ckpt", cli.run.weights / f"{name}.safetensors")
@@ -218,6 +217,5 @@ def save_weights(checkpoint: Path, path: Path) -> None:
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     weights = {k.removeprefix("net."): v.contiguous() for k, v in content["state_dict"].items() if k.startswith("net.")}
     metadata = {"format": "pt", "hyper_parameters": json.dumps(content["hyper_parameters"])}
-    temporary = path.with_suffix(".writing")
-    save_file(weights, temporary, metadata=metadata)
-    os.replace(temporary, path)
+    with whole(path) as beside:
+        save_file(weights, beside, metadata=metadata)
