@@ -19,6 +19,7 @@ HARD = ["--model.drop_path_rate=0.2", "--data.mixup=0.4", "--data.augment=crop-f
 FIT = ["fit", "--config", str(CONFIG), "--trainer.logger=false", "--trainer.log_every_n_steps=1", *HARD]
 FIT += ["--trainer.max_epochs=4", "--data.batch_size=32"]  # 35 steps an epoch
 DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+POINTS = random.Random(1).sample(range(3, 111), 3)  # steps of 140
 
 
 def start(arguments, cwd):
@@ -76,7 +77,11 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "number", "step", "code"),
-    [("term", signal.SIGTERM, 17, 75), ("usr1", signal.SIGUSR1, 50, 75), ("int", signal.SIGINT, 88, 130)],
+    [
+        ("term", signal.SIGTERM, POINTS[0], 75),
+        ("usr1", signal.SIGUSR1, POINTS[1], 75),
+        ("int", signal.SIGINT, POINTS[2], 130),
+    ],
 )
 def test_a_signal_saves_leaves_and_the_rest_is_bit_identical(whole, name, number, step, code):
     folder = whole.parents[1]
@@ -112,7 +117,8 @@ def test_two_processes_stop_together_and_one_continues(tmp_path):
 def test_two_processes_continue_to_the_same_bits(tmp_path):
     two = [*FIT, *DDP, "--trainer.max_epochs=2"]
     finish([*two, "--name", "whole"], tmp_path)
-    returned, output = stop_at(random.Random(1).randrange(5, 65), signal.SIGTERM, two, tmp_path, "parts")
-    assert returned == 75, output
+    for i, step in enumerate(sorted(point // 2 for point in POINTS)):  # steps of 70, in one run
+        returned, output = stop_at(step, signal.SIGTERM, [*two, *(["--resume"] if i else [])], tmp_path, "parts")
+        assert returned == 75, output
     finish(["fit", "--resume", "parts"], tmp_path)
     same(*(tmp_path / "runs" / name for name in ("whole", "parts")))

@@ -88,3 +88,7 @@ def test_sharded_training_continues_sharded(tmp_path, monkeypatch):
     run(["fit", "--resume", "parts"], tmp_path)
     ours, theirs = (load_file(f"runs/{name}/weights/last.safetensors") for name in ("whole", "parts"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    run(["fit", "--resume", "parts", "--trainer.devices=1", "--trainer.max_epochs=4"], tmp_path)
+    steps = [row["step"] for row in rows(tmp_path, "parts")]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) * 3 == len(rows(tmp_path, "whole")) * 4

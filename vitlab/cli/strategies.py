@@ -24,7 +24,8 @@ class FullyShard(ModelParallelStrategy):
     """Each process keeps its share of weights, gradients and moments: FSDP2, Zhao et al. 2023 (arXiv:2304.11277).
 
     For networks that do not fit beside their moments on one GPU. A checkpoint is one file; its weights are whole, and
-    its moments, too, but numbered in an order of their own: it continues under this strategy alone.
+    its moments, too, but numbered in an order of their own: it continues under this strategy alone, on any number of
+    processes.
     """
 
     def __init__(self) -> None:
