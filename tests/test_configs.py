@@ -36,9 +36,10 @@ def ident(path):
     return str(path.relative_to(CONFIGS).with_suffix(""))
 
 
-@pytest.fixture
-def root(tmp_path):
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
     """A folder in which every data set finds a file of each kind that its constructor looks for."""
+    tmp_path = tmp_path_factory.mktemp("data")
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
     for kind in ("images-idx3", "labels-idx1"):

@@ -217,6 +217,7 @@ def test_loaders_hand_out_every_image():
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_overhead_is_relative_to_a_bare_loop():
     rows = overhead.measure(rounds=3, budget=0, steps=4)
     assert [row["loop"] for row in rows] == ["bare loop", "plain Trainer", "Classifier", "vitlab fit"]

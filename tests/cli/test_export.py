@@ -18,7 +18,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.run_dir import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
-TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--quiet"]
+TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--data.subset=0.2", "--quiet"]
 GRAPHS = [pytest.param(form, marks=pytest.mark.slow) for form in ("onnx", "pt2")]
 
 

@@ -17,6 +17,7 @@ from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=3", "--data.batch_size=32"]
+SHORT = [*FIT, "--data.subset=0.3"]  # ten steps an epoch
 
 
 @pytest.fixture
@@ -29,11 +30,11 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_samples(here, cap
     loss = Classifier.train_loss
 
     def broken(self, outputs, targets):
-        factor = float("nan") if self.trainer.global_step == 40 else 1.0  # the sixth batch of the second epoch
+        factor = float("nan") if self.trainer.global_step == 15 else 1.0  # the sixth batch of the second epoch
         return loss(self, outputs, targets) * factor
 
     monkeypatch.setattr(Classifier, "train_loss", broken)
-    assert main([*FIT, "--name", "nan"]) == 1
+    assert main([*SHORT, "--name", "nan"]) == 1
     out = capsys.readouterr().out
     assert "the loss is not finite in epoch 2, batch 6" in out
     assert "training samples [" in out
@@ -46,7 +47,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_samples(here, cap
     assert all(torch.isfinite(v).all() for v in state["state_dict"].values())
 
 
-@pytest.mark.parametrize("opt", ["adamw", "sgd", "lamb", "muon"])
+@pytest.mark.parametrize("opt", ["adamw", *[pytest.param(o, marks=pytest.mark.slow) for o in ("sgd", "lamb", "muon")]])
 def test_a_step_that_is_not_finite_can_be_skipped(here, monkeypatch, opt):
     loss, weights = Classifier.train_loss, {}
 
@@ -55,8 +56,8 @@ def test_a_step_that_is_not_finite_can_be_skipped(here, monkeypatch, opt):
         return loss(self, outputs, targets) * (float("nan") if self.trainer.global_step in (5, 8) else 1.0)
 
     monkeypatch.setattr(Classifier, "train_loss", broken)
-    skip = ["--model.nan_loss=skip", f"--model.opt={opt}", "--trainer.max_epochs=1", "--data.subset=0.3"]
-    assert main([*FIT, *skip, "--name", "skip", "--trainer.log_every_n_steps=1"]) == 0
+    skip = ["--model.nan_loss=skip", f"--model.opt={opt}", "--trainer.max_epochs=1"]
+    assert main([*SHORT, *skip, "--name", "skip", "--trainer.log_every_n_steps=1"]) == 0
     same = [step for step in range(9) if torch.equal(weights[step], weights[step + 1])]
     assert same in ([5, 8], [0, 5, 8])  # the first step of a warm-up may be too small to see
     rows = [json.loads(line) for line in (here / "runs/skip/metrics.jsonl").read_text().splitlines()]
@@ -71,10 +72,10 @@ def test_a_run_whose_every_loss_is_not_finite_stops_all_the_same(here, monkeypat
 
 
 def test_each_row_tells_speed_time_left_and_gradient(here):
-    assert main([*FIT, "--name", "rows", "--trainer.gradient_clip_val=null", "--trainer.log_every_n_steps=7"]) == 0
+    assert main([*SHORT, "--name", "rows", "--trainer.gradient_clip_val=null", "--trainer.log_every_n_steps=4"]) == 0
     rows = [json.loads(line) for line in (here / "runs/rows/metrics.jsonl").read_text().splitlines()]
     trained = [row for row in rows if "train/loss" in row]
-    assert len(trained) == 3 * 5
+    assert len(trained) == 3 * 3
     for row in trained:
         assert row["images_per_second"] > 0
         assert 0 <= row["data_wait"] < 1
@@ -92,7 +93,7 @@ def test_weights_that_are_not_finite_are_never_saved(here, monkeypatch, capsys):
 
     end = Checkpoint.on_train_epoch_end
     monkeypatch.setattr(Checkpoint, "on_train_epoch_end", spoil)
-    assert main([*FIT, "--name", "inf"]) == 1
+    assert main([*SHORT, "--name", "inf"]) == 1
     assert "the weights are not finite (first: net.head.weight)" in capsys.readouterr().out
     assert torch.load(here / "runs/inf/checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
 
@@ -120,6 +121,7 @@ def test_the_manifest_has_the_checksum_of_each_checkpoint(here):
     assert sorted(p.name for p in folder.iterdir()) == ["best.ckpt", "last.ckpt", "manifest.json", "previous.ckpt"]
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monkeypatch, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -131,7 +133,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monk
     end = Checkpoint.on_train_epoch_end
     monkeypatch.setattr(Checkpoint, "on_train_epoch_end", fill)
     try:
-        assert main([*FIT, "--name", "disk"]) == 1
+        assert main([*SHORT, "--name", "disk"]) == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     out = capsys.readouterr().out
@@ -145,8 +147,9 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monk
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsys):
-    assert main([*FIT, "--name", "torn", "--data.subset=0.2"]) == 0
+    assert main([*FIT, "--name", "torn", "--data.subset=0.1"]) == 0
     folder = here / "runs" / "torn" / "checkpoints"
     for name in ("last", "best"):
         data = bytearray((folder / f"{name}.ckpt").read_bytes())

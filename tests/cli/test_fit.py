@@ -225,6 +225,7 @@ def test_overwrite_deletes_runs_only(here, capsys):
     assert (here / "precious" / "thesis.tex").exists()
 
 
+@pytest.mark.slow
 def test_overwrite_loses_nothing_to_a_mistake(here, capsys):
     quick = [*SHORT, "--data.subset=0.1", "--name", "again", "--overwrite"]
     assert main(["fit", *quick]) == 0
@@ -244,6 +245,7 @@ def test_a_dry_run_shows_the_header_and_writes_nothing(here, capsys):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_wandb_is_one_offline_run_and_no_key_is_needed(here, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_RUN_GROUP", "the-group")  # as an ablation sets it for its cells

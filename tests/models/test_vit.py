@@ -211,10 +211,8 @@ def test_float64_works(tokenizer, images):
     torch.testing.assert_close(model.double()(images.double()).float(), logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
-@pytest.mark.parametrize("global_pool", ["token", "map"])
-def test_an_exported_graph_takes_any_batch_size(tokenizer, global_pool, images):
-    model = tiny(tokenizer=tokenizer, global_pool=global_pool, pos_embed="rope2d").eval()
+def test_an_exported_graph_takes_any_batch_size(images):
+    model = tiny(tokenizer="t2t", global_pool="map", pos_embed="rope2d").eval()  # others: tests/cli/test_export.py
     batch = {"images": {0: torch.export.Dim("batch", min=1)}}
     exported = torch.export.export(model, (images,), dynamic_shapes=batch).module()
     for many in (images[:1], images.repeat(3, 1, 1, 1)):
