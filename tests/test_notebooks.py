@@ -33,7 +33,6 @@ def test_outputs_are_stripped(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS[:-1], ids=lambda path: path.stem)
 def test_a_notebook_runs(path):  # the fifth starts twenty processes: `make notebooks`
     pytest.importorskip("nbmake", reason="pip install -e '.[notebooks]'")

@@ -68,14 +68,13 @@ def run(command):
     """Run a command of a page and return its exit code; what starts processes gets one of its own."""
     program, *words = shlex.split(command)
     if program == "torchrun":
-        return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], timeout=240).returncode
+        return subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], timeout=600).returncode
     if "--trainer.devices=2" in words:
-        return subprocess.run([sys.executable, "-m", "vitlab", *shorter(words)], timeout=240).returncode
+        return subprocess.run([sys.executable, "-m", "vitlab", *shorter(words)], timeout=600).returncode
     return main(shorter(words))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
 def test_every_command_of_the_page_runs(page, desk, request):
     if page == "README.md":

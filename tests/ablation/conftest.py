@@ -47,7 +47,7 @@ class Lab:
 
     def __call__(self, *args, **kwargs):
         process = self.start(*args, **kwargs)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         assert "Traceback" not in err, err
         return process.returncode, out + err
 

@@ -198,6 +198,7 @@ def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
 def test_the_page_has_everything_in_itself(folder):
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 8
+    assert "learned &gt; none" in page
     for outside in ("http://", "https://", "src=", "<script", "<link", "@import"):
         urls = [u for u in re.findall(rf"{outside}[^\s\"'>]*", page) if "w3.org" not in u]
         assert not urls, urls
@@ -207,6 +208,7 @@ def test_the_page_has_everything_in_itself(folder):
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.slow
 def test_a_report_that_is_repeated_is_the_same(folder, monkeypatch):
     monkeypatch.chdir(folder.parents[3])
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -223,7 +225,7 @@ def test_the_page_can_be_looked_at(folder, tmp_path):
     flags += [f"--user-data-dir={tmp_path / 'user'}", "--window-size=1100,4000"]
     shot = tmp_path / "report.png"
     page = (folder / "report.html").as_uri()
-    subprocess.run(["chromium", *flags, f"--screenshot={shot}", page], capture_output=True, timeout=120, check=True)
+    subprocess.run(["chromium", *flags, f"--screenshot={shot}", page], capture_output=True, timeout=300, check=True)
     from PIL import Image
 
     pixels = np.asarray(Image.open(shot).convert("RGB"))

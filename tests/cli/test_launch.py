@@ -18,7 +18,7 @@ def test_the_tasks_of_a_slurm_step_take_the_name_of_the_first(tmp_path):
     def ask(rank):
         slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "3", "SLURM_PROCID": str(rank)}
         words = [sys.executable, "-c", CODE, f"name-{rank}"]
-        done = subprocess.run(words, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, cwd=tmp_path, env=os.environ | slurm, capture_output=True, text=True, timeout=600)
         return done.stdout.strip()
 
     with ThreadPoolExecutor() as pool:
@@ -59,7 +59,7 @@ def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     words += ["--config", CONFIG, "--trainer.max_epochs=1", "--trainer.logger=false", "--data.subset=0.2"]
     words += ["--trainer.accelerator=cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "run.json").read_text())["world_size"] == 2

@@ -136,7 +136,7 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(here, monkeypatc
         monkeypatch.setenv(name, value)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_") or k in canaries}
     words = [sys.executable, "-m", "vitlab", *FIT, "--name", "canary"]  # a process without the service of other tests
-    subprocess.run(words, env=environment | {"WANDB_MODE": "offline"}, check=True, timeout=240)
+    subprocess.run(words, env=environment | {"WANDB_MODE": "offline"}, check=True, timeout=600)
     run = here / "runs" / "canary"
     files = [path for path in run.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in files), "W&B has written its file"

@@ -75,7 +75,7 @@ class Slurm:
         self.shell = subprocess.Popen(
             ["bash", self.script(name)], env={**os.environ, **facts}, stderr=subprocess.PIPE, text=True
         )
-        until = time.monotonic() + (120 if ready else 20)
+        until = time.monotonic() + 300
         ready = ready or (lambda: len(list(self.desk.glob("ready.*"))) == tasks)
         while not ready() and self.shell.poll() is None:
             assert time.monotonic() < until
@@ -85,7 +85,7 @@ class Slurm:
         for path in self.desk.glob("pid.*"):
             os.kill(int(path.read_text()), number)
 
-    def end(self, seconds=20):
+    def end(self, seconds=300):
         _, error = self.shell.communicate(timeout=seconds)
         return self.shell.returncode, error
 
