@@ -11,13 +11,13 @@ run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab test last
 
 test: setup  ## everything but the GPU's tests
-	$(BIN)/python -m pytest -m "not gpu and not faults" -n 2
+	$(BIN)/python -m pytest -m "not gpu and not faults" -n 2 --dist worksteal
 
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 ablation: setup  ## does a ViT use its positions? five arms, three seeds, a report
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
