@@ -1,5 +1,7 @@
 """Multi-head self-attention."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -79,8 +81,9 @@ class Attention(nn.Module):
         k, v = self._heads(F.linear(x, of_kv, bias_of_kv), 2)
         return self.q_norm(q), pos_embed.rotate(self.k_norm(k), layer), v  # a prefix token has no rotation
 
-    def _heads(self, x: Tensor, count: int) -> Tensor:
-        return x.unflatten(2, (count, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # (count, B, A, L, d)
+    def _heads(self, x: Tensor, count: int) -> list[Tensor]:
+        parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # gradients come back together in x's own layout
+        return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
 
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
@@ -90,7 +93,8 @@ class Attention(nn.Module):
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, tuple(q.shape[:3]), _num_threads()):
+    gradients = v.requires_grad, bias is not None and bias.requires_grad
+    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, q.shape[:3], *gradients):
         return sdpa(q, k, v, bias, scale)
     return products(q, k, v, bias, scale)
 
@@ -106,19 +110,16 @@ def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float)
     return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
 
-def prefers_sdpa(device: str, dtype: torch.dtype, queries: tuple[int, ...], num_threads: int) -> bool:
+def prefers_sdpa(
+    device: str, dtype: torch.dtype, queries: Sequence[int], gradient: bool, bias_gradient: bool = False
+) -> bool:
     """Return whether the fused kernel is faster than products and a softmax for ``(B, A, L)`` queries.
 
-    On a CPU the fused kernel works on images and heads in parallel and on short sequences badly, in half precision
-    above all; ``vitlab bench attention`` measures it. Where the scores would take more than 1 GiB it wins anyway.
+    It is, but for two cases on a CPU: its backward pass is slow in half precision, and for the gradient of a bias it
+    keeps the scores after all. ``vitlab bench attention`` measures this. Where the scores would take more than 1 GiB it
+    is taken anyway.
     """
     B, A, L = queries
-    shortest = 197 if dtype.itemsize > 2 else 257
     if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:
         return True
-    return shortest <= L and 2 * num_threads <= B * A
-
-
-@torch.compiler.assume_constant_result
-def _num_threads() -> int:
-    return torch.get_num_threads()
+    return not bias_gradient and not (gradient and dtype.itemsize < 4 and L < 1024)
