@@ -13,7 +13,27 @@ from vitlab.callbacks.record import RunRecord
 LOG = logging.getLogger("vitlab")
 
 
-class Console(ProgressBar):
+class _Bar(ProgressBar):
+    def __init__(self, quiet: bool) -> None:
+        super().__init__()
+        self.quiet = quiet
+        self.bar: tqdm | None = None
+
+    def disable(self) -> None:
+        """Show nothing; Lightning calls it on all processes but the first."""
+        self.quiet = True
+
+    def _open(self, total: float, title: str | None = None) -> None:
+        if not self.quiet and sys.stderr.isatty():
+            self.bar = tqdm(total=total, desc=title, leave=False, mininterval=0.2)
+
+    def _close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+class Console(_Bar):
     """Show loss, accuracy, images/s and the time left; without a terminal, only the lines of the epochs.
 
     Args:
@@ -22,22 +42,14 @@ class Console(ProgressBar):
     """
 
     def __init__(self, record: RunRecord, quiet: bool = False) -> None:
-        super().__init__()
+        super().__init__(quiet)
         self.record = record
-        self.quiet = quiet
-        self.bar: tqdm | None = None
         self._shown: dict[str, float] = {}  # the row that the bar shows
-
-    def disable(self) -> None:
-        """Show nothing; Lightning calls it on all processes but the first."""
-        self.quiet = True
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar of an epoch."""
-        if not self.quiet and sys.stderr.isatty():
-            title = f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}"
-            self.bar = tqdm(total=trainer.num_training_batches, desc=title, leave=False, mininterval=0.2)
-            self._shown = {}
+        self._open(trainer.num_training_batches, f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self._shown = {}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -68,11 +80,6 @@ class Console(ProgressBar):
         """Leave no half bar behind."""
         self._close()
 
-    def _close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-            self.bar = None
-
     def _numbers(self) -> str:
         row = self.record.row
         shown = [f"{name[6:]} {row[name]:.3f}" for name in row if name.startswith("train/")]
@@ -81,33 +88,12 @@ class Console(ProgressBar):
         )
 
 
-class EvaluationConsole(ProgressBar):
+class EvaluationConsole(_Bar):
     """Show a bar while a split is measured; nothing without a terminal.
 
     Args:
         quiet: Whether to show nothing.
     """
-
-    def __init__(self, quiet: bool = False) -> None:
-        super().__init__()
-        self.quiet = quiet
-        self.bar: tqdm | None = None
-
-    def disable(self) -> None:
-        """Show nothing; Lightning calls it on all processes but the first."""
-        self.quiet = True
-
-    def _open(self, total: float) -> None:
-        if not self.quiet and sys.stderr.isatty():
-            self.bar = tqdm(total=int(total), leave=False, mininterval=0.2)
-
-    def _advance(self) -> None:
-        if self.bar is not None:
-            self.bar.update()
-
-    def _close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar."""
@@ -117,21 +103,21 @@ class EvaluationConsole(ProgressBar):
         """Open the bar."""
         self._open(sum(trainer.num_test_batches))
 
+    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Open the bar."""
+        self._open(sum(trainer.num_predict_batches))
+
     def on_validation_batch_end(self, *args: Any) -> None:
         """Move the bar."""
-        self._advance()
-
-    def on_test_batch_end(self, *args: Any) -> None:
-        """Move the bar."""
-        self._advance()
+        if self.bar is not None:
+            self.bar.update()
 
     def on_validation_end(self, *args: Any) -> None:
         """Close the bar."""
         self._close()
 
-    def on_test_end(self, *args: Any) -> None:
-        """Close the bar."""
-        self._close()
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
+    on_test_end = on_predict_end = on_validation_end
 
 
 def _shown(trainer: L.Trainer) -> list[str]:

@@ -45,7 +45,9 @@ def predict(
     collector = _Collector(topk)
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
     rest = [*_one_device(run), *rest]
-    cli = restore(run, checkpoint, rest, [collector, _Bar(quiet)], default_root_dir=str(run.path), **settings)
+    cli = restore(
+        run, checkpoint, rest, [collector, EvaluationConsole(quiet)], default_root_dir=str(run.path), **settings
+    )
     if not isinstance(cli.datamodule, ImageData):
         raise UsageError(f"`vitlab predict` takes data sets of vitlab, and {type(cli.datamodule).__name__} is none")
     names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
@@ -154,17 +156,6 @@ class _Collector(L.Callback):
                 values |= part[0]
                 reasons |= part[1]
         return values, reasons
-
-
-class _Bar(EvaluationConsole):
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._open(sum(trainer.num_predict_batches))
-
-    def on_predict_batch_end(self, *args: Any) -> None:
-        self._advance()
-
-    def on_predict_end(self, *args: Any) -> None:
-        self._close()
 
 
 class _Pictures(L.LightningDataModule):
