@@ -56,6 +56,12 @@ class RunDir:
         path = self.path / file
         return json.loads(path.read_text()) if path.is_file() else {}
 
+    def need(self, file: str) -> dict[str, Any]:
+        """Return the content of a JSON file that every run has once its data is set up; refuse a run without it."""
+        if content := self.read(file):
+            return content
+        raise UsageError(f"{self.path} has no {file}: copy it from where the run was trained, or train it again")
+
     def write(self, file: str, content: Any) -> None:
         """Write a JSON file in one step, so that no reader and no crash sees half of it."""
         write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n")

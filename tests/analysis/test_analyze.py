@@ -71,7 +71,7 @@ def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_pa
         ("distance", ["--layer=7"], "`--layer` must lie in 0..2, got 7"),
         ("token_layers", [], "tokenizer=patch has no layers there; use attention"),
         ("attention", ["--query=9,0"], "`--query` must be a row in 0..3"),
-        ("attention", ["--query=middle"], "--query"),
+        ("attention", ["--query=middle"], "--query: must be ROW,COLUMN of a patch, such as 3,4, got middle"),
         ("distance", ["--data.img_size=12"], "`vitlab analyze resolution` measures other sizes"),
         ("distance", ["--against", "nowhere"], 'no run or checkpoint called "nowhere"'),
         ("distance", ["--config", "x.yaml"], "the configuration comes from"),

@@ -128,6 +128,16 @@ def test_a_variation_stands_beside_the_result(run):
     assert after["variations"][-1]["loss"] == pytest.approx(before["loss"], abs=1e-6)
 
 
+def test_another_image_size_needs_what_is_known_of_the_training(run, capsys):
+    words = ["test", str(run), "--data.img_size=12", "--quiet"]
+    assert main(words) == 0
+    assert "rescale from 4 x 4 to 6 x 6" in read(run / "results.json")["variations"][-1]["overrides"]["resize"]
+    facts = (run / "data.json").rename(run / "facts.json")
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"vitlab: {run} has no data.json: copy it")
+    facts.rename(run / "data.json")
+
+
 def test_measuring_keeps_what_the_run_says_of_each_image(run):
     for command, split in (("test", "test"), ("validate", "val")):
         assert main([command, str(run), "--quiet"]) == 0

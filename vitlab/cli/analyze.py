@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.analysis import ANALYSES
 from vitlab.cli.arguments import CommandParser
-from vitlab.cli.evaluate import evaluation_args
+from vitlab.cli.evaluate import evaluation_args, one_device
 from vitlab.cli.trust import add_trust
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.run_dir import RunDir, find_run
@@ -83,8 +83,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _query(text: str) -> tuple[int, int]:
-    row, column = text.split(",")
-    return int(row), int(column)
+    try:
+        row, column = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be ROW,COLUMN of a patch, such as 3,4, got {text}") from None
+    return row, column
 
 
 def _names(text: str) -> list[str]:
@@ -107,7 +110,7 @@ def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argpar
     from vitlab.models.vit import VisionTransformer
     from vitlab.tasks import Classifier
 
-    cli = _rebuild(run, checkpoint, [*_one_device(run), *rest], bool(options.images))
+    cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(options.images))
     names = inspect.signature(VisionTransformer).parameters
     arguments = {name: value for name, value in cli.model.hparams.items() if name in names}
     with user_mistakes():
@@ -138,23 +141,11 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         _check_size(cli, run)
         return cli
     _check_size(cli, run)
-    facts = run.read("data.json")
     with user_mistakes():
         cli.datamodule.prepare_data()
-        if facts:
-            cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
+        cli.datamodule.load_state_dict(run.need("data.json"))
         load_weights(cli.model.net, checkpoint, "usual")
     return cli
-
-
-def _one_device(run: RunDir) -> list[str]:
-    """Return arguments for the machine at hand, which may be another than that of the training."""
-    import yaml
-
-    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
-    accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
-    settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    return [f"--trainer.{key}={value}" for key, value in settings.items()]
 
 
 def _num_outputs(net: Any) -> int:

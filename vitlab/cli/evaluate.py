@@ -13,8 +13,6 @@ from vitlab.run_dir import RunDir, find_run, whole
 if TYPE_CHECKING:
     import pandas as pd
 
-    from vitlab.cli.parser import VitlabCLI
-
 Split = Literal["validate", "test"]
 
 
@@ -43,6 +41,16 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
     return ["--config", str(run.config), *rest, "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 
 
+def one_device(run: RunDir) -> list[str]:
+    """Return arguments for the machine at hand, which may be another than that of the training."""
+    import yaml
+
+    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
+    accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
+    settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
+    return [f"--trainer.{key}={value}" for key, value in settings.items()]
+
+
 def _main(command: Split, argv: list[str]) -> int:
     split = {"validate": "val", "test": "test"}[command]
     options, rest = _parser(command, split).parse_known_args(argv)
@@ -52,22 +60,24 @@ def _main(command: Split, argv: list[str]) -> int:
     from vitlab.cli.parser import VitlabCLI, settings, user_mistakes
     from vitlab.cli.terminal import open_terminal, say
     from vitlab.cli.training import checkpoint_facts
+    from vitlab.models.convert import load_weights
     from vitlab.models.weights_file import check_readable
 
     open_terminal(options.quiet)
     predictions, console = Predictions(), EvaluationConsole(options.quiet)
     cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
-    facts = run.read("model.json")
     path: Path | None = checkpoint
     conditions = dict(settings(rest))
     with user_mistakes():
-        if list(cli.model.net.grid_size) != facts.get("grid") or options.resize:
-            for sentence in load_resized(cli, run, checkpoint, options.resize or "usual", not options.no_antialias):
+        if list(cli.model.net.grid_size) != run.need("model.json")["grid"] or options.resize:  # Lightning cannot resize
+            path = None
+            cli.datamodule.load_state_dict(run.need("data.json"))
+            resize, antialias = options.resize or "usual", not options.no_antialias
+            for sentence in load_weights(cli.model.net, checkpoint, resize, antialias):
                 say(sentence)
                 conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
-            path = None
-        if path is not None:
-            check_readable(path)
+        else:
+            check_readable(checkpoint)
         measure = getattr(cli.trainer, command)
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
@@ -91,15 +101,6 @@ def _parser(command: Split, split: str) -> argparse.ArgumentParser:
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
     return parser
-
-
-def load_resized(cli: "VitlabCLI", run: RunDir, checkpoint: Path, resize: str, antialias: bool) -> list[str]:
-    """Load weights that were trained with another grid of tokens; return what was done to the positions."""
-    from vitlab.models.convert import load_weights
-
-    facts = run.read("data.json")
-    cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
-    return load_weights(cli.model.net, checkpoint, resize, antialias)  # type: ignore[arg-type]
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: "pd.DataFrame") -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import lightning as L
 import pandas as pd
 import torch
-import yaml
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
+from vitlab.cli.evaluate import one_device
 from vitlab.cli.images import printable
 from vitlab.cli.parser import user_mistakes
 from vitlab.cli.restore import restore
@@ -42,12 +42,10 @@ def predict(
 
     All processes but the first return no table.
     """
-    collector = _Collector(topk)
+    collector, bar = _Collector(topk), EvaluationConsole(quiet)
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
-    rest = [*_one_device(run), *rest]
-    cli = restore(
-        run, checkpoint, rest, [collector, EvaluationConsole(quiet)], default_root_dir=str(run.path), **settings
-    )
+    rest = [*one_device(run), *rest]
+    cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     if not isinstance(cli.datamodule, ImageData):
         raise UsageError(f"`vitlab predict` takes data sets of vitlab, and {type(cli.datamodule).__name__} is none")
     names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
@@ -92,14 +90,6 @@ def write(table: pd.DataFrame, path: Path) -> None:
 
 def _no_formula(cell: str) -> str:
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
-
-
-def _one_device(run: RunDir) -> list[str]:
-    """Return arguments for the machine at hand, which may be another than that of the training."""
-    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
-    accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
-    settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    return [f"--trainer.{key}={value}" for key, value in settings.items()]
 
 
 def _table(files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None) -> pd.DataFrame:

@@ -36,16 +36,14 @@ def restore(
         callbacks: Callbacks that the command adds to the trainer's own.
         **trainer: Arguments of the trainer that no configuration may set.
     """
-    facts = run.read("data.json")
-    if not facts:
-        raise UsageError(f"{run.path} has no data.json, which holds the classes and the mean and std of its training")
+    facts = run.need("data.json")
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
         config.config.write_text(yaml.safe_dump(_without_files(run, facts), sort_keys=False))
         cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
-            cli.datamodule.load_state_dict({key: facts[key] for key in ("class_names", "mean", "std")})
+            cli.datamodule.load_state_dict(facts)
         state = read_weights(checkpoint).state_dict
         try:
             cli.model.net.load_state_dict(state)

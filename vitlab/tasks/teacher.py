@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights
-from vitlab.run_dir import RunDir, find_run
+from vitlab.run_dir import find_run
 
 
 class Teacher(nn.Module):
@@ -111,7 +111,4 @@ def _facts(source: str) -> tuple[Path, dict[str, Any]]:
             images = exported["images"]
             return path, {"mean": images["mean"], "std": images["std"], "class_names": exported["outputs"]}
     run, checkpoint = find_run(source)
-    facts = RunDir(run.path).read("data.json")
-    if not facts:
-        raise ValueError(f"`model.teacher`: {run.path} has no data.json, which holds classes, mean and std")
-    return checkpoint, facts
+    return checkpoint, run.need("data.json")
