@@ -1,6 +1,5 @@
 """What a network costs: parameters, multiply-adds, time and memory."""
 
-import copy
 import resource
 import time
 
@@ -8,10 +7,10 @@ import pandas as pd
 import torch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.models.cost import macs_of_modules
 from vitlab.models.vit import VisionTransformer
 
 BATCHES = (1, 8, 64)
@@ -32,25 +31,23 @@ def parameters_by_part(net: VisionTransformer) -> dict[str, int]:
 
 def macs_by_part(net: VisionTransformer) -> dict[str, int]:
     """Return the multiply-adds that one image takes in each part; additions of positions count as none."""
-    meta = copy.deepcopy(net).to("meta").requires_grad_(False)
-    dtype = next(net.parameters()).dtype
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
-        images = torch.empty(1, net.in_chans, *net.img_size, device="meta", dtype=dtype)
-        meta.forward_head(meta.forward_features(images))
-    found = {name: sum(ops.values()) // 2 for name, ops in counter.get_flop_counts().items()}
-    names = {"tokenizer": type(net.tokenizer).__name__, "attention": "Block.attn", "mlp": "Block.mlp"}
-    counts = {part: found.get(name, 0) for part, name in names.items()}
-    return {**counts, "the rest": found.get("Global", 0) - sum(counts.values())}
+    found = macs_of_modules(net)
+    blocks = range(len(net.blocks))
+    counts = {
+        "tokenizer": found["tokenizer"],
+        "attention": sum(found[f"blocks.{i}.attn"] for i in blocks),
+        "mlp": sum(found[f"blocks.{i}.mlp"] for i in blocks),
+    }
+    return {**counts, "the rest": found[""] - sum(counts.values())}
 
 
 @torch.no_grad()
-def images_per_second(net: VisionTransformer, images: Tensor, seconds: float = SECONDS) -> float:
+def images_per_second(net: VisionTransformer, images: Tensor) -> float:
     """Return how many images a second the network takes in batches of ``images``."""
     net(images)
     _wait(images)
     start, runs = time.perf_counter(), 0
-    while runs == 0 or time.perf_counter() - start < seconds:
+    while runs == 0 or time.perf_counter() - start < SECONDS:
         net(images)
         _wait(images)
         runs += 1

@@ -18,6 +18,11 @@ def count_macs(model: VisionTransformer) -> int:
     Counted on the meta device, where fused attention is counted too and T2T takes the plain way; all tokens pass
     through the last block, as in published numbers, though ``forward`` may spare it some. The FLOPs are twice as many.
     """
+    return macs_of_modules(model)[""]
+
+
+def macs_of_modules(model: VisionTransformer) -> dict[str, int]:
+    """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the network's own name is empty."""
     walk = _AllTokens(model)
     state = {**dict(walk.named_parameters()), **dict(walk.named_buffers())}
     meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
@@ -25,7 +30,9 @@ def count_macs(model: VisionTransformer) -> int:
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         functional_call(walk, meta, (images,))
-    return counter.get_total_flops() // 2
+    found = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
+    inside = "_AllTokens.model."
+    return {"": found["Global"]} | {k.removeprefix(inside): n for k, n in found.items() if k.startswith(inside)}
 
 
 class _AllTokens(torch.nn.Module):
