@@ -15,6 +15,8 @@ from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens
 
+PENALTY = 0.1  # weight of the squared weights of a PositionProbe
+
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
     """Return the ``(F, T)`` weights that minimise ``|x w - y|^2 + l2 |w|^2`` for ``(n, F)`` and ``(n, T)``."""
@@ -31,16 +33,14 @@ class PositionProbe:
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
-        l2: Weight of the penalty.
     """
 
-    def __init__(self, grid_size: Grid, l2: float = 0.1) -> None:
+    def __init__(self, grid_size: Grid) -> None:
         h, w = grid_size
         cells = torch.arange(h * w)
         one_hot = F.one_hot(cells).double()
         self.places = torch.stack([cells // w, cells % w], dim=1).double()  # (N, 2)
         self.targets = torch.cat([one_hot, self.places], dim=1)  # (N, N + 2)
-        self.l2 = l2
         self.gram, self.cross = torch.zeros(()), torch.zeros(())
         self.right, self.missed, self.n = 0.0, 0.0, 0
 
@@ -52,7 +52,7 @@ class PositionProbe:
 
     def score(self, tokens: Tensor) -> None:
         """Count how many of ``(B, N, D)`` patch tokens, none of which it has learned from, are placed right."""
-        guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, self.l2)  # (B, N, N + 2)
+        guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
         self.right += float((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).sum())
         self.missed += float((guess[..., -2:] - self.places).square().sum())
         self.n += len(tokens)

@@ -99,9 +99,9 @@ class Subject:
         for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.complain):
             yield pipeline.normalise(pixels.to(self.device), data.statistics()), labels.to(self.device)
 
-    def labelled(self, split: SplitName = "val", limit: int | None = None) -> tuple[Tensor, Tensor]:
+    def labelled(self) -> tuple[Tensor, Tensor]:
         """Return the images and classes of :meth:`batches` in one piece."""
-        images, labels = zip(*self.batches(split, limit), strict=True)
+        images, labels = zip(*self.batches(), strict=True)
         return torch.cat(images), torch.cat(labels)
 
     def shown(self, count: int = 4) -> Tensor:

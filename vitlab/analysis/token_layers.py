@@ -2,13 +2,13 @@
 
 import pandas as pd
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.attention import distances, uniform_distance
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.tokenizers.splits import soft_split
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenTransformer
 
@@ -17,14 +17,14 @@ from vitlab.tokenizers.token_layers import TokenTransformer
 def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid."""
     maps, x = [], images
-    for i, (kernel, stride, padding) in enumerate(tokenizer.splits[:-1]):
+    for i, split in enumerate(tokenizer.splits[:-1]):
         layer = tokenizer.get_submodule(f"attention{i + 1}")
         if not isinstance(layer, TokenTransformer):
             raise UsageError(
                 "token_layers shows attention maps, and the performer of t2t_attn=performer has none; "
                 "look at the backbone with attention or distance"
             )
-        x = F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)  # (B, N_i, C kernel kernel)
+        x = soft_split(x, *split)  # (B, N_i, C kernel kernel)
         maps.append(layer.attn.weights(layer.norm1(x))[:, 0])
         x = layer(x).transpose(1, 2).unflatten(2, tokenizer.grids[i])  # (B, t2t_dim, h, w)
     return maps

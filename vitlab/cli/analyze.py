@@ -180,7 +180,7 @@ def _pictures(text: str, data: Any) -> "Tensor":
     if not files:
         reason = next(iter(others.values()), "no file in it")
         raise UsageError(f"`--images {text}`: no images found: {reason}")
-    images = [decode(file, "L" if data.in_chans == 1 else "RGB") for file in files[:8]]
+    images = [decode(file, data.mode) for file in files[:8]]
     resized = sum((image.height, image.width) != data.img_size for image in images)
     if resized:
         h, w = data.img_size

@@ -187,7 +187,7 @@ class _Samples(Dataset[_Sample]):
         number = self.numbers[index]
         file = self.files[number]
         try:
-            image = decode(file, "L" if self.data.in_chans == 1 else "RGB")
+            image = decode(file, self.data.mode)
             return self.data.eval_transform(image), number, ""
         except ValueError as error:
             reason = str(error).removeprefix(f"{file}: ") or "cannot be read"

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.images import ImageError
+from vitlab.data.images import ImageError, Mode
 from vitlab.data.loader import Batch, Loader
 from vitlab.data.mix import Mix
 from vitlab.data.order import EvalOrder, TrainOrder
@@ -20,7 +20,6 @@ from vitlab.data.splits import Indices, SplitName, SplitRule
 from vitlab.data.transforms import Interpolation, as_size
 
 Part = Literal["train", "test", "all"]
-_LEAST = {"batch_size": 1, "num_workers": 0, "repeats": 1}
 
 
 class ImageData(L.LightningDataModule):
@@ -77,9 +76,11 @@ class ImageData(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        _check_at_least(batch_size, num_workers, repeats)
+        _check_at_least(1, batch_size=batch_size, repeats=repeats)
+        _check_at_least(0, num_workers=num_workers)
         self.img_size = as_size(img_size, native_size)
         self.in_chans = in_chans
+        self.mode: Mode = "L" if in_chans == 1 else "RGB"  # what files are decoded to
         self.class_names = list(class_names)
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
@@ -174,14 +175,14 @@ class ImageData(L.LightningDataModule):
         images = self.pipeline.normalise(images, self.statistics())
         return (images, targets) if step.mix_seed is None else self.mix(images, targets, step)
 
-    def finished(self, loader: Iterable[Batch], device: torch.device | str = "cpu") -> Iterator[tuple[Tensor, Tensor]]:
+    def finished(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task gets them, for use without a Trainer."""
-        for images, targets, step in loader:
-            yield self.on_after_batch_transfer((images.to(device), targets.to(device), step), 0)
+        for batch in loader:
+            yield self.on_after_batch_transfer(batch, 0)
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one decoded image to a normalised ``(C, H, W)``, as in evaluation."""
-        return self.pipeline.eval_image(image.convert("L" if self.in_chans == 1 else "RGB"), self.statistics())
+        return self.pipeline.eval_image(image.convert(self.mode), self.statistics())
 
     @property
     def seed(self) -> int:
@@ -243,7 +244,7 @@ class ImageData(L.LightningDataModule):
         return self.pipeline.loader(self.splits[name], order, self.mean, self.num_workers, device, self.complain)
 
 
-def _check_at_least(*numbers: int) -> None:
-    for (name, least), number in zip(_LEAST.items(), numbers, strict=True):
+def _check_at_least(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
         if number < least:
             raise ValueError(f"`data.{name}` must be at least {least}, got {number}")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from vitlab.data.images import Mode
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.sets import FileImages
 
@@ -39,9 +38,7 @@ class HuggingFace(Photos):
         **photos: Any,
     ) -> None:
         found = _load(path, name, revision, download)
-        parts = (
-            parts_among(found) if len(found) > 1 else {"train": next(iter(found))}
-        )  # one split of any name is divided
+        parts = parts_among(found) if len(found) > 1 else {"train": next(iter(found))}
         if "train" not in parts:
             raise ValueError(f"`data.path` must have a split called train, got {', '.join(found)} in {path}")
         self.rows = {split: _checked(f"{path}, {split}", found[split], image_column, label_column)
@@ -54,7 +51,6 @@ class HuggingFace(Photos):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the rows of some parts, undecoded."""
-        mode: Mode = "L" if self.in_chans == 1 else "RGB"
         number = {name: k for k, name in enumerate(self.class_names)}
         files: list[str] = []
         labels: list[int] = []
@@ -66,7 +62,7 @@ class HuggingFace(Photos):
                     raise ValueError(f"{self.place}, {split}, row {row}: {name} is not among the classes of training")
                 files.append(os.path.join(split, str(row)))
                 labels.append(number[name])
-        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), mode)
+        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.mode)
 
 
 class _Rows:

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from vitlab.data.images import Mode
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.scan import Folder
 from vitlab.data.sets import FileImages, Statistics
@@ -36,7 +35,6 @@ class ImageFolder(Photos):
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""
-        mode: Mode = "L" if self.in_chans == 1 else "RGB"
         number = {name: k for k, name in enumerate(self.class_names)}
         files: list[str] = []
         labels: list[int] = []
@@ -49,7 +47,7 @@ class ImageFolder(Photos):
                 found = sorted(_files(entry.path, set()))
                 files += [os.path.relpath(file, self.root) for file in found]
                 labels += [number[entry.name]] * len(found)
-        return FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), mode)
+        return FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.mode)
 
 
 class ImageNet(ImageFolder):

@@ -5,9 +5,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.order import Step
-from vitlab.data.streams import generator, stream, uniforms
-
-_ERASE = 3  # a stream beside those of `order.py`
+from vitlab.data.streams import ERASE, generator, stream, uniforms
 
 
 class Mix:
@@ -53,7 +51,7 @@ class Mix:
 
     def _erase(self, images: Tensor, step: Step) -> Tensor:
         (channels, height, width), n = images.shape[1:], len(images)
-        seeds = stream(step.seeds.astype(np.int64), _ERASE)
+        seeds = stream(step.seeds.astype(np.int64), ERASE)
         draws = uniforms(seeds, 23)
         area = height * width * (0.02 + (1 / 3 - 0.02) * draws[:, :10])
         aspect = 0.3 ** (2 * draws[:, 10:20] - 1)

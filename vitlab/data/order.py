@@ -7,9 +7,7 @@ import numpy as np
 import torch
 
 from vitlab.data.splits import Indices
-from vitlab.data.streams import Seeds, generator, stream
-
-_ORDER, _AUGMENT, _MIX = range(3)  # one stream for each purpose
+from vitlab.data.streams import AUGMENT, MIX, ORDER, Seeds, generator, stream
 
 
 class Step(NamedTuple):
@@ -60,15 +58,15 @@ class TrainOrder:
     def steps(self, start: int = 0) -> Iterator[Step]:
         """Yield this process's part of every batch from number ``start`` on."""
         epoch = self.epoch
-        rng = generator(int(stream(self.seed, _ORDER, epoch)[0]))
+        rng = generator(int(stream(self.seed, ORDER, epoch)[0]))
         indices = torch.randperm(self.n, generator=rng).numpy()
         copies = np.arange(self.n) % self.repeats
         indices = np.repeat(indices, self.repeats)[: self.n]
-        seeds = stream(self.seed, _AUGMENT, epoch, indices, copies)
+        seeds = stream(self.seed, AUGMENT, epoch, indices, copies)
         share = self.batch_size // self.world
         for step in range(start, len(self)):
             mine = slice(step * self.batch_size + self.rank * share, step * self.batch_size + (self.rank + 1) * share)
-            yield Step(indices[mine], seeds[mine], int(stream(self.seed, _MIX, epoch, step)[0]))
+            yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]))
 
 
 class EvalOrder:

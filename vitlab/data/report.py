@@ -14,6 +14,9 @@ from vitlab.data.sets import FileImages, duplicates
 from vitlab.data.splits import SplitName
 from vitlab.data.streams import stream
 
+_ROWS, _COLUMNS = 8, 7  # of the picture: images of different classes as far as there are, augmented versions
+_MOST = 50  # lines for what there may be many of
+
 
 def report(data: ImageFolder) -> dict[str, Any]:
     """Look at every file of all three splits, and return what was found as plain values.
@@ -86,25 +89,23 @@ def as_text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def picture(data: ImageFolder, path: str, rows: int = 8, columns: int = 7) -> None:
+def picture(data: ImageFolder, path: str) -> None:
     """Write a picture of training images: each as evaluation sees it, then as training sees it in several epochs.
 
     Args:
         data: The folder, with the augmentation to show.
         path: File to write.
-        rows: Number of images, of different classes as far as there are.
-        columns: Number of augmented versions.
     """
     data.build("train")
     images = data.splits["train"]
     plain, augmented = (data.pipeline.transform(name, data.mean) for name in ("none", data.pipeline.augment))
     assert plain is not None and augmented is not None
-    order = _one_of_each_class_first(images.labels.numpy())[:rows]
+    order = _one_of_each_class_first(images.labels.numpy())[:_ROWS]
     height, width = data.img_size
-    sheet = Image.new("RGB", ((columns + 1) * (width + 2), len(order) * (height + 2)), "white")
+    sheet = Image.new("RGB", ((_COLUMNS + 1) * (width + 2), len(order) * (height + 2)), "white")
     for row, index in enumerate(order.tolist()):
         image = images.image(index)
-        seeds = stream(0, np.arange(columns), index).tolist()
+        seeds = stream(0, np.arange(_COLUMNS), index).tolist()
         for column, cell in enumerate([plain(image, 0), *(augmented(image, seed) for seed in seeds)]):
             sheet.paste(cell, (column * (width + 2), row * (height + 2)))
     target = Path(path)
@@ -118,9 +119,9 @@ def _one_of_each_class_first(labels: np.ndarray) -> np.ndarray:
     return by_class[np.argsort(np.arange(len(labels)) - starts, kind="stable")]
 
 
-def _some(entries: list[str], most: int = 50) -> list[str]:
-    rest = [f"... and {len(entries) - most} more, all of them in --json"] if len(entries) > most else []
-    return [" " * 12 + entry for entry in entries[:most] + rest]
+def _some(entries: list[str]) -> list[str]:
+    rest = [f"... and {len(entries) - _MOST} more, all of them in --json"] if len(entries) > _MOST else []
+    return [" " * 12 + entry for entry in entries[:_MOST] + rest]
 
 
 def _range(values: np.ndarray) -> dict[str, int]:
