@@ -23,7 +23,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
     "bench": {"layers", "tokenizers", "models", "optim", "tasks", "data", "callbacks"},
     "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation", "bench"},
 }
-GROUND = {"errors", "manifest", "run_dir", "shipped"}  # standard library only; every room may stand on it
+GROUND = {"errors", "manifest", "processes", "run_dir", "shipped"}  # standard library only; every room may stand on it
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 

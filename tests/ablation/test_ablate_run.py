@@ -19,10 +19,10 @@ from pathlib import Path
 import pytest
 
 from vitlab.ablation.identity import code_digest
-from vitlab.ablation.lock import runs
 from vitlab.ablation.resolve import known
 from vitlab.ablation.results import collect
 from vitlab.ablation.spec import read
+from vitlab.processes import runs
 
 pytestmark = pytest.mark.slow  # real processes, started and killed
 

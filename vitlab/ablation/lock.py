@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitlab.processes import born, runs
+
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
 
@@ -159,30 +161,3 @@ def _end_orphan(facts: dict[str, Any]) -> None:
         deadline = time.monotonic() + 5
         while runs(child) and time.monotonic() < deadline:
             time.sleep(0.02)
-
-
-def runs(pid: int) -> bool:
-    """Return whether a process of this machine lives."""
-    stat = _stat(pid)
-    if stat is not None:
-        return stat[0] != "Z"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return pid > 0
-
-
-def born(pid: int) -> str | None:
-    """Return when a process started, in ticks since this machine did; None where the system does not tell."""
-    stat = _stat(pid)
-    return stat[19] if stat else None
-
-
-def _stat(pid: int) -> list[str] | None:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None

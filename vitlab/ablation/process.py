@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from vitlab.ablation.lock import Claim, born
+from vitlab.ablation.lock import Claim
+from vitlab.processes import born
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
 

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
+from vitlab.processes import runs
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
@@ -100,7 +101,7 @@ class Watch(Callback):
         """Return the rank of a process that is gone or silent; None if all are there."""
         for rank, peer in self.peers.items():
             here = peer["host"] == socket.gethostname()
-            if here and not _lives(peer["pid"]) and not self._said_bye(rank):
+            if here and not runs(peer["pid"]) and not self._said_bye(rank):
                 return rank
         try:
             self.store.set(f"count{self.rank}", str(count))
@@ -122,7 +123,7 @@ class Watch(Callback):
 
     def _leave(self, lost: int) -> None:
         peer = self.peers.get(lost, {"pid": "?", "host": "?"})
-        gone = peer["host"] == socket.gethostname() and not _lives(peer["pid"])
+        gone = peer["host"] == socket.gethostname() and not runs(peer["pid"])
         what = "has ended" if gone else f"has not answered for {self.patience:.0f} s"
         self.loss = f"process {lost} of {self.world} (rank {lost}, pid {peer['pid']} on {peer['host']}) {what}"
         if self.rank == min(r for r in range(self.world) if r != lost):
@@ -143,19 +144,3 @@ class Watch(Callback):
 def _is_about_peers(error: BaseException) -> bool:
     text = f"{type(error).__name__} {error}".lower()
     return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))
-
-
-def _lives(pid: int) -> bool:
-    """Return whether a process of this machine runs or is stopped; a zombie does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except FileNotFoundError:
-        pass
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not os.path.isdir("/proc/self")

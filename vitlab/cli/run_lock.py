@@ -11,6 +11,7 @@ from vitlab.ablation import lock
 from vitlab.callbacks.generations import check_room
 from vitlab.cli.launch import launched_rank
 from vitlab.errors import UsageError
+from vitlab.processes import runs
 from vitlab.run_dir import LOCK, RunDir
 
 ORPHANS = 15.0  # seconds; the loader's workers notice within five that their trainer was killed, and hold its lock
@@ -42,7 +43,7 @@ def _take(run: RunDir) -> lock.Claim:
     try:
         while (claim := lock.take(path)) is None:
             owner = lock.read(path) or {}
-            died = owner.get("host") == socket.gethostname() and not lock.runs(owner.get("pid", 0))
+            died = owner.get("host") == socket.gethostname() and not runs(owner.get("pid", 0))
             if not died or time.monotonic() > until:
                 who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
                 raise UsageError(f"{who} is training in {run.path}; wait for its end, or stop it, before you go on")

@@ -1,0 +1,31 @@
+"""Which processes of this machine live."""
+
+import os
+from pathlib import Path
+
+
+def runs(pid: int) -> bool:
+    """Return whether a process lives, be it stopped; a zombie does not."""
+    stat = _stat(pid)
+    if stat is not None:
+        return stat[0] not in ("Z", "X")
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return pid > 0
+
+
+def born(pid: int) -> str | None:
+    """Return when a process started, in ticks since this machine did; None where the system does not tell."""
+    stat = _stat(pid)
+    return stat[19] if stat else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
