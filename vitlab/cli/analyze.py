@@ -103,21 +103,17 @@ def _names(text: str) -> list[str]:
 
 def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argparse.Namespace) -> "Subject":
     """Rebuild a run, its data included, with the weights of one of its checkpoints."""
-    import inspect
-
     from vitlab.analysis.subject import Subject
     from vitlab.cli.parser import user_mistakes
-    from vitlab.models.vit import VisionTransformer
+    from vitlab.models.convert import of_network
     from vitlab.tasks import Classifier
 
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(options.images))
-    names = inspect.signature(VisionTransformer).parameters
-    arguments = {name: value for name, value in cli.model.hparams.items() if name in names}
     with user_mistakes():
         return Subject(
             net=cli.model.net.to(cli.trainer.strategy.root_device),
             data=cli.datamodule,
-            arguments={**arguments, "num_classes": _num_outputs(cli.model.net)},
+            arguments={**of_network(cli.model.hparams), "num_classes": _num_outputs(cli.model.net)},
             name=run.path.name,
             classifies=isinstance(cli.model, Classifier),
             pictures=_pictures(options.images, cli.datamodule) if options.images else None,

@@ -32,10 +32,11 @@ from vitlab.cli.terminal import close_log, complain, log_to, say
 from vitlab.cli.wandb_setup import finish, place_loggers, protect
 from vitlab.errors import Stopped, UsageError
 from vitlab.manifest import check_whole, file_digest
+from vitlab.models.convert import load_weights
 from vitlab.models.weights_file import check_readable
-from vitlab.run_dir import RunDir, whole, write_text
+from vitlab.run_dir import RunDir, find_run, whole, write_text
 from vitlab.tasks.distillation import Distillation
-from vitlab.tasks.teacher import published
+from vitlab.tasks.teacher import timm_network
 
 
 class FitCLI(VitlabCLI):
@@ -162,9 +163,6 @@ def _fit(cli: FitCLI) -> int:
 
 def load_initial_weights(cli: FitCLI) -> None:
     """Start from the weights of another model, and say what was changed to make them fit."""
-    from vitlab.models.convert import load_weights
-    from vitlab.run_dir import find_run
-
     source = cli.options.init_from
     with tempfile.TemporaryDirectory() as folder, user_mistakes():
         if source.startswith("timm:"):
@@ -178,7 +176,7 @@ def load_initial_weights(cli: FitCLI) -> None:
 
 
 def _fetch_timm(name: str, folder: Path) -> Path:
-    state = published(name).state_dict()
+    state = timm_network(name).state_dict()
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "timm.safetensors")
     return folder / "timm.safetensors"
 

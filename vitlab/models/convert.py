@@ -2,6 +2,7 @@
 
 import inspect
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -107,6 +108,12 @@ def load_weights(
     return [sentence for part in parts for sentence in part]
 
 
+def of_network(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a task's arguments that its network takes."""
+    names = inspect.signature(VisionTransformer).parameters
+    return {name: value for name, value in arguments.items() if name in names}
+
+
 def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
     prefix = "pos_embed."
     positions = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
@@ -158,9 +165,8 @@ def _as_ours(state_dict: State, model: VisionTransformer) -> tuple[State, list[s
 def _trained_grid(state: State, arguments: dict[str, Any], model: VisionTransformer) -> tuple[Grid, list[str]]:
     """Return the grid that a file's positions belong to, and what is doubtful about them."""
     if "img_size" in arguments:
-        names = inspect.signature(VisionTransformer).parameters
         with torch.device("meta"):
-            trained = VisionTransformer(**{name: value for name, value in arguments.items() if name in names})
+            trained = VisionTransformer(**of_network(arguments))
         kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
         doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
         return trained.grid_size, doubt

@@ -1,7 +1,6 @@
 """A trained network that another one learns from."""
 
 import hashlib
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitlab.models.convert import of_network
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights
 from vitlab.run_dir import find_run
@@ -76,23 +76,22 @@ def read_teacher(source: str) -> Teacher:
         source: A run or one of its files, a file that ``vitlab export`` wrote, or ``timm:NAME``.
     """
     if source.startswith("timm:"):
-        net: Any = published(source.removeprefix("timm:"))
+        net: Any = timm_network(source.removeprefix("timm:"))
         facts = net.pretrained_cfg
         channels, height, width = facts["input_size"]
         size = (channels, height, width) if facts.get("fixed_input_size") else (channels, None, None)
         return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
     path, facts = _facts(source)
     file = read_weights(path)
-    names = inspect.signature(VisionTransformer).parameters
     if "num_classes" not in file.arguments:
         raise ValueError(f"`model.teacher` must be a classifier, and {path} does not say how many classes it knows")
-    network = VisionTransformer(**{name: value for name, value in file.arguments.items() if name in names})
+    network = VisionTransformer(**of_network(file.arguments))
     network.load_state_dict(file.state_dict)
     size = (network.in_chans, *network.img_size)
     return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, list(facts["class_names"]))
 
 
-def published(name: str) -> nn.Module:
+def timm_network(name: str) -> nn.Module:
     """Return a network of timm with its published weights, from timm's cache or the network."""
     import timm
 
