@@ -64,15 +64,8 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
-    return (
-        f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{_kernel_note(net)}"
-    )
-
-
-def _kernel_note(net: Any) -> str:
-    if net.pos_embed.bias(0) is None:
-        return ""
-    return "; its bias on attention rules out flash kernels"
+    note = "" if net.pos_embed.bias(0) is None else "; its bias on attention rules out flash kernels"
+    return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{note}"
 
 
 def _teacher_line(task: Distillation) -> str:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitlab.cli.arguments import CommandParser
+from vitlab.cli.arguments import CommandParser, config_paths
 from vitlab.cli.fit import POLICIES
 from vitlab.cli.trust import add_trust
 from vitlab.errors import UsageError
@@ -36,7 +36,7 @@ def run_parser(command: str, description: str) -> argparse.ArgumentParser:
 
 def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
     """Return the arguments that rebuild what ``run`` trained, without its loggers."""
-    if any(arg in ("-c", "--config") or arg.startswith("--config=") for arg in rest):
+    if config_paths(rest):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
     return ["--config", str(run.config), *rest, "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
+from vitlab.cli.arguments import CommandParser, config_paths
 from vitlab.cli.launch import agree, launched_rank
 from vitlab.cli.trust import add_trust
 from vitlab.errors import Stopped, UsageError
@@ -30,14 +31,9 @@ EXAMPLES = """examples:
 """
 
 
-class _Options(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
-
-
 def options_parser() -> argparse.ArgumentParser:
     """Return the parser of what belongs to the run rather than to its configuration."""
-    parser = _Options("vitlab fit", allow_abbrev=False, add_help=False)
+    parser = CommandParser("vitlab fit", allow_abbrev=False, add_help=False)
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this page; --help_all shows every argument of the trainer too")
     add("--help_all", action="store_true", help=argparse.SUPPRESS)
@@ -93,9 +89,9 @@ def exit_code(stopped: Stopped) -> int:
 
 
 def _fit(options: argparse.Namespace, rest: list[str]) -> int:
-    run = _resumed(options) if options.resume else None
+    run = resumed_run(options) if options.resume else None
     from vitlab.cli.terminal import open_terminal
-    from vitlab.cli.training import FitCLI, config_paths, train
+    from vitlab.cli.training import FitCLI, train
 
     if run and not config_paths(rest):
         rest = ["--config", str(run.config), *rest]
@@ -108,7 +104,8 @@ def _fit(options: argparse.Namespace, rest: list[str]) -> int:
     return train(cli, started)
 
 
-def _resumed(options: argparse.Namespace) -> RunDir:
+def resumed_run(options: argparse.Namespace) -> RunDir:
+    """Return the run that ``--resume`` is to continue."""
     for flag in ("init_from", "overwrite"):
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")

@@ -50,7 +50,8 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
     if args[0] in ("-V", "--version"):
         return _version
     if args[0] not in COMMANDS:
-        raise UsageError(f'unknown command "{args[0]}"{did_you_mean(args[0], COMMANDS)} `vitlab --help` lists them')
+        hint = did_you_mean(args[0], COMMANDS) or ";"
+        raise UsageError(f'unknown command "{args[0]}"{hint} `vitlab --help` lists them')
     module, function = COMMANDS[args[0]][1].split(":")
     return getattr(importlib.import_module(module), function)
 

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
         return 0
     found = [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
     if not found:
-        raise UsageError(f'there is no model called "{name}"{did_you_mean(name, SIZES)} `vitlab models` lists them')
+        hint = did_you_mean(name, SIZES) or ";"
+        raise UsageError(f'there is no model called "{name}"{hint} `vitlab models` lists them')
     sys.stdout.write(_table(found))
     return 0
 

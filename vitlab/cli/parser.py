@@ -21,6 +21,7 @@ import vitlab.cli.strategies
 import vitlab.data
 import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.cli.arguments import config_paths
 from vitlab.cli.explain import explain, read_yaml
 from vitlab.cli.fit import options_parser
 from vitlab.cli.launch import launched_devices
@@ -133,12 +134,6 @@ def user_mistakes() -> Iterator[None]:
         while isinstance(inner := root.__cause__ or root.__context__, ValueError) and str(inner):
             root = inner
         raise UsageError(" ".join(str(root).split())) from error
-
-
-def config_paths(args: list[str]) -> list[str]:
-    """Return the config files among the arguments."""
-    paths = [value for flag, value in pairwise(args) if flag in ("-c", "--config")]
-    return paths + [arg.split("=", 1)[1] for arg in args if arg.startswith("--config=")]
 
 
 def found_configs(args: list[str]) -> list[str]:

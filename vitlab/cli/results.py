@@ -1,6 +1,5 @@
 """``vitlab results``: finished runs as one table, the seeds of a command together."""
 
-import itertools
 import json
 import statistics
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.bench.report import marks, put, table
-from vitlab.cli.arguments import CommandParser
+from vitlab.cli.arguments import CommandParser, config_paths
 from vitlab.errors import UsageError
 from vitlab.run_dir import RunDir, find_directory, write_text
 
@@ -112,10 +111,8 @@ def _accuracy(values: list[float]) -> str:
 
 def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
     """Return how the run was started, without what only names it or says where its images lie."""
-    configs = [value for option, value in itertools.pairwise(argv) if option in ("--config", "-c")]
-    configs += [word.partition("=")[2] for word in argv if word.startswith("--config=")]
     changed = {key: value for key, value in (overrides or {}).items() if key not in _FREE}
-    words = [f"--config {name}" for name in configs] + [f"--{key}={value}" for key, value in changed.items()]
+    words = [f"--config {name}" for name in config_paths(argv)] + [f"--{key}={value}" for key, value in changed.items()]
     return " ".join(["vitlab fit", *words])
 
 

@@ -5,14 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.arguments import CommandParser
-from vitlab.cli.fit import choose_run, options_parser
+from vitlab.cli.arguments import CommandParser, config_paths, values_of
+from vitlab.cli.fit import choose_run, options_parser, resumed_run
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.run_dir import RUNS, RunDir, find_directory
+from vitlab.run_dir import RUNS, RunDir
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs; a run directory must be new, so they lie beside it
@@ -68,19 +67,16 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
     _check_arguments(options, rest)
     quiet = ["--quiet"] if options.quiet else []
     if options.resume:
-        named = options.run_dir or options.name if options.resume == "auto" else options.resume
-        if named is None:
-            raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
-        run = find_directory(named)
+        run = resumed_run(options)
         return run.path, ["--resume", str(run.path), *rest, *quiet], [*rest, *quiet]
-    paths = _values(rest, "c", "config")
+    paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
     from vitlab.cli.explain import read_yaml
 
     contents = [read_yaml(find_file(path, "--config")) for path in paths]
     _check_batch(rest, contents, processes)
-    seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *_values(rest, "seed_everything")]
+    seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
     run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
     if run.path == FOLDER:
         raise UsageError(f"`--name`: {FOLDER} is where scripts and logs lie; choose another name")
@@ -100,10 +96,8 @@ def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
         raise UsageError("`vitlab fit --help` explains the arguments of a run, `vitlab submit --help` the others")
     for word in rest:
         key = word.lstrip("-").split("=")[0]
-        if word.startswith("-") and key in ("trainer.devices", "trainer.num_nodes"):
-            raise UsageError(
-                f"`--{key}` comes from {'--gpus' if key == 'trainer.devices' else '--nodes'}; leave it out"
-            )
+        if word.startswith("-") and key in COUNTS:
+            raise UsageError(f"`--{key}` comes from {COUNTS[key]}; leave it out")
         if word.startswith("-") and SECRET.search(key):
             raise UsageError(f"`--{key}` looks like a secret: it would stand in the script; export it in your shell")
 
@@ -115,22 +109,12 @@ def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int
         data = data if isinstance(data, dict) else {}
         found = [part["batch_size"] for part in (data, data.get("init_args") or {}) if "batch_size" in part]
         sizes += found
-    sizes += _values(rest, "data.batch_size", "data.init_args.batch_size")
+    sizes += values_of(rest, "data.batch_size", "data.init_args.batch_size")
     if sizes and str(sizes[-1]).isdigit() and int(sizes[-1]) % processes:
         raise UsageError(
             f"`data.batch_size` is the batch of all processes and must divide by their number, got {sizes[-1]} "
             f"and {processes} of nodes x GPUs"
         )
-
-
-def _values(args: list[str], *names: str) -> list[str]:
-    """Return what arguments give to a flag, in both of its spellings."""
-    found = []
-    for word, after in pairwise([*args, ""]):
-        flag, equals, value = word.partition("=")
-        if flag.startswith("-") and flag.lstrip("-") in names:
-            found.append(value if equals else after)
-    return found
 
 
 def _folder_of_vitlab() -> str | None:

@@ -22,10 +22,11 @@ from vitlab.callbacks.console import Console
 from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
+from vitlab.cli.arguments import config_paths
 from vitlab.cli.describe import describe, header, model_facts
 from vitlab.cli.endings import told
 from vitlab.cli.fit import check_same_config, choose_run, exit_code
-from vitlab.cli.parser import VitlabCLI, config_paths, flatten, user_mistakes
+from vitlab.cli.parser import VitlabCLI, flatten, user_mistakes
 from vitlab.cli.run_lock import leads, locked, prepare
 from vitlab.cli.strategies import check_strategy
 from vitlab.cli.terminal import close_log, complain, log_to, say

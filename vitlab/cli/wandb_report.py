@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.wandb_setup import has_key
+from vitlab.cli.wandb_setup import has_key, prepare_environment
 
 
 def send_report(name: str, project: str, mode: str | None, folder: Path, page: Path, summary: Path) -> str:
@@ -19,9 +19,7 @@ def send_report(name: str, project: str, mode: str | None, folder: Path, page: P
         summary: Its numbers as CSV.
     """
     way: Any = os.environ.get("WANDB_MODE") or ("offline" if mode == "offline" or not has_key() else "online")
-    for key in ("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"):
-        os.environ.setdefault(key, "true")
-    os.environ.setdefault("WANDB_CONSOLE", "off")
+    prepare_environment()
     try:
         import pandas as pd
         import wandb

@@ -19,6 +19,21 @@ from vitlab.run_dir import RunDir
 LOG = logging.getLogger("vitlab")
 
 
+ENVIRONMENT = {
+    **dict.fromkeys(("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"), "true"),
+    "WANDB_CONSOLE": "off",
+    "WANDB_HOST": "-",  # the machine's name stays here
+    "WANDB_INIT_TIMEOUT": "7",  # seconds; then the run is kept offline
+    "WANDB_FINISH_TIMEOUT": "120",  # what has not been sent by then can be sent later
+}
+
+
+def prepare_environment() -> None:
+    """Keep W&B quiet and modest, where the user's environment does not say otherwise."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
     """Point the loggers of a parsed configuration to ``run``; return a line on W&B if it is among them."""
     loggers = config.get("trainer.logger")
@@ -34,15 +49,8 @@ def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
 
 
 def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
-    os.environ.setdefault("WANDB_SILENT", "true")
-    os.environ.setdefault("WANDB_CONSOLE", "off")
-    os.environ.setdefault("WANDB_DISABLE_GIT", "true")
-    os.environ.setdefault("WANDB_DISABLE_CODE", "true")
-    os.environ.setdefault("WANDB_HOST", "-")  # the machine's name stays here
-    os.environ.setdefault("WANDB_INIT_TIMEOUT", "7")  # seconds; then the run is kept offline
-    os.environ.setdefault("WANDB_FINISH_TIMEOUT", "120")  # what has not been sent by then can be sent later
-    args.id = args.version = None
-    args.id, args.resume = wandb_id, "allow"
+    prepare_environment()
+    args.version, args.id, args.resume = None, wandb_id, "allow"
     args.name = args.name or run.path.name
     if not args.offline and not has_key() and "WANDB_MODE" not in os.environ:
         args.offline = True
