@@ -78,6 +78,13 @@ class PosEmbed(nn.Module):
         finally:
             self.order = None
 
+    def token_order(self, num_prefix_tokens: int) -> Tensor | None:
+        """Return ``order`` for all ``(L,)`` tokens, prefix tokens in their places."""
+        if self.order is None:
+            return None
+        prefix = torch.arange(num_prefix_tokens, device=self.order.device)
+        return torch.cat([prefix, self.order + num_prefix_tokens])
+
     def resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
     ) -> dict[str, Tensor]:

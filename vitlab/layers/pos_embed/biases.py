@@ -30,12 +30,8 @@ class BiasPosEmbed(PosEmbed):
 
     def bias(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``."""
-        biases = self.biases(layer)
-        if self.order is None:
-            return biases
-        prefix = torch.arange(self.num_prefix_tokens, device=self.order.device)
-        order = torch.cat([prefix, self.order + self.num_prefix_tokens])
-        return biases[:, order[:, None], order]
+        biases, order = self.biases(layer), self.token_order(self.num_prefix_tokens)
+        return biases if order is None else biases[:, order[:, None], order]
 
 
 class RelPos(BiasPosEmbed):

@@ -34,9 +34,7 @@ class RotaryPosEmbed(PosEmbed):
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
         cos, sin = self.cos_sin(layer)
-        if self.order is not None:
-            prefix = torch.arange(self.num_prefix_tokens, device=self.order.device)
-            order = torch.cat([prefix, self.order + self.num_prefix_tokens])
+        if (order := self.token_order(self.num_prefix_tokens)) is not None:
             cos, sin = cos[..., order, :], sin[..., order, :]
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)  # (B, A, L, d / 2) each
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
