@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from vitlab.ablation.cells import Resolved
+from vitlab.ablation.cells import Resolved, arguments, batch_size
 from vitlab.ablation.spec import Ablation, Arm
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
@@ -11,8 +11,8 @@ PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
 def steps(arm: Resolved) -> int:
     """Return the number of optimizer steps of a run, an incomplete last batch left out."""
-    trainer, data = arm.config["trainer"], arm.config["data"].get("init_args", arm.config["data"])
-    per_epoch = arm.data["splits"]["train"]["n"] // int(data.get("batch_size", 64) or 1)
+    trainer = arm.config["trainer"]
+    per_epoch = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
     per_epoch = max(1, per_epoch // int(trainer.get("accumulate_grad_batches") or 1))
     total = per_epoch * int(trainer.get("max_epochs") or 0)
     limit = int(trainer.get("max_steps") or -1)
@@ -24,7 +24,7 @@ def sum_lr(arm: Resolved) -> float:
 
     Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum.
     """
-    model = arm.config["model"].get("init_args", arm.config["model"])
+    model = arguments(arm.config, "model")
     lr, low = float(model.get("lr", math.nan)), float(model.get("min_lr") or 0)
     epochs = float(arm.config["trainer"].get("max_epochs") or 1)
     warm = min(1.0, float(model.get("warmup_epochs") or 0) / epochs)

@@ -15,6 +15,16 @@ from vitlab.run_dir import RunDir
 State = Literal["done", "running", "failed", "diverged", "missing", "stale"]
 
 
+def arguments(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return what a resolved config gives to the class of a section, ``model`` or ``data``."""
+    return config[section].get("init_args") or config[section]
+
+
+def batch_size(config: Mapping[str, Any]) -> int:
+    """Return the images of a step of a resolved config; 64 where `run.command` starts something that does not say."""
+    return int(arguments(config, "data").get("batch_size") or 64)
+
+
 @dataclass(frozen=True)
 class Resolved:
     """An arm as the commands see it: what its probe left."""

@@ -1,10 +1,11 @@
 """What a run will do and what it can show, before it starts."""
 
 import math
+import statistics
 from collections import Counter
 
 from vitlab.ablation.audit import facts, flags, steps
-from vitlab.ablation.cells import Cell, Resolved, cells_of
+from vitlab.ablation.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.results import Results, collect
 from vitlab.ablation.spec import Ablation
 from vitlab.ablation.stats import choose_test, detectable
@@ -35,7 +36,7 @@ def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tu
 def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
     """Return time, memory and disk that the cells will need, judged by the probe of each arm."""
     new = [cell.resolved for cell in left if not cell.is_done()]
-    training = [steps(arm) * _batch(arm) / arm.images_per_second for arm in new]
+    training = [steps(arm) * batch_size(arm.config) / arm.images_per_second for arm in new]
     starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
     seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
     share = sum(starts) / workers / seconds if seconds else 0
@@ -45,11 +46,6 @@ def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
     memory = ", ".join(f"{peak / 2**30:.2g} GiB of {kind}" for kind, peak in peaks.items() if peak)
     disk = f"disk     about {sum(map(_bytes, new)) / 2**20:.0f} MiB in {ablation.directory}"
     return [f"time     {text}", *([f"memory   {memory} for a cell"] if memory else []), disk]
-
-
-def _batch(arm: Resolved) -> int:
-    data = arm.config["data"].get("init_args", arm.config["data"])
-    return int(data.get("batch_size", 64) or 64)
 
 
 def _bytes(arm: Resolved) -> float:
@@ -95,10 +91,6 @@ def _power(ablation: Ablation, results: Results) -> list[str]:
 
 
 def _spread(results: Results) -> float | None:
-    spreads = []
-    for arm in results.ablation.arms:
-        x = results.values(arm, results.ablation.primary)
-        if len(x) > 1:
-            mean = sum(x) / len(x)
-            spreads.append(sum((v - mean) ** 2 for v in x) / (len(x) - 1))
-    return math.sqrt(sum(spreads) / len(spreads)) if spreads else None
+    values = [results.values(arm, results.ablation.primary) for arm in results.ablation.arms]
+    variances = [statistics.variance(x) for x in values if len(x) > 1]
+    return math.sqrt(statistics.mean(variances)) if variances else None

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.ablation.cells import Resolved
+from vitlab.ablation.cells import Resolved, batch_size
 from vitlab.ablation.identity import code_digest, flatten
 from vitlab.ablation.process import TIMEOUT, environment, finish
 from vitlab.ablation.spec import Ablation, Arm
@@ -133,7 +133,6 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
     rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
-    batch = int((config["data"].get("init_args") or config["data"]).get("batch_size", 64) or 64)
     steps = max((row["step"] for row in run.rows()), default=0)
     return {
         "config": config,
@@ -141,7 +140,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
         "model": run.read("model.json"),
         "groups": run.read("param_groups.json"),
         "images_per_second": rows[-1] if rows else float("nan"),
-        "start_seconds": max(0.0, seconds - (steps * batch / rows[-1] if rows else 0.0)),
+        "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
         "peak_memory": run.read("run.json").get("peak_memory") or {},
     }
 

@@ -1,6 +1,7 @@
 """From numbers to words: each arm against its baseline, each claim of the file."""
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +153,7 @@ def _family_rows(results: Results, metric: str, baseline: Arm, arms: list[Arm]) 
 
 def _row(results: Results, metric: str, arm: Arm, x: list[float], d: Difference | None, word: str) -> dict[str, Any]:
     low, high = stats.interval(x, results.ablation.stats["ci"])
-    mean = sum(x) / len(x) if x else NAN
-    sd = math.sqrt(sum((v - mean) ** 2 for v in x) / (len(x) - 1)) if len(x) > 1 else NAN
+    mean, sd = statistics.fmean(x) if x else NAN, statistics.stdev(x) if len(x) > 1 else NAN
     row: dict[str, Any] = {"arm": arm.name, **arm.levels, "metric": metric, "n": len(x)}
     row |= {"planned": len(results.ablation.seeds), "mean": mean, "sd": sd, "low": low, "high": high}
     row |= {"difference": d.value if d else NAN, "difference_low": d.low if d else NAN}
