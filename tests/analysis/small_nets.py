@@ -1,22 +1,13 @@
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from vitlab.cli.main import main
+from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.vit import VisionTransformer
 
-POSITIONS = [
-    "none",
-    "learned",
-    "factorized",
-    "sincos1d",
-    "sincos2d",
-    "relpos",
-    "alibi2d",
-    "rope2d",
-    "rope_mixed",
-    "conv",
-]
+POSITIONS = get_args(PosEmbedName)
 SMALL = {"img_size": (8, 8), "in_chans": 1, "num_classes": 10, "patch_size": 2, "embed_dim": 16, "depth": 2}
 SMALL |= {"num_heads": 2, "init_std": 0.2}
 

@@ -20,7 +20,7 @@ from vitlab.tasks.optimizer import build_optimizer, check_optimizer, check_recip
 
 
 class Task(L.LightningModule):
-    """Train a Vision Transformer with AdamW, linear warm-up and a cosine, both by step.
+    """Train a Vision Transformer with linear warm-up and a cosine, both by step.
 
     Args:
         num_outputs: Number of values the network returns for an image.
