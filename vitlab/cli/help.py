@@ -8,9 +8,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
+from vitlab import data, tasks
 from vitlab.cli.parser import LINKS, VitlabCLI
-from vitlab.data import ImageFolder
-from vitlab.tasks import Classifier
 
 TRAINER = {
     "max_epochs": "passes over the training split",
@@ -41,14 +40,16 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
         "the run": run,
         "training (more with --help_all)": trainer,
         "the checkpoints": [_line("--checkpoint.monitor", "metric that tells the best epoch (the task's own)")],
-        "--model=Classifier (or Distillation, LinearProbe, Regressor)": _class_lines("model", Classifier),
-        "--data=ImageFolder (or Digits, FashionMNIST, CIFAR10, CIFAR100, ImageNet, HuggingFace, Packed)": _class_lines(
-            "data", ImageFolder
-        ),
+        f"--model=Classifier (or {_others(tasks, 'Classifier')})": _class_lines("model", tasks.Classifier),
+        f"--data=ImageFolder (or {_others(data, 'ImageFolder')})": _class_lines("data", data.ImageFolder),
     }
     text = "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items())
     sys.stdout.write(f"{text}\n\n{examples}")
     return 0
+
+
+def _others(module: Any, shown: str) -> str:
+    return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData"))
 
 
 def _class_lines(group: str, cls: type) -> list[str]:
