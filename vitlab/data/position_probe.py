@@ -44,9 +44,6 @@ class PositionProbe(ImageData):
 
     def read(self, part: Part) -> TensorImages:
         """Draw the training or the test images; every call returns the same."""
-        if part == "all":
-            blocks = [self.read("train"), self.read("test")]
-            return TensorImages(torch.cat([b.images for b in blocks]), torch.cat([b.labels for b in blocks]))
         rng = torch.Generator().manual_seed(_SEEDS[part])
         n = 2000 if part == "test" else 3750 if self.task == "rel" else 1875
         labels = torch.randperm(n, generator=rng) % 4

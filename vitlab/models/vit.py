@@ -201,9 +201,8 @@ class VisionTransformer(nn.Module):
                 return patches.mean(dim=1)
             case "max":
                 return patches.amax(dim=1)
-            case "map" if self.attn_pool is not None:
-                return self.attn_pool(patches)
-        raise ValueError(f"`global_pool` must be one of {', '.join(get_args(PoolName))}, got {self.global_pool!r}")
+        assert self.attn_pool is not None  # map is what is left
+        return self.attn_pool(patches)
 
     def stages(self) -> list[list[nn.Parameter]]:
         """Return the parameters from input to output: the embedding, each block, the head."""
