@@ -116,8 +116,8 @@ class EvaluationConsole(_Bar):
         """Close the bar."""
         self._close()
 
-    on_test_batch_end = on_predict_batch_end = on_validation_batch_end
-    on_test_end = on_predict_end = on_validation_end
+    on_test_batch_end = on_predict_batch_end = on_validation_batch_end  # type: ignore[assignment]
+    on_test_end = on_predict_end = on_validation_end  # type: ignore[assignment]
 
 
 def _shown(trainer: L.Trainer) -> list[str]:

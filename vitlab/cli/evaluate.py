@@ -73,7 +73,7 @@ def _main(command: Split, argv: list[str]) -> int:
             path = None
             cli.datamodule.load_state_dict(run.need("data.json"))
             resize, antialias = options.resize or "usual", not options.no_antialias
-            for sentence in load_weights(cli.model.net, checkpoint, resize, antialias):
+            for sentence in load_weights(cli.model.net, checkpoint, resize, antialias):  # type: ignore[arg-type]
                 say(sentence)
                 conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
         else:
