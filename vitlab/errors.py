@@ -1,4 +1,4 @@
-"""Why a command ends early: a user's mistake, told in one line, or a signal."""
+"""Why a command ends early: a user's mistake, told in one line, or a signal; and what such lines have in common."""
 
 import difflib
 from collections.abc import Iterable
@@ -10,6 +10,12 @@ class UsageError(ValueError):
 
 class Stopped(BaseException):
     """A signal ended the run; ``args`` holds its number."""
+
+
+def printable(text: str) -> str:
+    """Return text with a mark in place of control characters and of bytes that are no text, as file names have them."""
+    text = text.encode("utf-8", "replace").decode()
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

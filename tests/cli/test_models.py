@@ -1,11 +1,15 @@
+import inspect
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
 
 from vitlab.cli import models
+from vitlab.cli.fit import POLICIES
 from vitlab.cli.main import main
+from vitlab.layers.resample import ResizePolicy
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.published import PUBLISHED
 from vitlab.models.vit import SIZES, VisionTransformer
@@ -90,6 +94,12 @@ def test_the_shipped_configs_train_the_models_they_are_named_after(monkeypatch, 
         name = path.split("/")[-1].removesuffix(".yaml")
         if name in SIZES:
             assert path in models._trainers(name, configs)
+
+
+def test_what_commands_know_without_torch_is_what_the_network_has():
+    defaults = inspect.signature(VisionTransformer).parameters
+    assert {name: defaults[name].default for name in models._DEFAULTS} == models._DEFAULTS
+    assert get_args(ResizePolicy) == POLICIES
 
 
 def test_the_list_is_printed_without_torch_or_lightning():

@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from vitlab.cli import predictions
-from vitlab.cli.images import find_images, printable
+from vitlab.cli.images import escaped, find_images
 from vitlab.cli.main import main
 from vitlab.cli.restore import restore
 from vitlab.run_dir import RunDir
@@ -370,9 +370,12 @@ def test_a_file_whose_name_looks_like_a_pattern_is_that_file(tmp_path):
     assert find_images([str(tmp_path / "a[1].png")]) == ([str(tmp_path / "a[1].png")], {})
 
 
-def test_a_name_that_is_no_text_can_be_printed():
-    assert printable(os.fsdecode(b"caf\xe9.png")) == r"caf\xe9.png"
-    assert printable("café.png") == "café.png"
+def test_a_name_that_is_no_text_can_be_written_and_printed():
+    assert escaped(os.fsdecode(b"caf\xe9.png")) == r"caf\xe9.png"
+    assert escaped("café.png") == "café.png"
+    table = pd.DataFrame({"path": ["\x1b[2Ja\n.png"], "class_1": ["b"], "probability_1": [0.5]})
+    mark = "\N{REPLACEMENT CHARACTER}"
+    assert predictions.as_text(table).splitlines()[1].startswith(f"{mark}[2Ja{mark}.png  b")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Claims: of several workers, on one machine or many, one alone owns a cell.
+"""Claims: of several workers, on one machine or many, one alone owns a cell, or trains in a run directory.
 
 A claim is a file that only one process can create. Its owner touches it, and holds a lock on it that the processes it
 starts inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not been

@@ -11,6 +11,7 @@ from vitlab.ablation.claims import Claim, parse_claim
 from vitlab.ablation.keys import File, check_level_name
 from vitlab.ablation.settings import read_match, read_run, read_stats
 from vitlab.errors import did_you_mean
+from vitlab.run_dir import RUNS
 from vitlab.shipped import find_shipped
 
 OWNED = (  # dotted keys that belong to the laboratory, and what to write instead
@@ -64,7 +65,7 @@ class Ablation:
     @property
     def directory(self) -> Path:
         """Where its cells and its report lie."""
-        return Path("runs/ablations") / self.name
+        return RUNS / "ablations" / self.name
 
     @property
     def digest(self) -> str:

@@ -147,15 +147,15 @@ def sweep(folder: Path) -> None:
         _write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
 
 
-def check_room(run: Path, parameters: int) -> None:
+def check_room(run: Path, weights: int) -> None:
     """Refuse a run directory that cannot be written into, or that has no room for the checkpoints.
 
     Args:
         run: The run directory, which need not exist.
-        parameters: Bytes of the network's parameters; a checkpoint has about three times that, with Adam's moments.
+        weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
     """
     there = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
-    one = 3 * parameters + 2**18
+    one = 3 * weights + 2**18
     have = sum(file.stat().st_size for file in (run / "checkpoints").glob("*.ckpt"))
     need, free = max(_KEPT * one - have, one), shutil.disk_usage(there).free
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

@@ -27,8 +27,8 @@ def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return files, others
 
 
-def printable(path: str) -> str:
-    """Return a path as text that every file and terminal takes: bytes that are no UTF-8 become escapes."""
+def escaped(path: str) -> str:
+    """Return a path as text that every file takes: bytes that are no UTF-8 become escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
@@ -58,7 +57,7 @@ def _by_file(name: str) -> str:
     """Use a file that only this job step of SLURM has."""
     words = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     key = ":".join(os.environ.get(word, "") for word in words)
-    path = Path(RUNS) / ".launch" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = RUNS / ".launch" / hashlib.sha256(key.encode()).hexdigest()[:16]
     if launched_rank() == 0:
         write_text(path, name)
         return name

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from vitlab import __version__
 from vitlab.cli.trust import refuse_forced_loading
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.errors import UsageError, did_you_mean, printable
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             refuse_forced_loading()
         return _command(args)(args[1:])
     except UsageError as error:
-        sys.stderr.write(f"vitlab: {error}\n")
+        sys.stderr.write(f"vitlab: {printable(str(error))}\n")
         return 2
     except BrokenPipeError:  # the reader of our output has gone, as in `vitlab models | head`
         sys.stderr.close()

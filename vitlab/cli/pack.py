@@ -4,7 +4,7 @@ import sys
 import time
 
 from vitlab.cli.arguments import CommandParser
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +20,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--max_unreadable", type=int, default=0, help="files that may be left out (default: none)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
     options = parser.parse_args(argv)
-    from vitlab.data.images import printable
     from vitlab.data.pack import pack
 
     started = time.perf_counter()

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from vitlab.cli.evaluate import run_parser
-from vitlab.cli.images import find_images, printable
-from vitlab.errors import UsageError
+from vitlab.cli.images import escaped, find_images
+from vitlab.errors import UsageError, printable
 from vitlab.run_dir import find_run
 
 FORMATS = (".csv", ".parquet", ".json")
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     files = [file for file in files if output is None or not _same(file, output)]
     if not files:
         first = next(iter(unreadable.items()), None)
-        reason = f"{printable(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
+        reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
         raise UsageError(f"no images found: {reason}")
     from vitlab.cli.predictions import as_text, predict, write
     from vitlab.cli.terminal import open_terminal, say
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     say(f"run   {run.path} ({checkpoint.name})")
     unreadable |= found
     for path, reason in unreadable.items():
-        sys.stderr.write(f"unreadable  {printable(path)}: {reason}\n")
+        sys.stderr.write(f"unreadable  {printable(f'{escaped(path)}: {reason}')}\n")
     if unreadable:
         sys.stderr.write(f"vitlab: {len(unreadable):,} of {len(table) + len(unreadable):,} could not be read\n")
     return 1 if unreadable else 0

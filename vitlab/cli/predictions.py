@@ -12,13 +12,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.cli.evaluate import one_device
-from vitlab.cli.images import printable
+from vitlab.cli.images import escaped
 from vitlab.cli.parser import user_mistakes
 from vitlab.cli.restore import restore
 from vitlab.cli.table import columns
 from vitlab.data.base import ImageData
 from vitlab.data.images import decode
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 from vitlab.run_dir import RunDir, whole
 from vitlab.tasks import Regressor
 
@@ -65,8 +65,9 @@ def predict(
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """Return a table for the terminal."""
-    cells = [[f"{v:.4f}" if isinstance(v, float) else v for v in row] for row in table.itertuples(index=False)]
+    """Return a table for the terminal, without control characters that file names may have."""
+    rows = table.itertuples(index=False)
+    cells = [[f"{v:.4f}" if isinstance(v, float) else printable(v) for v in row] for row in rows]
     numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
     return columns([list(table.columns), *cells], right=numbers)
 
@@ -93,7 +94,7 @@ def _no_formula(cell: str) -> str:
 
 
 def _table(files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None) -> pd.DataFrame:
-    table: dict[str, Any] = {"path": [printable(file) for file in files]}
+    table: dict[str, Any] = {"path": [escaped(file) for file in files]}
     count = len(values[0][0]) if values else 0
     for k in range(count):
         number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")

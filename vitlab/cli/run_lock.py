@@ -53,14 +53,14 @@ def _take(run: RunDir) -> lock.Claim:
     return claim
 
 
-def prepare(run: RunDir, overwrite: bool, resumed: bool, parameters: int) -> None:
+def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
     """Empty the run directory if asked to, now that everything could be built, and see whether it has room.
 
     Args:
         run: The run directory, locked.
         overwrite: Whether to delete what is there.
         resumed: Whether what is there is to be continued.
-        parameters: Bytes of the network's parameters.
+        weights: Bytes of the network's weights.
     """
     if overwrite:
         for path in run.path.iterdir():
@@ -70,4 +70,4 @@ def prepare(run: RunDir, overwrite: bool, resumed: bool, parameters: int) -> Non
                 path.unlink()
     elif not resumed and run.exists():
         raise UsageError(f"the run directory {run.path} was written by another process a moment ago")
-    check_room(run.path, parameters)
+    check_room(run.path, weights)

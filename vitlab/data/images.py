@@ -9,6 +9,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageCms, ImageOps
 
+from vitlab.errors import printable
+
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # by content; the suffix says nothing
 MAX_PIXELS = 50_000_000
 
@@ -29,12 +31,6 @@ class ImageError(ValueError):
 
     def __str__(self) -> str:
         return f"{printable(self.path)}: {self.reason}"
-
-
-def printable(text: str) -> str:
-    """Return text with a mark in place of control characters and of bytes that are no text, as file names have them."""
-    text = text.encode("utf-8", "replace").decode()
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def decode(path: str | os.PathLike[str], mode: Mode = "RGB") -> Image.Image:

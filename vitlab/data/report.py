@@ -9,10 +9,10 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.images import printable
 from vitlab.data.sets import FileImages, duplicates
 from vitlab.data.splits import SplitName
 from vitlab.data.streams import stream
+from vitlab.errors import printable
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: images of different classes as far as there are, augmented versions
 _MOST = 50  # lines for what there may be many of
