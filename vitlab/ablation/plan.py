@@ -23,7 +23,7 @@ def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tu
         f"{ablation.name}: {grid} = {size} ({shown})",
         f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {ablation.evaluate} split",
         "",
-        *_table(ablation, resolved),
+        *_table(resolved),
         "",
     ]
     unfair = flags(ablation, resolved)
@@ -52,7 +52,7 @@ def _bytes(arm: Resolved) -> float:
     return (arm.model.get("parameters_total") or arm.model.get("parameters") or 0) * (2 * 12 + 2 * 4)  # float32, Adam
 
 
-def _table(ablation: Ablation, resolved: list[Resolved]) -> list[str]:
+def _table(resolved: list[Resolved]) -> list[str]:
     rows = [["arm", "parameters", "pos_embed", "MFLOP", "tokens", "steps", "sum(lr)", "of pos_embed", "img/s"]]
     for arm in resolved:
         f = facts(arm)

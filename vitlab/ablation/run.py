@@ -51,7 +51,6 @@ class Run:
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
-        self.stopped = 0
         self._mutex = threading.Lock()
         self._gpus = gpu_count()
 
@@ -99,7 +98,6 @@ class Run:
 
     def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         if outcome.end == "stopped":
-            self.stopped += 1
             self.board.say(f"stopped  {cell.name}; `run` continues it")
             return
         if outcome.end == "failed":
