@@ -26,8 +26,16 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT], ids=lambda n: n.name)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "number"),
+    [
+        *((place, signal.SIGUSR1) for place in PLACES),
+        ("data", signal.SIGTERM),
+        ("first step", signal.SIGTERM),
+        ("building", signal.SIGINT),
+        ("sanity check", signal.SIGINT),
+    ],
+)
 def test_a_signal_before_the_first_step_leaves_what_can_be_continued(place, number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     owner, name = PLACES[place]
