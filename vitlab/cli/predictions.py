@@ -17,7 +17,7 @@ from vitlab.cli.parser import user_mistakes
 from vitlab.cli.restore import restore
 from vitlab.cli.table import columns
 from vitlab.data.base import ImageData
-from vitlab.data.images import decode
+from vitlab.data.images import ImageError, decode
 from vitlab.errors import UsageError, printable
 from vitlab.run_dir import RunDir, whole
 from vitlab.tasks import Regressor
@@ -190,9 +190,8 @@ class _Samples(Dataset[_Sample]):
         try:
             image = decode(file, self.data.mode)
             return self.data.eval_transform(image), number, ""
-        except ValueError as error:
-            reason = str(error).removeprefix(f"{file}: ") or "cannot be read"
-            return torch.zeros(self.data.in_chans, *self.data.img_size), number, reason
+        except ImageError as error:
+            return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason
 
 
 def _stack(samples: list[_Sample]) -> _Batch:
