@@ -1,9 +1,7 @@
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -325,32 +323,10 @@ def start(arguments, cwd):
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_numbers(tmp_path):
-    arguments = ["fit", *T2T, "--trainer.max_epochs=6", "--data.num_workers=0"]
-    whole = start([*arguments, "--name", "whole"], tmp_path)
-    output, _ = whole.communicate(timeout=240)
-    assert whole.returncode == 0, output
-    killed = start([*arguments, "--name", "killed"], tmp_path)
-    until = time.monotonic() + 200
-    rows = tmp_path / "runs" / "killed" / "metrics.jsonl"
-    while time.monotonic() < until and not (rows.exists() and '"epoch": 2' in rows.read_text()):
-        time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert read(tmp_path / "runs" / "killed" / "run.json")["status"] == "running"
-    resumed = start([*arguments, "--name", "killed", "--resume"], tmp_path)
-    output, _ = resumed.communicate(timeout=240)
-    assert resumed.returncode == 0, output
-    assert read(tmp_path / "runs" / "killed" / "run.json")["attempts"] == 2
-    ours, theirs = (load_file(tmp_path / "runs" / n / "weights" / "last.safetensors") for n in ("whole", "killed"))
-    assert all(torch.equal(ours[k], theirs[k]) for k in ours)
-
-
-@pytest.mark.slow
 def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     arguments = ["fit", "--config", str(CONFIGS / "t2t.yaml"), "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
     two = start([*arguments, "--trainer.devices=2", "--trainer.strategy=ddp", "--name", "two"], tmp_path)
-    output, _ = two.communicate(timeout=240)
+    output, _ = two.communicate(timeout=600)
     assert two.returncode == 0, output
     run = tmp_path / "runs" / "two"
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["two"]
@@ -358,7 +334,7 @@ def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     assert read(run / "results.json")["val"]["n"] == read(run / "data.json")["splits"]["val"]["n"]
     assert output.count("multiply-adds an image") == 1
     measured = start(["test", "two"], tmp_path)
-    output, _ = measured.communicate(timeout=240)
+    output, _ = measured.communicate(timeout=600)
     assert measured.returncode == 0, output
     assert read(run / "results.json")["test"]["n"] == 359
     assert pd.read_parquet(run / "predictions/test.parquet")["index"].tolist() == list(range(359))
