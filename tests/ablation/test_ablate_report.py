@@ -119,7 +119,7 @@ def folder(tmp_path_factory):
         arms = list(resolved(ablation))
         for cell in cells_of(ablation, arms)[:-1]:  # one is missing
             finish(cell)
-        write_report(ablation, arms, None, False)
+        write_report(ablation, arms, "kept", False)
         yield folder / "runs/ablations/made-up/report"
 
 
@@ -206,6 +206,14 @@ def test_the_page_has_everything_in_itself(folder):
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
     ids = re.findall(r'\bid="([^"]*)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_tables_and_figures_are_copied_to_where_they_are_kept(folder):
+    kept = folder.parents[3] / "kept"
+    names = ["report.md", "summary.csv", *(f"figures/{path.name}" for path in (folder / "figures").glob("*.svg"))]
+    assert "figures/dots.svg" in names
+    assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*.*")) == sorted(names)
+    assert all((kept / name).read_bytes() == (folder / name).read_bytes() for name in names)
 
 
 @pytest.mark.slow

@@ -45,6 +45,8 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
         Path(output).mkdir(parents=True, exist_ok=True)
         for name in ("report.md", "summary.csv"):
             shutil.copyfile(place / name, Path(output) / name)
+        drawings = shutil.ignore_patterns("*.csv")
+        shutil.copytree(place / "figures", Path(output) / "figures", ignore=drawings, dirs_exist_ok=True)
     return [place / name for name in names]
 
 

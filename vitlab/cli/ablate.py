@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--retry-failed", action="store_true", help="try the failed cells again")
             sub.add_argument("--dry_run", action="store_true", help="print each cell's commands or the batch script")
         if word == "report":
-            sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md and summary.csv into this directory")
+            sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
             sub.add_argument("--accept-stale", action="store_true", help="take cells that other code has trained")
     return parser
 
