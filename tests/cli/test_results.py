@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
-from vitlab.cli.results import markdown
+from vitlab.cli.results import markdown, record
 from vitlab.run_dir import RunDir
 
 
@@ -35,9 +35,22 @@ def test_seeds_of_one_command_share_a_line_with_their_interval(tmp_path, capsys)
         "| `vitlab fit --config configs/t2t.yaml` | t2t | rope2d | 1.23 M | 98.8 M | Digits, 1,200 images | 7 |"
         in first
     )
-    assert "| 3 | 91.0 % [88.5, 93.5] of 360 | 2 x a CPU, commit 0123456 |" in first  # 1 * 4.303 / sqrt(3) = 2.48
+    assert "| 3 | 91.0 % [88.5, 93.5] of 360 | - | 2 x a CPU, commit 0123456 |" in first  # 1 * 4.303 / sqrt(3) = 2.48
     assert "`vitlab fit --config configs/t2t.yaml --model.depth=3`" in second
     assert "| 1 | 50.0 % of 360 |" in second  # nothing follows from one seed
+
+
+@pytest.mark.parametrize(
+    ("command", "published"),
+    [
+        ("vitlab fit --config configs/imagenet/t2t_vit_14.yaml", "81.5 %, "),
+        ("vitlab fit --config configs/imagenet/t2t_vit_14.yaml --model.pos_embed=none", "- |"),
+        ("vitlab fit --config configs/t2t.yaml", "- |"),
+    ],
+)
+def test_an_unchanged_recipe_has_what_its_paper_states_beside_it(tmp_path, command, published) -> None:
+    one = record(RunDir(make_run(tmp_path / "a", 0, 0.8))) | {"command": command}
+    assert f" of 360 | {published}" in markdown([one])
 
 
 def test_kept_records_give_the_same_table_and_are_kept_once(tmp_path, capsys) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from vitlab.bench.report import marks, put, table
 from vitlab.cli.arguments import CommandParser, config_paths
 from vitlab.errors import UsageError
+from vitlab.models.published import PUBLISHED
 from vitlab.run_dir import RunDir, find_directory, write_text
 
 _FREE = ("seed_everything", "name", "run_dir", "trainer.logger", "data.root", "data.num_workers")  # change no number
@@ -23,6 +24,7 @@ _COLUMNS = {
     "epochs": "{epochs}",
     "seeds": "{seeds}",
     "test accuracy": "{accuracy} of {n:,}",
+    "published": "{published}",
     "measured on": "{places}",
 }
 
@@ -95,6 +97,7 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "macs_m": runs[0]["macs"] / 1e6,
         "seeds": len(runs),
         "accuracy": _accuracy([run["acc1"] for run in runs]),
+        "published": _published(runs[0]["command"]),
         "places": "; ".join(places),
     }
 
@@ -107,6 +110,13 @@ def _accuracy(values: list[float]) -> str:
         return mean
     low, high = interval(values)
     return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _published(command: str) -> str:
+    """Return what the paper of an unchanged recipe states."""
+    config = command.removeprefix("vitlab fit --config ")
+    facts = PUBLISHED.get(Path(config).stem)
+    return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
 
 
 def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
