@@ -87,6 +87,11 @@ def test_the_seeds_needed_for_an_effect_of_one_sd_are_seventeen():
     assert stats.seeds_needed(1.0, x, x + 1) == 17  # the textbook number for 80 % power at .05
 
 
+def test_the_seeds_needed_have_an_answer_at_every_size_of_an_effect():
+    x = np.array([0.0, 1.0, 2.0])
+    assert [stats.seeds_needed(d, x, x + d) for d in (0.0, 0.05, 2.9, 5.0, 50.0)] == [None, None, 4, 3, 2]
+
+
 @pytest.mark.parametrize(("arms", "n", "factor"), [(1, 6, 2.23), (3, 6, 2.54), (4, 3, 2.89), (4, 5, 2.65)])
 def test_dunnetts_intervals_have_the_factors_of_his_table(arms, n, factor):
     x = np.random.default_rng(0).standard_normal((arms + 1, n))

@@ -165,9 +165,9 @@ def detectable(n: int, comparisons: int, test: Test, ci: float = 0.95) -> float:
 def seeds_needed(difference: float, a: Values, b: Values, ci: float = 0.95) -> int | None:
     """Return how many seeds an arm would need for the observed difference; None if more than a thousand."""
     spread = float(np.sqrt((np.var(a, ddof=1) + np.var(b, ddof=1)) / 2))
-    if not difference or not spread or abs(difference) / spread < 0.1:
+    if not difference or not spread:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a search that begins at too few seeds
-        n = TTestIndPower().solve_power(abs(difference) / spread, nobs1=None, alpha=1 - ci, power=0.8)
-    return int(np.ceil(np.max(n)))
+    n = np.arange(2, 1001)
+    effect = min(abs(difference) / spread, 10.0)  # which two seeds find; the power of larger ones cannot be computed
+    enough = TTestIndPower().power(effect, n, alpha=1 - ci) >= 0.8
+    return int(n[enough.argmax()]) if enough.any() else None
