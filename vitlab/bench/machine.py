@@ -1,5 +1,6 @@
 """What a measurement was made on."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -56,9 +57,12 @@ def git(*words: str) -> str | None:
 
     An installed vitlab may lie within the checkout of somebody else's repository, which says nothing of it.
     """
-    if _run_git("rev-parse", "--show-toplevel") != str(_PACKAGE.parent):
-        return None
-    return _run_git(*words)
+    return _run_git(*words) if _is_checkout() else None
+
+
+@functools.cache
+def _is_checkout() -> bool:
+    return _run_git("rev-parse", "--show-toplevel") == str(_PACKAGE.parent)
 
 
 def _run_git(*words: str) -> str | None:

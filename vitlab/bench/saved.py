@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.bench.pairs import compare
-from vitlab.bench.report import marks, table
+from vitlab.bench.report import table
 from vitlab.errors import UsageError
 
-MARKS = marks("speed")
 FILES = ("cpu-fp32.json", "cpu-bf16.json")
 _COLUMNS = {
     "network": "{model}",

@@ -32,8 +32,13 @@ def build_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Opti
 
 _ABOVE_ZERO = ("lr", "lr_batch", "layer_decay")
 _NOT_NEGATIVE = (
-    *("weight_decay", "min_lr", "warmup_lr", "warmup_epochs", "cooldown_epochs"),
-    *("pos_embed_lr_mult", "label_smoothing"),
+    "weight_decay",
+    "min_lr",
+    "warmup_lr",
+    "warmup_epochs",
+    "cooldown_epochs",
+    "pos_embed_lr_mult",
+    "label_smoothing",
 )
 
 
