@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.layers import attention
-from vitlab.layers.attention import Attention, attend, prefers_sdpa
+from vitlab.layers.attention import Attention, attend, prefers_sdpa, products, sdpa
 from vitlab.layers.pos_embed import build_pos_embed
 
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
@@ -47,19 +47,19 @@ def test_both_kernels_give_the_same_values_and_gradients(scale, with_bias, rows,
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "relpos", "alibi2d", "rope2d", "rope_mixed"])
-@pytest.mark.parametrize("sdpa", [True, False])
-def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, sdpa, monkeypatch):
-    monkeypatch.setattr(attention, "prefers_sdpa", lambda *_: sdpa)
+@pytest.mark.parametrize("kernel", [products, sdpa])
+def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, kernel):
     position = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1)
     attn = Attention(16, 2, qk_norm=True)
+    attn.kernel = kernel
     x = torch.randn(2, 7, 16)
     torch.testing.assert_close(attn(x, position, 1, class_token_only=True), attn(x, position, 1)[:, :1])
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
-def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias, monkeypatch):
-    monkeypatch.setattr(attention, "prefers_sdpa", lambda *_: False)  # the counter misses the fused kernel of a CPU
+def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
     attn, position = Attention(16, 2, qkv_bias).double(), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
+    attn.kernel = products  # the counter misses the fused kernel of a CPU
     x = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
         short = attn(x, position, 0, class_token_only=True)

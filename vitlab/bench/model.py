@@ -1,7 +1,6 @@
 """``vitlab bench model``: images per second of networks against each other."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -138,9 +137,8 @@ def add_memory(rows: list[dict[str, Any]], case: Case, t2t_repo: str | None = No
 def memory(case: Case, contender: str, t2t_repo: str | None = None) -> float:
     """Return the MiB that a case takes above what the imports take, at its highest, in a process of its own."""
     arguments = [case.model, case.mode, case.dtype, str(case.batch), contender, *([t2t_repo] if t2t_repo else [])]
-    environment = {**os.environ, "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-m", "vitlab.bench.memory", *arguments]
-    output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["mib"]
 
 

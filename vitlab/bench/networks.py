@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.bench.official import official
+from vitlab.layers.attention import Attention, products
 from vitlab.models.convert import to_timm
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -18,7 +19,8 @@ NETWORKS: dict[str, dict[str, Any]] = {**SIZES, "cifar_vit": {**CIFAR, "num_clas
 
 
 class Plain(nn.Module):
-    """Our network the plain way: windows in memory, token layers step by step, all tokens through the last block.
+    """Our network the plain way, as the official code goes: every window and every attention map is written to memory,
+    and all tokens go through the last block.
 
     Args:
         net: A network of its own, not shared with another contender.
@@ -29,6 +31,9 @@ class Plain(nn.Module):
         self.net = net
         if hasattr(net.tokenizer, "fused"):
             net.tokenizer.fused = False
+        for module in net.modules():
+            if isinstance(module, Attention):
+                module.kernel = products
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, K)``."""

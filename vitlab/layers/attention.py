@@ -1,6 +1,6 @@
 """Multi-head self-attention."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from vitlab.layers.pos_embed import PosEmbed
 
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017 (arXiv:1706.03762).
+
+    ``kernel`` can be set at any time: :func:`attend` takes the fastest, :func:`products` and :func:`sdpa` are the two.
 
     Args:
         dim: Token width D.
@@ -46,6 +48,7 @@ class Attention(nn.Module):
         self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
         self.dropout = nn.Dropout(dropout)
+        self.kernel: Callable[..., Tensor] = attend
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first row of it, ``(B, 1, D)``."""
@@ -53,7 +56,7 @@ class Attention(nn.Module):
         bias = self._bias(q, pos_embed, layer)
         if class_token_only and bias is not None:
             bias = bias[..., :1, :]
-        x = attend(q, k, v, bias, self.qk_scale)
+        x = self.kernel(q, k, v, bias, self.qk_scale)
         return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
