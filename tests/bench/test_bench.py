@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from vitlab.bench import attention as attention_bench
-from vitlab.bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
+from vitlab.bench import ddp, loader, machine, model, networks, numerics, overhead, pairs, report, saved
 from vitlab.bench.model import Case, Unequal
 from vitlab.bench.official import check_repo
 from vitlab.cli.main import main
@@ -255,6 +255,13 @@ def test_a_baseline_lists_ratios_outside_its_interval():
 def row_of(contender, mode, seconds, memory):
     case = {"model": "t2t_vit_7", "mode": mode, "dtype": "fp32", "batch": 4, "noisy": False}
     return {**case, "contender": contender, "ratio": 1 / seconds, "all_seconds": [seconds] * 3, "memory": memory}
+
+
+@pytest.mark.parametrize(("changes", "expected"), [("", "abc"), (" M vit.py", "abc-dirty"), (None, None)])
+def test_a_measurement_names_the_commit_and_whether_the_code_differs(changes, expected, monkeypatch):
+    answers = {"rev-parse": None if changes is None else "abc", "status": changes}
+    monkeypatch.setattr(machine, "git", lambda word, *_: answers[word])
+    assert machine.facts()["commit"] == expected
 
 
 def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_others(tmp_path, capsys):

@@ -30,7 +30,7 @@ def facts(device: str = "cpu") -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": sys.platform,
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
-        "commit": git("describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": _commit(),
     }
 
 
@@ -50,6 +50,12 @@ def _version(name: str) -> str | None:
         return version(name)
     except PackageNotFoundError:
         return None
+
+
+def _commit() -> str | None:
+    """Return the commit of the code, with a mark where the code differs from it; saved measurements may."""
+    commit = git("rev-parse", "--short=12", "HEAD")
+    return f"{commit}-dirty" if git("status", "--porcelain", "--", ".") else commit
 
 
 def git(*words: str) -> str | None:
