@@ -48,6 +48,24 @@ def test_every_tokenizer_works_with_every_position_embedding(tokenizer, pos_embe
     assert model(images).shape == (2, 5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"pos_embed": name} for name in get_args(PosEmbedName)),
+        *({"tokenizer": name, "drop_path_rate": 0.5} for name in get_args(TokenizerName)),
+        {"drop_path_rate": 0.5, "drop_path_subset": True},
+        {"grad_checkpoint": True, "qk_norm": True, "layer_scale": 0.1, "norm_layer": "rmsnorm"},
+        {"global_pool": "map", "head_hidden": 3, "dropout": 0.1, "reg_tokens": 1},
+    ],
+)
+def test_a_training_step_is_one_graph_for_the_compiler(arguments, images):
+    torch.compiler.reset()
+    model = tiny(**arguments)
+    torch.compile(model, fullgraph=True, backend="eager")(images).sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
 @pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
 @pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
 @pytest.mark.parametrize("global_pool", ["token", "map"])
