@@ -23,7 +23,7 @@ ablation: setup  ## does a ViT use its positions? five arms, three seeds, a repo
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
-faults: setup  ## kill, fill, tear and deceive: the fault catalogue, about ten minutes, and benchmarks/faults.md
+faults: setup  ## kill, fill, tear and deceive: the fault catalogue, three to ten minutes, and benchmarks/faults.md
 	rm -rf .faults
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; $(BIN)/python tests/faults/report.py .faults; exit $$code
