@@ -13,6 +13,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import changed_output, outputs
+from vitlab.tokenizers.patch import cut_patches
 
 REPEATS = 3  # permutations of each block size
 
@@ -39,10 +40,8 @@ def scramble_tokens(net: VisionTransformer, images: Tensor, order: Tensor) -> Te
 
 def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
     """Map ``(B, C, H, W)`` images to the same with their h x w patches in another order."""
-    (h, w), (B, C, H, W) = grid_size, images.shape
-    patches = images.view(B, C, h, H // h, w, W // w).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, N, C, H/h, W/w)
-    patches = patches[:, order].unflatten(1, (h, w))
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(B, C, H, W)
+    patches = cut_patches(images, grid_size)[:, order].unflatten(1, grid_size)  # (B, h, w, C, H / h, W / w)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
 def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:

@@ -27,7 +27,12 @@ class PatchEmbed(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``: the convolution ``proj``, as one product of all patches, is faster."""
-        h, w = self.grid_size
-        patches = images.unflatten(3, (w, -1)).unflatten(2, (h, -1))  # (B, C, h, p, w, p)
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (B, N, C p p)
+        patches = cut_patches(images, self.grid_size).flatten(2)  # (B, N, C p p)
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+
+def cut_patches(images: Tensor, grid_size: tuple[int, int]) -> Tensor:
+    """Map ``(B, C, H, W)`` to ``(B, N, C, H / h, W / w)``: the patches of an ``(h, w)`` grid in raster order."""
+    h, w = grid_size
+    patches = images.unflatten(3, (w, -1)).unflatten(2, (h, -1))  # (B, C, h, H / h, w, W / w)
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
