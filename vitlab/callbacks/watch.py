@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from vitlab.processes import runs
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
+BEAT = 1.0  # seconds between two looks
 ALONE = 20.0  # seconds that a process without its launcher has to save and leave
+LEAVING = 5.0  # seconds that the processes this one has started have to leave after it was stopped or has failed
 
 
 class Watch(Callback):
@@ -43,14 +46,14 @@ class Watch(Callback):
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._server: dist.TCPStore | None = None
-        self._failed = False
+        self._children: list[subprocess.Popen[bytes]] = []
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching; the processes have met."""
         if trainer.world_size == 1:
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size
-        self.launcher = trainer.strategy.launcher
+        self._take_children(trainer)
         if self.rank == 0:
             self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = trainer.strategy.broadcast(self._server.port if self._server else None)
@@ -64,24 +67,49 @@ class Watch(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop watching, once all have come to the end."""
-        if self._thread is None:
-            return
-        if not self._failed:
+        if self._thread is not None:
             with suppress(Exception):  # the store may have ended first
                 trainer.strategy.barrier("vitlab end")
-                self.store.set(f"bye{self.rank}", "1")
-        self._end.set()
-        self._thread.join(5)
-        self._thread = None
+            self._say_bye()
+            self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Find out whether another process was lost, if what failed was talking to it."""
-        if self._thread is None or isinstance(exception, Stopped | KeyboardInterrupt):  # all leave together
-            return
-        self._failed = True
-        if isinstance(exception, RuntimeError) and _is_about_peers(exception):
-            self._thread.join(self.patience + 10)  # it names the one that is lost, and ends this process
+        """Leave, and leave no process behind; if what failed was talking to a lost one, the thread names it first."""
+        grace = 0.0  # those that have not met yet have nothing to put in order
+        if self._thread is not None:
+            grace = LEAVING
+            if isinstance(exception, RuntimeError) and _is_about_peers(exception):
+                self._thread.join(self.patience + 10)  # it ends this process, too
+            elif isinstance(exception, Stopped | KeyboardInterrupt):  # all leave together
+                self._say_bye()
+            self._stop()
+        self._take_children(trainer)
+        self._end_children(grace)
+
+    def _take_children(self, trainer: Any) -> None:
+        """Look after the processes that Lightning has started; it would kill this one soon after one of them fails."""
+        started = getattr(trainer.strategy.launcher, "procs", [])
+        self._children += started
+        started.clear()
+
+    def _end_children(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        for child in self._children:
+            try:
+                child.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.kill()  # also what is stopped
+
+    def _say_bye(self) -> None:
+        with suppress(Exception):  # the store may have ended first
+            self.store.set(f"bye{self.rank}", "1")
+
+    def _stop(self) -> None:
+        """End the thread: an interpreter that ends during one of its calls to the store is aborted by C++."""
         self._end.set()
+        if self._thread is not None:
+            self._thread.join(5)
+        self._thread = None
 
     def _key(self, rank: int) -> str:
         return f"process{rank}"
@@ -89,7 +117,7 @@ class Watch(Callback):
     def _watch(self, parent: int) -> None:
         counts: dict[int, tuple[int, float]] = {}
         count = 0
-        while not self._end.wait(1.0):
+        while not self._end.wait(BEAT):
             if os.getppid() != parent:
                 return self._leave_alone() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
             count += 1
@@ -129,9 +157,7 @@ class Watch(Callback):
         if self.rank == min(r for r in range(self.world) if r != lost):
             with suppress(Exception):
                 self.on_loss(self.loss)
-        if hasattr(self.launcher, "kill"):
-            with suppress(Exception):
-                self.launcher.kill(signal.SIGKILL)  # also what is stopped
+        self._end_children(0)
         os._exit(1)
 
     def _leave_alone(self) -> None:
