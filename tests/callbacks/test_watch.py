@@ -67,7 +67,7 @@ def members(session):
 @pytest.mark.slow
 def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
     run = tmp_path / "runs" / "two"
-    code, said, left = stop_two(tmp_path, lambda _: (run / "metrics.jsonl").exists(), late=0, linger=8)
+    code, said, left = stop_two(tmp_path, lambda _: (run / "metrics.jsonl").exists(), late=0, linger=7)
     assert code == 75, said
     assert "stopped by SIGTERM; continue" in said
     assert "has ended" not in said and "Traceback" not in said
@@ -78,7 +78,7 @@ def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_on_its_way_is_not_left_behind(tmp_path):
-    code, said, left = stop_two(tmp_path, lambda pid: len(members(pid)) == 2, late=60, linger=0)
+    code, said, left = stop_two(tmp_path, lambda pid: len(members(pid)) == 2, late=8, linger=0)
     assert code == 75, said
     assert "stopped by SIGTERM before the first step" in said and "Traceback" not in said
     assert not left
