@@ -9,14 +9,14 @@ import time
 
 from harness import TINY, until
 
-DDP = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+TWO = [word for word in TINY if word != "--quiet"] + ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
-def launch(words, folder):
+def launch(words, folder, program=("-m", "vitlab")):
     """Start a command, in a session of its own, as a shell would."""
     with (folder / "log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "vitlab", *words],
+            [sys.executable, *program, *words],
             cwd=folder,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             start_new_session=True,
@@ -49,9 +49,7 @@ def session(pid):
 
 def lose_a_rank(folder, number, which=1, name="two"):
     """Send a signal to one of two processes; return seconds until all had ended, and what was left."""
-    words = [*TINY, *DDP, "--trainer.max_epochs=2000", "--checkpoint.every_n_steps=5", "--name", name]
-    words.remove("--quiet")
-    process = launch(words, folder)
+    process = launch([*TWO, "--trainer.max_epochs=2000", "--checkpoint.every_n_steps=5", "--name", name], folder)
     rows = folder / "runs" / name / "metrics.jsonl"
     assert until(
         lambda: (rows.exists() and rows.read_text().count("\n") > 8) or process.poll() is not None, seconds=120

@@ -44,7 +44,7 @@ class Watch(Callback):
         self.patience = float(os.environ.get(SILENT) or 30.0)
         self.loss: str | None = None
         self._end = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True)
         self._server: dist.TCPStore | None = None
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -62,12 +62,11 @@ class Watch(Callback):
         self.store.set(self._key(self.rank), json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
         trainer.strategy.barrier("vitlab watch")
         self.peers = {r: json.loads(self.store.get(self._key(r))) for r in range(self.world) if r != self.rank}
-        self._thread = threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True)
         self._thread.start()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop watching, once all have come to the end."""
-        if self._thread is not None:
+        if self._thread.is_alive():
             with suppress(Exception):  # the store may have ended first
                 trainer.strategy.barrier("vitlab end")
             self._say_bye()
@@ -75,16 +74,15 @@ class Watch(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Leave, and leave no process behind; if what failed was talking to a lost one, the thread names it first."""
-        grace = 0.0  # those that have not met yet have nothing to put in order
-        if self._thread is not None:
-            grace = LEAVING
+        have_met = self._thread.is_alive()
+        if have_met:
             if isinstance(exception, RuntimeError) and _is_about_peers(exception):
                 self._thread.join(self.patience + 10)  # it ends this process, too
             elif isinstance(exception, Stopped | KeyboardInterrupt):  # all leave together
                 self._say_bye()
             self._stop()
         self._take_children(trainer)
-        self._end_children(grace)
+        self._end_children(LEAVING if have_met else 0)  # before that they have nothing to put in order
 
     def _take_children(self, trainer: Any) -> None:
         """Look after the processes that Lightning has started; it would kill this one soon after one of them fails."""
@@ -107,9 +105,7 @@ class Watch(Callback):
     def _stop(self) -> None:
         """End the thread: an interpreter that ends during one of its calls to the store is aborted by C++."""
         self._end.set()
-        if self._thread is not None:
-            self._thread.join(5)
-        self._thread = None
+        self._thread.join(5)
 
     def _key(self, rank: int) -> str:
         return f"process{rank}"

@@ -3,21 +3,17 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
-
-CONFIG = Path(__file__).parents[2] / "configs" / "vit.yaml"
-TWO = ["fit", "--config", str(CONFIG), "--trainer.logger=false", "--trainer.max_epochs=200", "--name", "two"]
-TWO += ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.log_every_n_steps=1"]
+from harness import until
+from ranks import TWO, launch, session
 
 # The first process takes its time to leave, as one does that still sends its records; the second is slow to come.
 SCRIPT = """
 import os, sys, threading, time
 if "LOCAL_RANK" in os.environ:
+    time.sleep(1)  # the first process knows of this one by then
+    open("started", "w").close()
     time.sleep({late})
 from vitlab.cli import training
 from vitlab.cli.main import main
@@ -34,40 +30,22 @@ sys.exit(main())
 
 
 def stop_two(folder, ready, **seconds):
-    """Send SIGTERM to the first of two processes once ``ready``; return its exit code, the output, who is left."""
+    """Send SIGTERM to the first of two once the file ``ready`` exists; return exit code, output, and who is left."""
     (folder / "script.py").write_text(SCRIPT.format(**seconds))
-    outside = {k: v for k, v in os.environ.items() if k not in ("LOCAL_RANK", "NODE_RANK", "PL_GLOBAL_SEED")}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "script.py", *TWO],
-            cwd=folder,
-            env={**outside, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-    until = time.monotonic() + 120
-    while not ready(process.pid) and process.poll() is None and time.monotonic() < until:
-        time.sleep(0.01)
+    process = launch([*TWO, "--trainer.max_epochs=2000", "--name", "two"], folder, ["script.py"])
+    until(lambda: ready.exists() or process.poll() is not None, seconds=120)
     process.send_signal(signal.SIGTERM)
     code = process.wait(120)
-    left = members(process.pid)
+    left = session(process.pid)
     if left:
         os.killpg(process.pid, signal.SIGKILL)
     return code, (folder / "log").read_text(), left
 
 
-def members(session):
-    """Return the living processes of a session."""
-    words = ["ps", "-o", "pid=,stat=", "-s", str(session)]
-    found = subprocess.run(words, capture_output=True, text=True, check=False).stdout
-    return [line for line in found.splitlines() if line.split()[1][0] != "Z"]
-
-
 @pytest.mark.slow
 def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
     run = tmp_path / "runs" / "two"
-    code, said, left = stop_two(tmp_path, lambda _: (run / "metrics.jsonl").exists(), late=0, linger=7)
+    code, said, left = stop_two(tmp_path, run / "metrics.jsonl", late=0, linger=7)
     assert code == 75, said
     assert "stopped by SIGTERM; continue" in said
     assert "has ended" not in said and "Traceback" not in said
@@ -78,7 +56,7 @@ def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
 
 @pytest.mark.slow
 def test_a_process_on_its_way_is_not_left_behind(tmp_path):
-    code, said, left = stop_two(tmp_path, lambda pid: len(members(pid)) == 2, late=8, linger=0)
+    code, said, left = stop_two(tmp_path, tmp_path / "started", late=8, linger=0)
     assert code == 75, said
     assert "stopped by SIGTERM before the first step" in said and "Traceback" not in said
     assert not left
