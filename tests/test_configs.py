@@ -8,7 +8,7 @@ import torch
 import yaml
 from PIL import Image
 
-from vitlab.cli.parser import VitlabCLI
+from vitlab.config.parser import VitlabCLI
 from vitlab.models.cost import count_parameters
 from vitlab.models.vit import VisionTransformer
 

@@ -10,20 +10,25 @@ import vitlab
 
 PACKAGE = Path(vitlab.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself
+NETWORK = {"layers", "tokenizers", "models"}
+BESIDE = {"optim", "data", "callbacks", "analysis"}
+FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself and the ground
     "layers": set(),
     "tokenizers": {"layers"},
     "models": {"layers", "tokenizers"},
     "optim": set(),
     "data": set(),
-    "callbacks": {"layers", "tokenizers", "models"},
-    "ablation": set(),
-    "analysis": {"layers", "tokenizers", "models", "data"},
-    "tasks": {"layers", "tokenizers", "models", "optim"},
-    "bench": {"layers", "tokenizers", "models", "optim", "tasks", "data", "callbacks"},
-    "cli": {"layers", "tokenizers", "models", "optim", "data", "callbacks", "tasks", "analysis", "ablation", "bench"},
+    "runs": set(),
+    "tasks": {*NETWORK, "optim"},
+    "callbacks": NETWORK,
+    "analysis": {*NETWORK, "data"},
+    "config": {*NETWORK, *BESIDE, "tasks"},
+    "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
+    "ablation": {"config", "jobs", "models"},
+    "bench": {*NETWORK, *BESIDE, "tasks"},
+    "cli": {*NETWORK, *BESIDE, "tasks", "config", "jobs", "ablation", "bench"},
 }
-GROUND = {"errors", "manifest", "processes", "run_dir", "shipped"}  # standard library only; every room may stand on it
+GROUND = {"errors", "runs", "shipped", "stats", "tables"}  # every room may stand on it
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from vitlab.errors import UsageError
-from vitlab.manifest import LOG, check_whole, damage, file_digest, first_whole
-from vitlab.run_dir import RunDir, find_run
+from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.manifest import LOG, check_whole, damage, file_digest, first_whole
 
 
 @pytest.fixture

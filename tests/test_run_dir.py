@@ -1,6 +1,6 @@
 import pytest
 
-from vitlab.run_dir import whole, write_text
+from vitlab.runs.directory import whole, write_text
 
 
 def test_a_file_keeps_its_content_until_the_next_one_is_whole(tmp_path):

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.ablation.spec import read
+from vitlab.ablation.file.spec import read
 from vitlab.cli.main import main
-from vitlab.cli.parser import found_configs
+from vitlab.config.parser import found_configs
 from vitlab.errors import UsageError
 from vitlab.shipped import HOME, find_file
 

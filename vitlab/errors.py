@@ -1,6 +1,7 @@
 """Why a command ends early: a user's mistake, told in one line, or a signal; and what such lines have in common."""
 
 import difflib
+import signal
 from collections.abc import Iterable
 
 
@@ -10,6 +11,11 @@ class UsageError(ValueError):
 
 class Stopped(BaseException):
     """A signal ended the run; ``args`` holds its number."""
+
+
+def exit_code(stopped: Stopped) -> int:
+    """Return 130 for Ctrl-C; 75, which means try again, for what a cluster sends."""
+    return 130 if stopped.args[0] == signal.SIGINT else 75
 
 
 def printable(text: str) -> str:

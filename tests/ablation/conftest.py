@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.resolve import known
-from vitlab.ablation.results import collect
-from vitlab.ablation.spec import read
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.work.resolve import known
 
 TOY = Path(__file__).with_name("toy.py")
 ARMS = ("none", "learned", "rope2d")

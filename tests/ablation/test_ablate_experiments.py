@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from vitlab.ablation.spec import read
-from vitlab.cli.parser import VitlabCLI
+from vitlab.ablation.file.spec import read
+from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_tokens
 from vitlab.models.vit import VisionTransformer

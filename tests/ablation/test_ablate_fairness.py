@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.audit import flags, shares
-from vitlab.ablation.cells import Resolved
-from vitlab.ablation.spec import read
-from vitlab.cli.ablate_check import check_lines
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.verdict.audit import flags, shares
+from vitlab.ablation.work.cells import Resolved
+from vitlab.ablation.work.check import check_lines
 
 ROOT = Path(__file__).parents[2]
 NONE = {"model.pos_embed": "none", "model.pos_embed_lr_mult": 1}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlab.ablation.identity import ROOMS, code_digest, digest, effective
+from vitlab.ablation.work.identity import ROOMS, code_digest, digest, effective
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from vitlab.ablation import lock
+from vitlab.runs import lock
 
 
 @pytest.fixture

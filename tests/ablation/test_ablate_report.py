@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab.ablation import images
-from vitlab.ablation.cells import Resolved, cells_of
-from vitlab.ablation.report import write_report
-from vitlab.ablation.results import collect
-from vitlab.ablation.spec import read
-from vitlab.cli.wandb_report import send_report
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.report.report import write_report
+from vitlab.ablation.report.wandb import send_report
+from vitlab.ablation.verdict import images
+from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.work.cells import Resolved, cells_of
 
 ARMS = {"none": 0.70, "learned": 0.90, "sincos2d": 0.905}
 FILE = {

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.ablation.identity import code_digest
-from vitlab.ablation.resolve import known
-from vitlab.ablation.results import collect
-from vitlab.ablation.spec import read
-from vitlab.processes import runs
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.work.identity import code_digest
+from vitlab.ablation.work.resolve import known
+from vitlab.runs.processes import runs
 
 pytestmark = pytest.mark.slow  # real processes, started and killed
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.slurm import script, submit
-from vitlab.ablation.spec import read
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.work.slurm import script, submit
 from vitlab.errors import UsageError
 
 DelayedSubmission = pytest.importorskip("submitit").core.utils.DelayedSubmission

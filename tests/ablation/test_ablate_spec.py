@@ -3,9 +3,9 @@
 import pytest
 import yaml
 
-from vitlab.ablation.claims import parse_claim
-from vitlab.ablation.keys import File
-from vitlab.ablation.spec import read
+from vitlab.ablation.file.claims import parse_claim
+from vitlab.ablation.file.keys import File
+from vitlab.ablation.file.spec import read
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 

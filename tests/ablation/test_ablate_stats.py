@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from vitlab.ablation import stats
+from vitlab import stats
 
 # The blood counts of Dunnett 1955, as scipy's documentation of `dunnett` gives them.
 CONTROL = [7.40, 8.50, 7.20, 8.24, 9.84, 8.32]

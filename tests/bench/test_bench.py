@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from vitlab import tables
 from vitlab.bench import attention as attention_bench
-from vitlab.bench import ddp, loader, machine, model, networks, numerics, overhead, pairs, report, saved
+from vitlab.bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
 from vitlab.bench.model import Case, Unequal
 from vitlab.bench.official import check_repo
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
+from vitlab.runs import machine
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 10}
@@ -239,7 +241,7 @@ def test_a_fit_that_adds_much_more_than_a_plain_trainer_fails():
 
 
 def test_tables_are_markdown_and_mark_what_was_not_measured():
-    text = report.table([{"a": 1.234}, {}], {"A": "{a:.1f}", "B": "{b}"})
+    text = tables.table([{"a": 1.234}, {}], {"A": "{a:.1f}", "B": "{b}"})
     assert text.splitlines() == ["| A | B |", "| --- | --- |", "| 1.2 | - |", "| - | - |"]
 
 
@@ -286,7 +288,7 @@ def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_othe
 
 def test_the_readme_says_what_the_saved_runs_say():
     readme = (ROOT / "README.md").read_text()
-    begin, end = report.marks("speed")
+    begin, end = tables.marks("speed")
     between = readme.split(begin)[1].split(end)[0]
     assert between.strip() == saved.speed_table(ROOT / "benchmarks")
 

@@ -5,10 +5,10 @@ import resource
 import pytest
 import torch
 
-from vitlab.callbacks import generations
-from vitlab.callbacks.generations import WRITING, WholeFiles, check_room, keep, sweep
 from vitlab.errors import UsageError
-from vitlab.manifest import damage
+from vitlab.runs import generations
+from vitlab.runs.generations import WRITING, WholeFiles, check_room, keep, sweep
+from vitlab.runs.manifest import damage
 
 
 def write(folder, number):

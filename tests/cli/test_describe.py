@@ -3,8 +3,8 @@
 import numpy as np
 from PIL import Image
 
-from vitlab.cli.describe import _data_line
 from vitlab.data import ImageFolder
+from vitlab.jobs.describe import _data_line
 
 
 def _photos(root):

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-import vitlab.cli.describe
-import vitlab.cli.training
-from vitlab.cli.fit import options_parser
+import vitlab.jobs.describe
+import vitlab.jobs.train
 from vitlab.cli.main import main
-from vitlab.cli.training import FitCLI
+from vitlab.config.options import options_parser
 from vitlab.data import Digits
+from vitlab.jobs.train import FitCLI
 from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
 PLACES = {
-    "building": (vitlab.cli.training, "choose_run"),
+    "building": (vitlab.jobs.train, "choose_run"),
     "data": (Digits, "read"),
-    "describing": (vitlab.cli.describe, "describe_groups"),
+    "describing": (vitlab.jobs.describe, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
     "first step": (Classifier, "on_train_batch_start"),
 }

@@ -9,13 +9,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from vitlab.cli import export, formats
-from vitlab.cli.formats import FORMATS, largest_difference
+from vitlab.cli import export
 from vitlab.cli.main import main
-from vitlab.cli.restore import restore
+from vitlab.jobs import formats
+from vitlab.jobs.formats import FORMATS, largest_difference
+from vitlab.jobs.restore import restore
 from vitlab.models.convert import load_weights
 from vitlab.models.vit import VisionTransformer
-from vitlab.run_dir import RunDir
+from vitlab.runs.directory import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--data.subset=0.2", "--quiet"]

@@ -169,8 +169,8 @@ def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsy
 
 
 def test_two_runs_do_not_share_a_directory(here, capsys):
-    from vitlab.cli.run_lock import locked
-    from vitlab.run_dir import RunDir
+    from vitlab.runs.directory import RunDir
+    from vitlab.runs.hold import locked
 
     with locked(RunDir(here / "runs" / "mine")):
         assert main([*FIT, "--name", "mine"]) == 2

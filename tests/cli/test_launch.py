@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.cli.launch import launched_devices
 from vitlab.errors import UsageError
+from vitlab.runs.launch import launched_devices
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
-CODE = "import sys; from vitlab.cli.launch import agree; print(agree(sys.argv[1]))"
+CODE = "import sys; from vitlab.runs.launch import agree; print(agree(sys.argv[1]))"
 
 
 def test_the_tasks_of_a_slurm_step_take_the_name_of_the_first(tmp_path):
@@ -26,7 +26,7 @@ def test_the_tasks_of_a_slurm_step_take_the_name_of_the_first(tmp_path):
 
 
 def test_a_process_on_its_own_keeps_its_name(monkeypatch):
-    from vitlab.cli.launch import agree
+    from vitlab.runs.launch import agree
 
     for word in ("TORCHELASTIC_RUN_ID", "SLURM_STEP_ID"):
         monkeypatch.delenv(word, raising=False)

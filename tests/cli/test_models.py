@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from vitlab.cli import models
-from vitlab.cli.fit import POLICIES
 from vitlab.cli.main import main
+from vitlab.config.options import POLICIES
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.published import PUBLISHED

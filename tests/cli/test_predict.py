@@ -12,11 +12,11 @@ import torch
 import yaml
 from PIL import Image
 
-from vitlab.cli import predictions
-from vitlab.cli.images import escaped, find_images
 from vitlab.cli.main import main
-from vitlab.cli.restore import restore
-from vitlab.run_dir import RunDir
+from vitlab.data.find import escaped, find_images
+from vitlab.jobs import predict as predictions
+from vitlab.jobs.restore import restore
+from vitlab.runs.directory import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=1", "--model.embed_dim=24", "--quiet"]

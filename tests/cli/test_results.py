@@ -7,7 +7,7 @@ import yaml
 
 from vitlab.cli.main import main
 from vitlab.cli.results import markdown, record
-from vitlab.run_dir import RunDir
+from vitlab.runs.directory import RunDir
 
 
 def make_run(path: Path, seed: int, acc1: float | None, **overrides: Any) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.cli.main import main
-from vitlab.cli.sbatch import Site
+from vitlab.jobs.sbatch import Site
 
 ROOT = Path(__file__).parents[2]
 SITE = str(ROOT / "configs" / "cluster" / "slurm.yaml")

@@ -153,7 +153,7 @@ def test_equal_images_in_two_splits_are_reported(tmp_path):
 def test_rows_seen_before_are_not_decoded_again(tmp_path, monkeypatch):
     path = _saved(tmp_path / "rows", train=_pngs(12))
     first = _open(path).fingerprint()
-    monkeypatch.setattr("vitlab.data.scan.decode_bytes", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("vitlab.data.files.scan.decode_bytes", lambda *_, **__: pytest.fail("decoded again"))
     assert _open(path).fingerprint() == first
 
 

@@ -130,7 +130,7 @@ def test_a_file_that_changes_is_looked_at_again(tmp_path):
 def test_files_seen_before_are_not_decoded_again(tmp_path, monkeypatch):
     root = _fill(tmp_path / "photos", {"cat": 10, "dog": 10})
     first = _open(root)
-    monkeypatch.setattr("vitlab.data.scan.decode_bytes", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr("vitlab.data.files.scan.decode_bytes", lambda *_, **__: pytest.fail("decoded again"))
     assert _open(root).fingerprint() == first.fingerprint()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.data.images import MAX_PIXELS, decode, decode_bytes
+from vitlab.data.files.decode import MAX_PIXELS, decode, decode_bytes
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 OTHER_FORMATS = {"AVIF", "JPEG2000", "PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not

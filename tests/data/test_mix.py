@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from vitlab.data.fake import FakeData
-from vitlab.data.mix import Mix
-from vitlab.data.order import Step, TrainOrder
+from vitlab.data.loading.mix import Mix
+from vitlab.data.loading.order import Step, TrainOrder
 
 
 def _batch(n=8, size=12):

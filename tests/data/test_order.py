@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vitlab.data.order import EvalOrder, TrainOrder
-from vitlab.data.streams import stream, uniforms
+from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.streams import stream, uniforms
 
 
 def _epoch(order, epoch=0, start=0):

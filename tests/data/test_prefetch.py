@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from vitlab.data.fake import FakeData
-from vitlab.data.order import TrainOrder
-from vitlab.data.pipeline import Pipeline
-from vitlab.data.prefetch import Prefetch
-from vitlab.data.tensor_loader import TensorLoader
+from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.loading.prefetch import Prefetch
+from vitlab.data.loading.tensor_loader import TensorLoader
 
 
 def _loader(n=40, batch_size=4):

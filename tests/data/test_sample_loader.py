@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.order import EvalOrder
+from vitlab.data.loading.order import EvalOrder
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitlab.data.digits import Digits
-from vitlab.data.splits import SplitRule, split_hash
+from vitlab.data.files.splits import SplitRule, split_hash
 
 
 def _samples(counts=(50, 31, 7, 1)):

@@ -6,7 +6,7 @@ import torch
 
 from vitlab.data.digits import Digits
 from vitlab.data.fake import FakeData
-from vitlab.data.sets import TensorImages
+from vitlab.data.files.sets import TensorImages
 
 
 class _Loud(FakeData):

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from vitlab.data.fake import FakeData
-from vitlab.data.order import EvalOrder, TrainOrder
-from vitlab.data.pipeline import Buffers
-from vitlab.data.sample_loader import SampleLoader
-from vitlab.data.sets import TensorImages
-from vitlab.data.tensor_loader import TensorLoader
-from vitlab.data.transforms import ShiftFlip
+from vitlab.data.files.sets import TensorImages
+from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.pipeline import Buffers
+from vitlab.data.loading.sample_loader import SampleLoader
+from vitlab.data.loading.tensor_loader import TensorLoader
+from vitlab.data.loading.transforms import ShiftFlip
 
 
 def _set(n=40, channels=3, size=(9, 7)):
@@ -30,8 +30,8 @@ def _loaders(order, channels=3, pad=2):
 @pytest.mark.parametrize("channels, large", [(1, False), (3, False), (3, True)])
 @pytest.mark.parametrize("epoch", [0, 3])
 def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, large, epoch):
-    monkeypatch.setattr("vitlab.data.tensor_loader._CHUNK", 13)
-    monkeypatch.setattr("vitlab.data.tensor_loader._LARGE", 0 if large else 2**14)
+    monkeypatch.setattr("vitlab.data.loading.tensor_loader._CHUNK", 13)
+    monkeypatch.setattr("vitlab.data.loading.tensor_loader._LARGE", 0 if large else 2**14)
     fast, slow = _loaders(TrainOrder(40, 6, seed=1), channels)
     fast.sampler.set_epoch(epoch)
     pairs = list(zip(fast, slow, strict=True))

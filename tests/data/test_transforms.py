@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.data.transforms import Augmented, CentreCrop, RandomCropFlip, policy_steps, to_image, to_tensor
+from vitlab.data.loading.transforms import Augmented, CentreCrop, RandomCropFlip, policy_steps, to_image, to_tensor
 
 
 def _ramp(width=60, height=40):

@@ -16,7 +16,7 @@ from harness import CONFIGS, TINY
 from PIL import Image
 
 from vitlab.cli.main import main
-from vitlab.data.images import ImageError, decode
+from vitlab.data.files.decode import ImageError, decode
 
 WEIRD = Path(os.environ.get("VITLAB_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "weird"
 

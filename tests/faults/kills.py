@@ -41,8 +41,8 @@ def slowly():
 
 def usable(run):
     """Return whether the newest checkpoint of a run is whole and the directory can be read."""
-    from vitlab.manifest import damage
-    from vitlab.run_dir import RunDir
+    from vitlab.runs.directory import RunDir
+    from vitlab.runs.manifest import damage
 
     last = run / "checkpoints" / "last.ckpt"
     if last.is_file():

@@ -250,7 +250,7 @@ def _wait_in(cls, name, after=0):
 
 
 def _in_checkpoint():
-    from vitlab.callbacks.generations import WholeFiles
+    from vitlab.runs.generations import WholeFiles
 
     _wait_in(WholeFiles, "save_checkpoint", 3)
 

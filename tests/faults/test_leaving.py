@@ -15,7 +15,7 @@ if "LOCAL_RANK" in os.environ:
     time.sleep(1)  # the first process knows of this one by then
     open("started", "w").close()
     time.sleep({late})
-from vitlab.cli import training
+from vitlab.jobs import train as training
 from vitlab.cli.main import main
 
 close = training.close_log

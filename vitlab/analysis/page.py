@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES
-from vitlab.run_dir import whole
+from vitlab.runs.directory import whole
 
 _HEAD = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">

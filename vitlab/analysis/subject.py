@@ -11,13 +11,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitlab.data.base import ImageData
-from vitlab.data.order import EvalOrder
-from vitlab.data.pipeline import Pipeline
-from vitlab.data.sets import Images
-from vitlab.data.splits import SplitName
+from vitlab.data.files.sets import Images
+from vitlab.data.files.splits import SplitName
+from vitlab.data.loading.order import EvalOrder
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
-from vitlab.run_dir import whole
+from vitlab.runs.directory import whole
 
 
 @dataclass

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from vitlab.bench.pairs import Work, compare, interleave
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.order import TrainOrder
+from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.pack import Packed, pack
-from vitlab.data.pipeline import Pipeline
-from vitlab.data.tensor_loader import TensorLoader
 
 _BATCH, _PHOTO_BATCH = 512, 64
 _HEIGHT, _WIDTH = 375, 500  # of a photo, as the median of ImageNet

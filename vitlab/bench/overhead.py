@@ -20,7 +20,7 @@ from vitlab.callbacks.console import Console
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
-from vitlab.run_dir import RunDir
+from vitlab.runs.directory import RunDir
 from vitlab.tasks.classifier import Classifier
 from vitlab.tasks.optimizer import build_optimizer
 

@@ -1,11 +1,9 @@
 """Results as Markdown."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError
-from vitlab.run_dir import write_text
+from vitlab.tables import table
 
 _SPEED = "{ratio:.2f} [{min:.2f}, {max:.2f}]"
 COLUMNS = {
@@ -70,33 +68,6 @@ def tables(what: str, rows: list[dict[str, Any]]) -> list[str]:
     return [table([row for row in rows if row.get("table", what) == kind], COLUMNS[kind]) for kind in kinds]
 
 
-def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
-    """Return rows as a Markdown table.
-
-    Args:
-        rows: What was measured.
-        columns: Heading of each column and what is in it, a format string with the keys of a row.
-    """
-    lines = [list(columns), ["---"] * len(columns)]
-    lines += [[_cell(text, row) for text in columns.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def marks(name: str) -> tuple[str, str]:
-    """Return the lines of a page between which the table called ``name`` stands."""
-    return f"<!-- {name} -->", f"<!-- /{name} -->"
-
-
-def put(text: str, path: Path, name: str) -> None:
-    """Write ``text`` into a page, between the two marks of ``name``."""
-    begin, end = marks(name)
-    page = path.read_text() if path.is_file() else ""
-    if page.count(begin) != 1 or page.count(end) != 1:
-        raise UsageError(f"{path} needs the lines {begin} and {end}, once each; the table goes between them")
-    before, after = page.partition(begin)[0], page.partition(end)[2]
-    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
-
-
 def machine_line(facts: dict[str, Any]) -> str:
     """Return the machine in one line."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -117,10 +88,3 @@ def changes(rows: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) ->
             low, high = known["interval"]
             name = " ".join(str(row[key]) for key in keys[:5])
             yield f"{name}: {row['ratio']:.2f}, it was {known['ratio']:.2f} [{low:.2f}, {high:.2f}]"
-
-
-def _cell(text: str, row: dict[str, Any]) -> str:
-    try:
-        return text.format(**row)
-    except (KeyError, TypeError, ValueError):  # not measured for this row
-        return "-"

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.bench.pairs import compare
-from vitlab.bench.report import table
 from vitlab.errors import UsageError
+from vitlab.tables import table
 
 FILES = ("cpu-fp32.json", "cpu-bf16.json")
 _COLUMNS = {

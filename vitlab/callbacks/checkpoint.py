@@ -10,8 +10,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
-from vitlab.callbacks.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 from vitlab.errors import UsageError
+from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 
 
 class Checkpoint(callbacks.Checkpoint):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.callbacks.speed import Speed
 from vitlab.errors import Stopped
-from vitlab.run_dir import RunDir
+from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
 PATIENCE = 20  # batches in a row that may be skipped

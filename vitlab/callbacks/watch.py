@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
-from vitlab.processes import runs
+from vitlab.runs.processes import runs
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"

@@ -5,14 +5,14 @@ import os
 import shlex
 import sys
 
-from vitlab.ablation import spec
-from vitlab.ablation.cells import Cell, cells_of
-from vitlab.ablation.process import worker_count
-from vitlab.ablation.resolve import known, resolve
-from vitlab.ablation.spec import Ablation
-from vitlab.ablation.status import status_lines
+from vitlab.ablation.file import spec
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.work.cells import Cell, cells_of
+from vitlab.ablation.work.process import worker_count
+from vitlab.ablation.work.resolve import known, resolve
+from vitlab.ablation.work.status import status_lines
 from vitlab.analysis import ANALYSES
-from vitlab.cli.arguments import CommandParser
+from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
@@ -84,13 +84,13 @@ def _workers(ablation: Ablation, options: argparse.Namespace) -> int:
 
 
 def _plan(ablation: Ablation, options: argparse.Namespace) -> int:
-    from vitlab.ablation.plan import plan_lines
+    from vitlab.ablation.verdict.plan import plan_lines
 
     workers = _workers(ablation, options)
     lines, violated = plan_lines(ablation, resolve(ablation, workers), workers)
     _say("\n".join(lines))
     if options.check:
-        from vitlab.cli.ablate_check import check_lines
+        from vitlab.ablation.work.check import check_lines
 
         lines, is_alike = check_lines(ablation)
         _say("\n".join(lines))
@@ -100,8 +100,8 @@ def _plan(ablation: Ablation, options: argparse.Namespace) -> int:
 
 
 def _run(ablation: Ablation, options: argparse.Namespace) -> int:
-    from vitlab.ablation.audit import flags
-    from vitlab.ablation.run import Run
+    from vitlab.ablation.verdict.audit import flags
+    from vitlab.ablation.work.run import Run
 
     workers = _workers(ablation, options)
     _say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
@@ -114,7 +114,7 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
     cells = _selected(ablation, cells_of(ablation, resolved), options.only or [])
     if options.dry_run:
         if ablation.run["executor"] == "slurm":
-            from vitlab.ablation.slurm import script
+            from vitlab.ablation.work.slurm import script
 
             _say(script(ablation, str(ablation.file.path), workers))
             return 0
@@ -123,7 +123,7 @@ def _run(ablation: Ablation, options: argparse.Namespace) -> int:
         for cell in cells:
             cell.beside(".failed.json").unlink(missing_ok=True)
     if ablation.run["executor"] == "slurm" and "SLURM_ARRAY_JOB_ID" not in os.environ:
-        from vitlab.ablation.slurm import submit
+        from vitlab.ablation.work.slurm import submit
 
         return submit(ablation, str(ablation.file.path), workers, _say)
     code = Run(cells, workers, _say, options.fail_fast).work_off()
@@ -142,7 +142,7 @@ def _selected(ablation: Ablation, cells: list[Cell], only: list[str]) -> list[Ce
 
 
 def _show_commands(cells: list[Cell]) -> int:
-    from vitlab.ablation.worker import analyze_words, evaluate_words, fit_words, write_overrides
+    from vitlab.ablation.work.worker import analyze_words, evaluate_words, fit_words, write_overrides
 
     for cell in cells:
         commands = [analyze_words(cell)] if cell.missing_analyses() else []
@@ -160,7 +160,7 @@ def _status(ablation: Ablation, options: argparse.Namespace) -> int:
 
 
 def _report(ablation: Ablation, options: argparse.Namespace) -> int:
-    from vitlab.ablation.report import write_report
+    from vitlab.ablation.report.report import write_report
 
     resolved = [arm for arm in known(ablation) if arm]
     if not any(cell.is_done() or cell.stale() for cell in cells_of(ablation, resolved)):
@@ -169,7 +169,7 @@ def _report(ablation: Ablation, options: argparse.Namespace) -> int:
     for path in paths:
         _say(str(path))
     if ablation.wandb and ablation.wandb.get("mode") != "disabled":
-        from vitlab.cli.wandb_report import send_report
+        from vitlab.ablation.report.wandb import send_report
 
         project, mode = ablation.wandb.get("project", "vitlab"), ablation.wandb.get("mode")
         _say(send_report(ablation.name, project, mode, ablation.directory, paths[0], paths[2]))

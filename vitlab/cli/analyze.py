@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.analysis import ANALYSES
-from vitlab.cli.arguments import CommandParser
-from vitlab.cli.evaluate import evaluation_args, one_device
-from vitlab.cli.trust import add_trust
+from vitlab.config.arguments import CommandParser
+from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.run_dir import RunDir, find_run
+from vitlab.jobs.rebuild import evaluation_args, one_device
+from vitlab.runs.directory import RunDir, find_run
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from vitlab.analysis.subject import Subject
-    from vitlab.cli.parser import VitlabCLI
+    from vitlab.config.parser import VitlabCLI
 
 
 def main(argv: list[str]) -> int:
@@ -25,8 +25,8 @@ def main(argv: list[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     names = _names(options.names)
     (run, checkpoint), against = find_run(options.run), options.against and find_run(options.against)
-    from vitlab.cli.parser import user_mistakes
-    from vitlab.cli.terminal import open_terminal, say
+    from vitlab.config.parser import user_mistakes
+    from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     subject = _subject(run, checkpoint, rest, options)
@@ -104,7 +104,7 @@ def _names(text: str) -> list[str]:
 def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argparse.Namespace) -> "Subject":
     """Rebuild a run, its data included, with the weights of one of its checkpoints."""
     from vitlab.analysis.subject import Subject
-    from vitlab.cli.parser import user_mistakes
+    from vitlab.config.parser import user_mistakes
     from vitlab.models.convert import of_network
     from vitlab.tasks import Classifier
 
@@ -124,8 +124,8 @@ def _subject(run: RunDir, checkpoint: Path, rest: Sequence[str], options: argpar
 
 def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> "VitlabCLI":
     """Build task and data of a run and load the weights; the data's files may be gone if there are other pictures."""
-    from vitlab.cli.parser import VitlabCLI, user_mistakes
-    from vitlab.cli.restore import restore
+    from vitlab.config.parser import VitlabCLI, user_mistakes
+    from vitlab.jobs.restore import restore
     from vitlab.models.convert import load_weights
 
     try:
@@ -168,9 +168,9 @@ def _check_same_data(subject: "Subject", other: "Subject") -> None:
 def _pictures(text: str, data: Any) -> "Tensor":
     import torch
 
-    from vitlab.cli.images import find_images
-    from vitlab.cli.terminal import say
-    from vitlab.data.images import decode
+    from vitlab.data.files.decode import decode
+    from vitlab.data.find import find_images
+    from vitlab.jobs.terminal import say
 
     files, others = find_images([text])
     if not files:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.arguments import CommandParser
+from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 
 _TEXT = {
@@ -30,8 +30,8 @@ def main(argv: list[str]) -> int:
         return _saved_table(options)
     import torch
 
-    from vitlab.bench.machine import facts
     from vitlab.bench.report import machine_line, tables
+    from vitlab.runs.machine import facts
 
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -153,8 +153,8 @@ _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
 
 
 def _saved_table(options: argparse.Namespace) -> int:
-    from vitlab.bench.report import put
     from vitlab.bench.saved import speed_table
+    from vitlab.tables import put
 
     text = speed_table(Path(options.saved))
     if options.readme:

@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from vitlab.cli.arguments import CommandParser
+from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError
 
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vitlab.cli.arguments import CommandParser
-from vitlab.cli.trust import FORCED
-from vitlab.run_dir import RUNS
+from vitlab.config.arguments import CommandParser
+from vitlab.config.trust import FORCED
+from vitlab.runs.directory import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
 MORE = (
@@ -195,7 +195,7 @@ def loading() -> Iterator[Finding]:
 
 def wandb_mode() -> Iterator[Finding]:
     """Tell where metrics go, beside metrics.jsonl."""
-    from vitlab.cli.wandb_setup import has_key
+    from vitlab.jobs.wandb import has_key
 
     mode = os.environ.get("WANDB_MODE")
     if mode:

@@ -4,11 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitlab.cli.arguments import CommandParser, config_paths
-from vitlab.cli.fit import POLICIES
-from vitlab.cli.trust import add_trust
-from vitlab.errors import UsageError
-from vitlab.run_dir import RunDir, find_run, whole
+from vitlab.config.arguments import CommandParser
+from vitlab.config.options import POLICIES
+from vitlab.config.trust import add_trust
+from vitlab.runs.directory import RunDir, find_run, whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,32 +33,16 @@ def run_parser(command: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
-    """Return the arguments that rebuild what ``run`` trained, without its loggers."""
-    if config_paths(rest):
-        raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    return ["--config", str(run.config), *rest, "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
-
-
-def one_device(run: RunDir) -> list[str]:
-    """Return arguments for the machine at hand, which may be another than that of the training."""
-    import yaml
-
-    trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
-    accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
-    settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}
-    return [f"--trainer.{key}={value}" for key, value in settings.items()]
-
-
 def _main(command: Split, argv: list[str]) -> int:
     split = {"validate": "val", "test": "test"}[command]
     options, rest = _parser(command, split).parse_known_args(argv)
     run, checkpoint = find_run(options.run)
     from vitlab.callbacks.console import EvaluationConsole
     from vitlab.callbacks.predictions import Predictions
-    from vitlab.cli.parser import VitlabCLI, settings, user_mistakes
-    from vitlab.cli.terminal import open_terminal, say
-    from vitlab.cli.training import checkpoint_facts
+    from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+    from vitlab.jobs.rebuild import evaluation_args
+    from vitlab.jobs.terminal import open_terminal, say
+    from vitlab.jobs.train import checkpoint_facts
     from vitlab.models.convert import load_weights
     from vitlab.models.weights_file import check_readable
 

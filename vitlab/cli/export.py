@@ -11,8 +11,8 @@ from typing import Any
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import UsageError
-from vitlab.manifest import file_digest
-from vitlab.run_dir import RunDir, find_run
+from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.manifest import file_digest
 
 SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}
 LIMIT = 1e-4  # of the difference between outputs, in their own units
@@ -58,9 +58,9 @@ def _need_packages() -> None:
 
 def _export(run: RunDir, checkpoint: Path, output: Path, folder: Path, options: argparse.Namespace) -> int:
     """Write into ``folder``, which lies beside ``output``, and move it there once it is whole and right."""
-    from vitlab.cli.formats import FORMATS, largest_difference, network_arguments
-    from vitlab.cli.restore import restore
-    from vitlab.cli.terminal import open_terminal, say
+    from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
+    from vitlab.jobs.restore import restore
+    from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])

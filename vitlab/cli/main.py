@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vitlab import __version__
-from vitlab.cli.trust import refuse_forced_loading
+from vitlab.config.trust import refuse_forced_loading
 from vitlab.errors import UsageError, did_you_mean, printable
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.arguments import CommandParser
-from vitlab.cli.table import columns
+from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.published import AGAIN, PUBLISHED
 from vitlab.models.sizes import SIZES
 from vitlab.shipped import HOME
+from vitlab.tables import columns
 
 _SHAPE = ("tokenizer", "patch_size", "t2t_attn", "embed_dim", "depth", "num_heads", "mlp_ratio")
 _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0}

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from vitlab.cli.arguments import CommandParser
+from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, printable
 
 

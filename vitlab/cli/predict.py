@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 from vitlab.cli.evaluate import run_parser
-from vitlab.cli.images import escaped, find_images
+from vitlab.data.find import escaped, find_images
 from vitlab.errors import UsageError, printable
-from vitlab.run_dir import find_run
+from vitlab.runs.directory import find_run
 
 FORMATS = (".csv", ".parquet", ".json")
 EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; without one, a
@@ -26,8 +26,8 @@ def main(argv: list[str]) -> int:
         first = next(iter(unreadable.items()), None)
         reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
         raise UsageError(f"no images found: {reason}")
-    from vitlab.cli.predictions import as_text, predict, write
-    from vitlab.cli.terminal import open_terminal, say
+    from vitlab.jobs.predict import as_text, predict, write
+    from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)

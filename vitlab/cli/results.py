@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitlab.bench.report import marks, put, table
-from vitlab.cli.arguments import CommandParser, config_paths
+from vitlab.config.arguments import CommandParser, config_paths
 from vitlab.errors import UsageError
 from vitlab.models.published import PUBLISHED
-from vitlab.run_dir import RunDir, find_directory, write_text
+from vitlab.runs.directory import RunDir, find_directory, write_text
+from vitlab.tables import marks, put, table
 
 _FREE = ("seed_everything", "name", "run_dir", "trainer.logger", "data.root", "data.num_workers")  # change no number
 _COLUMNS = {
@@ -103,7 +103,7 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _accuracy(values: list[float]) -> str:
-    from vitlab.ablation.stats import interval
+    from vitlab.stats import interval
 
     mean = f"{100 * statistics.mean(values):.1f} %"
     if len(values) < 2:

@@ -8,10 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.cli.arguments import CommandParser, config_paths, values_of
-from vitlab.cli.fit import choose_run, options_parser, resumed_run
+from vitlab.config.arguments import CommandParser, config_paths, values_of
+from vitlab.config.options import options_parser
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.run_dir import RUNS, RunDir
+from vitlab.runs.choose import choose_run, resumed_run
+from vitlab.runs.directory import RUNS, RunDir
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs; a run directory must be new, so they lie beside it
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(
             f'`vitlab submit` submits fit, got "{options.command}"{did_you_mean(options.command, ["fit"])}'
         )
-    from vitlab.cli.sbatch import read_site, script_text
+    from vitlab.jobs.sbatch import read_site, script_text
 
     site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
     run, first, later = plan(rest, site.nodes * site.gpus)
@@ -72,7 +73,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
     paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
-    from vitlab.cli.explain import read_yaml
+    from vitlab.config.explain import read_yaml
 
     contents = [read_yaml(find_file(path, "--config")) for path in paths]
     _check_batch(rest, contents, processes)
@@ -88,7 +89,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
 
 
 def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
-    from vitlab.cli.sbatch import SECRET
+    from vitlab.jobs.sbatch import SECRET
 
     if options.overwrite:
         raise UsageError("`--overwrite` would delete the run each time it is requeued; delete the directory yourself")

@@ -10,14 +10,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.images import ImageError, Mode
-from vitlab.data.loader import Batch, Loader
-from vitlab.data.mix import Mix
-from vitlab.data.order import EvalOrder, TrainOrder
-from vitlab.data.pipeline import Pipeline
-from vitlab.data.sets import Images, Statistics, duplicates, summary
-from vitlab.data.splits import Indices, SplitName, SplitRule
-from vitlab.data.transforms import Interpolation, as_size
+from vitlab.data.files.decode import ImageError, Mode
+from vitlab.data.files.sets import Images, Statistics, duplicates, summary
+from vitlab.data.files.splits import Indices, SplitName, SplitRule
+from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.mix import Mix
+from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.loading.transforms import Interpolation, as_size
 
 Part = Literal["train", "test", "all"]
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.sets import TensorImages
+from vitlab.data.files.sets import TensorImages
 
 _TEN = "airplane automobile bird cat deer dog frog horse ship truck"
 _HUNDRED = """

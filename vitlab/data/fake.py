@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.sets import TensorImages
+from vitlab.data.files.sets import TensorImages
 
 
 class FakeData(ImageData):

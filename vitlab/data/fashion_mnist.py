@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.sets import TensorImages
+from vitlab.data.files.sets import TensorImages
 
 _CLASSES = "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot"
 _PREFIX = {"train": "train", "test": "t10k"}

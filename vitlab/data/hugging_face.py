@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
-from vitlab.data.sets import FileImages
 
 
 class HuggingFace(Photos):

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from vitlab.data.files.scan import Folder
+from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
-from vitlab.data.scan import Folder
-from vitlab.data.sets import FileImages, Statistics
 
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
 

@@ -14,11 +14,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.base import ImageData, Part
+from vitlab.data.files.scan import moments
+from vitlab.data.files.sets import FileImages, Images, MappedImages
+from vitlab.data.files.splits import Indices, SplitName
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.scan import moments
-from vitlab.data.sets import FileImages, Images, MappedImages
-from vitlab.data.splits import Indices, SplitName
-from vitlab.data.transforms import CentreCrop, to_tensor
+from vitlab.data.loading.transforms import CentreCrop, to_tensor
 
 _PIXELS, _INDEX, _VERSION = "images.u8", "index.npz", 1
 _ROW = np.dtype(

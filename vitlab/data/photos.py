@@ -7,9 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.images import ImageError
-from vitlab.data.sets import FileImages, Images
-from vitlab.data.splits import Indices, SplitName
+from vitlab.data.files.decode import ImageError
+from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.files.splits import Indices, SplitName
 
 _NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
 

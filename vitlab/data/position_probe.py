@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.base import ImageData, Part
-from vitlab.data.sets import TensorImages
+from vitlab.data.files.sets import TensorImages
 
 ProbeTask = Literal["bag", "abs", "rel"]
 

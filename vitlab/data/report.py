@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from vitlab.data.files.sets import FileImages, duplicates
+from vitlab.data.files.splits import SplitName
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.sets import FileImages, duplicates
-from vitlab.data.splits import SplitName
-from vitlab.data.streams import stream
+from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
 
 _ROWS, _COLUMNS = 8, 7  # of the picture: images of different classes as far as there are, augmented versions

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.manifest import torn_archive
+from vitlab.runs.manifest import torn_archive
 
 CONTAINERS = (
     "state_dict_ema",

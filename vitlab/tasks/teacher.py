@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vitlab.models.convert import of_network
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights
-from vitlab.run_dir import find_run
+from vitlab.runs.directory import find_run
 
 
 class Teacher(nn.Module):

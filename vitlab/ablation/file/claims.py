@@ -1,0 +1,119 @@
+"""Claims: sentences that an ablation is run to support or to refute.
+
+``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each with ``on METRIC`` and ``| axis=level`` where
+wanted. A and B are levels of one axis; B may be a number.
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitlab.ablation.file.keys import File
+from vitlab.errors import did_you_mean
+
+SIDE = r"(?:[\w.-]+=)?[\w.-]+"
+CONDITION = r"[\w.-]+=[\w.-]+"
+COMPARISON = re.compile(rf"(?P<a>{SIDE})\s*(?P<sign>[>~])\s*(?P<b>{SIDE})(?:\s+within\s+(?P<margin>[\d.eE-]+))?")
+GAP = re.compile(
+    rf"gap\(\s*(?P<a>{SIDE})\s*,\s*(?P<b>{SIDE})\s*\|\s*(?P<s>{CONDITION})\s*\)\s*(?P<sign>[<>])\s*"
+    rf"gap\(\s*(?P<a2>{SIDE})\s*,\s*(?P<b2>{SIDE})\s*\|\s*(?P<t>{CONDITION})\s*\)"
+)
+FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on METRIC` and `| axis=level`"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of the file, understood."""
+
+    text: str
+    axis: str
+    a: str
+    b: str | float
+    sign: str  # > or ~, or gap: the difference of a and b is smaller under `under` than under `against`
+    margin: float | None
+    metric: str | None  # None: the primary one
+    where: Mapping[str, str]  # axis: level; axes left open give a verdict for each of their levels
+    under: str = ""  # gap: the level of `gap_axis` on the smaller side
+    against: str = ""
+    gap_axis: str = ""
+
+    def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+        """Return every combination of the other axes' levels that the claim speaks of."""
+        others = {n: list(levels) for n, levels in axes.items() if n not in (self.axis, self.gap_axis)}
+        for name, level in self.where.items():
+            others[name] = [level]
+        return [dict(zip(others, levels, strict=True)) for levels in itertools.product(*others.values())]
+
+
+def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[str, Any]]) -> Claim:
+    """Return the claim that ``text`` makes; refuse what names no arm."""
+    place = f"claims/{index}"
+    if not isinstance(text, str):
+        raise file.mistake(place, f"a claim is one of {FORMS}, got {text!r}")
+    body, metric = _cut(text, r"\s+on\s+(\S+)")
+    outside = re.sub(r"\([^)]*\)", lambda found: "." * len(found[0]), body)
+    cut = outside.find("|")
+    condition = body[cut + 1 :] if cut >= 0 else ""
+    body = body[:cut] if cut >= 0 else body
+    where = dict(_condition(file, place, part.strip(), axes) for part in condition.split(",") if part.strip())
+    if found := GAP.fullmatch(body.strip()):
+        return _gap(file, place, text, found, metric, where, axes)
+    found = COMPARISON.fullmatch(body.strip())
+    if not found:
+        raise file.mistake(place, f"cannot read the claim {text!r}; a claim is one of {FORMS}")
+    axis, a = _level(file, place, found["a"], axes)
+    b: str | float
+    try:
+        b = float(found["b"])
+    except ValueError:
+        b = _same_axis(file, place, axis, found["b"], axes)
+    if found["b"] in axes[axis]:
+        b = found["b"]
+    if (found["sign"] == "~") != bool(found["margin"]):
+        raise file.mistake(place, f"`~` goes with `within M` and `>` without, got {text!r}")
+    margin = float(found["margin"]) if found["margin"] else None
+    return Claim(text, axis, a, b, found["sign"], margin, metric, where)
+
+
+def _gap(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:
+    axis, a = _level(file, place, found["a"], axes)
+    b = _same_axis(file, place, axis, found["b"], axes)
+    if (found["a2"], found["b2"]) != (found["a"], found["b"]):
+        raise file.mistake(place, f"both gaps must be between the same two levels, got {text!r}")
+    (axis_s, s), (axis_t, t) = (_condition(file, place, found[key], axes) for key in "st")
+    if axis_s != axis_t or axis_s == axis:
+        raise file.mistake(place, f"the gaps must differ in the level of one other axis, got {text!r}")
+    if found["sign"] == ">":
+        s, t = t, s
+    return Claim(text, axis, a, b, "gap", None, metric, where, s, t, axis_s)
+
+
+def _cut(text: str, pattern: str) -> tuple[str, str | None]:
+    found = re.search(pattern, text)
+    return (text[: found.start()] + text[found.end() :], found[1]) if found else (text, None)
+
+
+def _condition(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    if not re.fullmatch(CONDITION, text):
+        raise file.mistake(place, f"expected axis=level after `|`, got {text!r}")
+    return _level(file, place, text, axes)
+
+
+def _same_axis(file: File, place: str, axis: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> str:
+    return _level(file, place, text if "=" in text else f"{axis}={text}", axes)[1]
+
+
+def _level(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
+    axis, _, level = text.rpartition("=")
+    if axis and axis not in axes:
+        raise file.mistake(place, f"a claim names the axis `{axis}`, which is none{did_you_mean(axis, axes)}")
+    found = [name for name in ([axis] if axis else axes) if level in axes[name]]
+    if not found:
+        known = [name for levels in axes.values() for name in levels]
+        hint = did_you_mean(level, known) or f"; there are {', '.join(known)}"
+        raise file.mistake(place, f"a claim names `{level}`, which is no level{f' of `{axis}`' if axis else ''}{hint}")
+    if len(found) > 1:
+        raise file.mistake(place, f"`{level}` is a level of {' and '.join(found)}: write {found[0]}={level}")
+    return found[0], level

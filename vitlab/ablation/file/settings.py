@@ -1,0 +1,62 @@
+"""The sections of an ablation's file on matching, statistics and execution, with their defaults."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from vitlab.ablation.file.keys import File
+from vitlab.errors import did_you_mean
+
+
+def read_match(file: File, axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how alike the arms must be."""
+    match: dict[str, Any] = {"within": [], "steps": "exact", "params": 0.02, "flops": 0.02, "on_violation": "warn"}
+    match |= file.content.get("match") or {}
+    for axis in match["within"]:
+        if axis not in axes:
+            hint = did_you_mean(str(axis), axes) or f"; there are {', '.join(axes)}"
+            raise file.mistake("match/within", f"there is no axis `{axis}`{hint}")
+    for key in ("steps", "params", "flops"):
+        if match[key] != "exact":
+            file.number(f"match.{key}", 0.0, 0, 1000)
+    return match
+
+
+def read_stats(file: File) -> dict[str, Any]:
+    """Return how the numbers are compared."""
+    given = file.content.get("stats") or {}
+    return {
+        "test": given.get("test", "auto"),
+        "ci": file.number("stats.ci", 0.95, 0.5, 0.9999),
+        "margin": file.number("stats.margin", None, 1e-12),
+        "sd": file.number("stats.sd", None, 1e-12),
+        "pair": bool(given.get("pair", False)),
+    }
+
+
+def read_run(file: File) -> dict[str, Any]:
+    """Return how the cells are run."""
+    given = file.content.get("run") or {}
+    workers = given.get("workers", "auto")
+    if workers != "auto":
+        workers = file.number("run.workers", None, 1, 4096, whole=True)
+    return {
+        "executor": given.get("executor", "local"),
+        "workers": workers,
+        "per_gpu": file.number("run.per_gpu", 1, 1, 64, whole=True),
+        "timeout": seconds(file, given.get("timeout")),
+        "retries": file.number("run.retries", 1, 0, 100, whole=True),
+        "keep": given.get("keep", "all"),
+        "slurm": given.get("slurm") or {},
+        "command": given.get("command"),
+    }
+
+
+def seconds(file: File, value: Any) -> float | None:
+    """Return a duration such as 90, 90s, 20m, 2h or 1d in seconds."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9.]+)([smhd]?)", str(value))
+    if not found:
+        raise file.mistake("run/timeout", f"`run.timeout` must be a time such as 90s, 20m or 2h, got {value!r}")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

@@ -1,0 +1,100 @@
+"""The figures of the analyses: a line for each arm, its interval over seeds as a band, and maps of displacement."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from vitlab.ablation.report.figures import Rows, draw, look
+from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
+from vitlab.ablation.verdict.findings import Findings
+
+WORDS = {"acc1": "accuracy", "flipped": "share of other predictions", "spread": "sd of the logit"}
+AXES = {"size": "height of the image, pixels", "blocks": "blocks that change places", "pixels": "shift, pixels"}
+
+
+def panels(found: Findings) -> dict[str, tuple[str, str, Rows]]:
+    """Return title, SVG and data of a figure for each analysis that there are numbers for."""
+    drawn = {}
+    for name in found.results.ablation.analyses:
+        rows = [row for row in found.curves if row["analysis"] == name]
+        if not rows:
+            continue
+        parts = _parts(name, rows)
+        title = f"{name}: mean over seeds, band: {found.results.ablation.stats['ci']:.0%} t interval"
+        svg = draw(2.9, lambda *axes, parts=parts: _curves(found, parts, axes), columns=len(parts))
+        drawn[name] = (title, svg, rows)
+        if name == "displacement":
+            drawn["displacement_maps"] = _maps(found)
+    return drawn
+
+
+def _parts(name: str, rows: Rows) -> list[tuple[str, Rows]]:
+    """Return title and rows of each panel; of several ways to carry positions over, each arm's usual one."""
+    if name == "resolution":
+        titles = {"resize": "the whole image, resized", "canvas": "the same scale, on a larger canvas"}
+        first: dict[tuple[str, str], str] = {}
+        for row in rows:
+            first.setdefault((row["arm"], row["line"].split(", ")[0]), row["line"])
+        return [
+            (title, [row for row in rows if first.get((row["arm"], protocol)) == row["line"]])
+            for protocol, title in titles.items()
+        ]
+    lines = list(dict.fromkeys(row["line"] for row in rows))[:1] if name == "shift" else None
+    kept = [row for row in rows if lines is None or row["line"] in lines]
+    parts = []
+    for measure in CURVES[name].measures:
+        for line in dict.fromkeys(row["line"] for row in kept):
+            mine = [row for row in kept if (row["measure"], row["line"]) == (measure, line)]
+            parts.append((line and f"{CURVES[name].lines[0]}: {line}", mine))
+    return parts[:4]
+
+
+def _curves(found: Findings, parts: list[tuple[str, Rows]], axes: tuple[Axes, ...]) -> None:
+    for ax, (title, rows) in zip(axes, parts, strict=True):
+        for arm in dict.fromkeys(row["arm"] for row in rows):
+            line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
+            colour, mark = look(found.results, arm)
+            x = [row["x"] for row in line]
+            ax.plot(x, [row["mean"] for row in line], mark, ls="-", color=colour, lw=1.1, ms=3.5, label=arm)
+            if all(row["n"] > 1 for row in line):
+                low, high = ([row[end] for row in line] for end in ("low", "high"))
+                ax.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
+        curve, measure = CURVES[rows[0]["analysis"]], rows[0]["measure"]
+        _scale(ax, curve.x, measure, sorted({row["x"] for row in rows}))
+        ax.set_title(title, fontsize=9)
+        ax.set_ylabel(WORDS.get(measure, str(measure)))
+    axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
+    if x in ("blocks", "shots"):
+        ax.set_xscale("log", base=2)
+    ax.set_xticks(points, [f"{point:g}" for point in points])
+    ax.minorticks_off()
+    ax.set_xlabel(AXES.get(x, x))
+    if measure in ("acc1", "flipped", "accuracy"):
+        ax.set_ylim(-0.03, 1.03)  # an interval may reach beyond what can be
+
+
+def _maps(found: Findings) -> tuple[str, str, Rows]:
+    profiles = mean_profiles(found.results)
+    layers = sorted({int(layer) for table in profiles.values() for layer in table["layer"]})
+    most = max(float(table["logit"].abs().max()) for table in profiles.values()) or 1.0
+
+    def paint(*axes: Any) -> None:
+        for ax, (arm, layer) in zip(axes, ((a, layer) for a in profiles for layer in layers), strict=True):
+            table = profiles[arm][profiles[arm]["layer"] == layer].pivot(index="dy", columns="dx", values="logit")
+            shown = ax.imshow(table.to_numpy(), cmap="PuOr_r", vmin=-most, vmax=most)
+            ax.plot((table.shape[1] - 1) / 2, (table.shape[0] - 1) / 2, "+", color="black", ms=5)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            if layer == layers[0]:
+                ax.set_ylabel(arm, rotation=0, ha="right", va="center")
+            if arm == next(iter(profiles)):
+                ax.set_title(f"layer {layer}", fontsize=9)
+        axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+
+    rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
+    svg = draw(0.4 + 1.1 * len(profiles), paint, columns=len(layers), rows=len(profiles))
+    title = "mean logit of a key by where it lies, seen from the query at the cross; mean over heads and seeds"
+    return title, svg, rows

@@ -1,0 +1,176 @@
+"""What the analyses of the cells say: curves over the seeds of an arm, from the tables that `vitlab analyze` leaves."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from vitlab.ablation.verdict.words import Section
+from vitlab.runs.directory import RunDir
+from vitlab.stats import interval
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How to read the table of an analysis as curves."""
+
+    x: str  # the column of the horizontal axis
+    measures: tuple[str, ...]
+    lines: tuple[str, ...] = ()  # columns whose values are curves of their own
+    words: str = ""
+
+
+CURVES = {
+    "resolution": Curve("size", ("acc1",), ("protocol", "policy"), "Accuracy at other image sizes; `none` is the part "
+    "that positions do not explain."),
+    "scramble": Curve("blocks", ("acc1", "flipped"), (), "Tokens change places in blocks before they get positions."),
+    "scramble_image": Curve("blocks", ("acc1", "flipped"), (), "Patches of the image change places; for overlapping "
+    "tokenizers that changes the tokens too."),
+    "shift": Curve("pixels", ("acc1", "flipped"), ("fill",), "The image moves; mean of four directions."),
+    "displacement": Curve("layer", ("spread",), (), "Standard deviation of a head's mean logit over displacements: 0 "
+    "knows nothing of position. Mean of the heads."),
+    "probe": Curve("layer", ("accuracy",), ("images", "positions"), "Share of tokens whose cell a ridge regression "
+    "tells; `without` is what content gives away."),
+    "distance": Curve("layer", ("distance",), (), "Mean attention distance in patches, mean of the heads."),
+    "entropy": Curve("layer", ("entropy",), (), "Entropy of attention in nats, mean of the heads."),
+    "fewshot": Curve("shots", ("acc1",), (), "Ridge regression on frozen features from a few labels a class."),
+}  # fmt: skip
+
+
+def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
+    """Return the table of an analysis of a run; None if there is none."""
+    path = run.path / "analysis" / f"{name}.csv"
+    return pd.read_csv(path) if path.is_file() else None
+
+
+def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
+    """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
+    found: dict[str, float] = {}
+    for name in names:
+        table = table_of(run, name)
+        if table is None:
+            continue
+        if name == "resolution":
+            for protocol, suffix in (("resize", ""), ("canvas", "/canvas")):
+                part = table[table["protocol"] == protocol]
+                found |= {f"{m}{suffix}": float(v) for m, v in zip(part["metric"], part["acc1"], strict=True)}
+        elif name in ("scramble", "scramble_image"):
+            finest = table[table["blocks"] == table["blocks"].max()]
+            found |= {f"{name}/{column}": float(finest[column].mean()) for column in ("acc1", "flipped")}
+        elif name == "shift":
+            for pixels, part in table[table["fill"] == "black"].groupby("pixels"):
+                found |= {f"shift/{column}@{pixels}": float(part[column].mean()) for column in ("acc1", "agreement")}
+    return found
+
+
+def curve_rows(results: Any) -> Rows:
+    """Return a row for each arm and point of each curve: mean over seeds and its interval."""
+    return [
+        row
+        for name in results.ablation.analyses
+        if name in CURVES
+        for arm in results.ablation.arms
+        for row in _arm_rows(results, name, arm.name)
+    ]
+
+
+def _arm_rows(results: Any, name: str, arm: str) -> Iterator[dict[str, Any]]:
+    curve = CURVES[name]
+    tables = []
+    for seed in results.ablation.seeds:
+        run = results.runs.get((arm, seed))
+        table = table_of(run, name) if run else None
+        if table is not None:
+            tables.append((_spread(table) if name == "displacement" else table).assign(seed=seed))
+    if not tables:
+        return
+    keys = [*curve.lines, curve.x]
+    each = pd.concat(tables).groupby([*keys, "seed"], sort=False)[list(curve.measures)].mean()
+    for point, part in each.groupby(keys, sort=False):
+        *line, x = point if isinstance(point, tuple) else (point,)
+        for measure in curve.measures:
+            values = part[measure].tolist()
+            low, high = interval(values, results.ablation.stats["ci"])
+            row = {"analysis": name, "arm": arm, "line": ", ".join(map(str, line)), "measure": measure, "x": float(x)}
+            row |= {"n": len(values), "planned": len(results.ablation.seeds), "mean": sum(values) / len(values)}
+            yield {**row, "low": low, "high": high, "half": (high - low) / 2}
+
+
+def _spread(table: pd.DataFrame) -> pd.DataFrame:
+    """Return how much a head's logits differ between displacements, for each layer."""
+    heads = table.groupby(["layer", "head"])["logit"].std(ddof=0)
+    return heads.groupby("layer").mean().rename("spread").reset_index()
+
+
+def mean_profiles(results: Any) -> dict[str, pd.DataFrame]:
+    """Return each arm's mean logit over heads and seeds at each layer and displacement."""
+    found = {}
+    for arm in results.ablation.arms:
+        runs = [results.runs.get((arm.name, seed)) for seed in results.ablation.seeds]
+        tables = [t for run in runs if run and (t := table_of(run, "displacement")) is not None]
+        if tables:
+            found[arm.name] = pd.concat(tables).groupby(["layer", "dy", "dx"])["logit"].mean().reset_index()
+    return found
+
+
+def sections(results: Any, rows: Rows) -> list[Section]:
+    """Return a section for each analysis, and one on those that could not be done."""
+    found: list[Section] = []
+    for name in results.ablation.analyses:
+        mine = [row for row in rows if row["analysis"] == name]
+        if mine:
+            ci = f"{results.ablation.stats['ci']:.0%}"
+            notes = sorted(set(_notes(results, name, "note")))
+            words = [CURVES[name].words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
+            measures = CURVES[name].measures
+            found.append((f"Analysis: {name}", [*words, *notes[:1]], [_table(mine, m) for m in measures]))
+    lost = [
+        f"{name}: not done for {arm}: {text}"
+        for name in results.ablation.analyses
+        for arm, text in dict(zip(*_not_done(results, name), strict=True)).items()
+    ]
+    if results.ablation.analyses and (lost or not found):
+        found.append(("Analyses that were not done", lost or ["None has been done yet."], []))
+    return found
+
+
+def _notes(results: Any, name: str, key: str) -> list[str]:
+    noted = [run.read("analysis/notes.json").get(name, {}) for run in results.runs.values()]
+    return [re.split(", pos_embed=|; ", note[key])[0] + "." for note in noted if key in note]
+
+
+def _not_done(results: Any, name: str) -> tuple[list[str], list[str]]:
+    arms, texts = [], []
+    for (arm, seed), run in results.runs.items():
+        note = run.read("analysis/notes.json").get(name)
+        if note is None:
+            failure = results.cells[arm, seed].failure()
+            texts.append(f"{failure['kind']}: {failure['last']}" if failure else "`vitlab ablate run` will do it")
+            arms.append(f"{arm} s{seed}")
+        elif "not_done" in note:
+            arms, texts = [*arms, arm], [*texts, note["not_done"]]
+    return arms, texts
+
+
+def _table(rows: Rows, measure: str) -> list[list[str]]:
+    mine = [row for row in rows if row["measure"] == measure]
+    points = sorted({row["x"] for row in mine})
+    curve = CURVES[mine[0]["analysis"]]
+    head = ["arm", *(["line"] if curve.lines else []), "n", *(f"{curve.x} {x:g}" for x in points)]
+    lines: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
+    for row in mine:
+        lines.setdefault((row["arm"], row["line"]), {})[row["x"]] = row
+    table = [[f"{measure}: {head[0]}", *head[1:]]]
+    for (arm, line), cells in lines.items():
+        least = min(cells.values(), key=lambda row: row["n"])
+        start = [arm, *([line] if curve.lines else []), f"{least['n']}/{least['planned']}"]
+        table.append([*start, *(_cell(cells[x]) if x in cells else "-" for x in points)])
+    return table
+
+
+def _cell(row: dict[str, Any]) -> str:
+    return f"{row['mean']:.4f}" + (f" ± {row['half']:.4f}" if row["n"] > 1 else "")

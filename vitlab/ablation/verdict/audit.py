@@ -1,0 +1,96 @@
+"""The fairness of a comparison: what differs between arms beside what is meant to."""
+
+import math
+from typing import Any
+
+from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.work.cells import Resolved, arguments, batch_size
+
+PARTS = ("tokenizer", "pos_embed", "blocks", "head")
+
+
+def steps(arm: Resolved) -> int:
+    """Return the number of optimizer steps of a run, an incomplete last batch left out."""
+    trainer = arm.config["trainer"]
+    per_epoch = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
+    per_epoch = max(1, per_epoch // int(trainer.get("accumulate_grad_batches") or 1))
+    total = per_epoch * int(trainer.get("max_epochs") or 0)
+    limit = int(trainer.get("max_steps") or -1)
+    return min(total, limit) if limit > 0 else total
+
+
+def sum_lr(arm: Resolved) -> float:
+    """Return the sum of the learning rates over all steps, which bounds how far Adam can move a weight.
+
+    Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum.
+    """
+    model = arguments(arm.config, "model")
+    lr, low = float(model.get("lr", math.nan)), float(model.get("min_lr") or 0)
+    epochs = float(arm.config["trainer"].get("max_epochs") or 1)
+    warm = min(1.0, float(model.get("warmup_epochs") or 0) / epochs)
+    start = float(model.get("warmup_lr") or 0)
+    cosine = (lr + low) / 2 * (1 - warm) - (lr - low) / (2 * math.pi) * math.sin(math.pi * warm)
+    return steps(arm) * (warm * (start + lr) / 2 + cosine)
+
+
+def facts(arm: Resolved) -> dict[str, Any]:
+    """Return what the arms of a fair comparison have in common, apart from what is compared."""
+    found: dict[str, Any] = {"parameters": arm.model.get("parameters"), "flops": arm.model.get("flops")}
+    found["tokens"] = arm.model.get("tokens")
+    for part in PARTS:
+        sizes = [math.prod(g["shape"]) for g in arm.groups if g["name"].split(".")[0] == part]
+        found[f"{part} parameters"] = sum(sizes)
+    positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
+    found["steps"] = steps(arm)
+    found["sum_lr"] = sum_lr(arm)
+    found["sum_lr_pos_embed"] = sum_lr(arm) * positions[0]["lr_scale"] if positions else None
+    found["pos_embed_weight_decay"] = max((g["weight_decay"] for g in positions), default=None)
+    found["images_per_second"] = arm.images_per_second
+    return found
+
+
+def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, float]]:
+    """Return by which share steps, parameters and FLOPs of each arm differ from those of the arm it must match."""
+    found: dict[str, dict[str, float]] = {}
+    of = {r.arm.name: facts(r) for r in resolved}
+    for r in resolved:
+        mine, other = of[r.arm.name], of.get((reference(ablation, r.arm) or r.arm).name, of[r.arm.name])
+        keys = [key for key in ("steps", "parameters", "flops") if mine[key] and other[key]]
+        found[r.arm.name] = {key: mine[key] / other[key] - 1 for key in keys}
+    return found
+
+
+def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
+    """Return, for each arm that does not match the one it must match, the words to print next to it."""
+    match = ablation.match
+    found = {r.arm.name: facts(r) for r in resolved}
+    differing = shares(ablation, resolved)
+    unfair: dict[str, list[str]] = {}
+    for r in resolved:
+        matched = reference(ablation, r.arm)
+        if matched is None or matched is r.arm or matched.name not in found:
+            continue
+        mine, other = found[r.arm.name], found[matched.name]
+        words = []
+        for key, rule in (("steps", match["steps"]), ("parameters", match["params"]), ("flops", match["flops"])):
+            share = differing[r.arm.name].get(key, 0.0)
+            if abs(share) > (0.0 if rule == "exact" else float(rule)):
+                words.append(f"{share:+.1%} {key} than {matched.name}")
+        if mine["tokens"] != other["tokens"]:
+            words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
+        if abs(mine["sum_lr"] / other["sum_lr"] - 1) > 1e-6:
+            words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
+        if mine["pos_embed_weight_decay"]:
+            words.append("weight decay on the position embedding")
+        if words:
+            unfair[r.arm.name] = words
+    return unfair
+
+
+def reference(ablation: Ablation, arm: Arm) -> Arm | None:
+    """Return the arm that ``arm`` must match: the baseline, at the arm's own levels of the axes in `match.within`.
+
+    Across every other axis arms must match too, so it stands at the first level of those that the baseline leaves open.
+    """
+    wanted = {**ablation.baseline, **{axis: arm.levels[axis] for axis in ablation.match["within"]}}
+    return next((other for other in ablation.arms if wanted.items() <= dict(other.levels).items()), None)

@@ -1,0 +1,96 @@
+"""Two arms image by image: which of them is right where the other is wrong."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
+from vitlab.stats import Difference, mcnemar, seeds_and_images
+
+NOTE = "McNemar's exact test holds for these two checkpoints only: it speaks of the images, not of other seeds."
+JOINT = (
+    "Seeds and images together: the interval would hold for other seeds and for other images of the same kind. Neither "
+    "it nor McNemar's p is adjusted for being many."
+)
+
+
+def _predictions(results: Any, arm: str, seed: int) -> pd.DataFrame | None:
+    run = results.runs.get((arm, seed))
+    path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
+    if path is None or not path.is_file():
+        return None
+    table = pd.read_parquet(path)
+    return table if "target" in table else None  # the numbers of a regression are neither right nor wrong
+
+
+def pairs(results: Any) -> list[dict[str, Any]]:
+    """Return a row for each arm and seed whose images can be compared with those of the baseline."""
+    rows = []
+    for arm, baseline in _compared(results):
+        for seed in results.ablation.seeds:
+            a, b = (_predictions(results, x.name, seed) for x in (arm, baseline))
+            if a is None or b is None or not a[["index", "target"]].equals(b[["index", "target"]]):
+                continue
+            right, other = a["target"] == a["prediction"], b["target"] == b["prediction"]
+            only, less = int((right & ~other).sum()), int((other & ~right).sum())
+            row = {"arm": arm.name, "baseline": baseline.name, "seed": seed, "n_images": len(a)}
+            rows.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
+    return rows
+
+
+def joint(results: Any) -> list[dict[str, Any]]:
+    """Return each arm's difference to its baseline in accuracy, with the uncertainty of seeds and images together."""
+    rows = []
+    for arm, baseline in _compared(results):
+        a, b = (_right(results, x.name) for x in (arm, baseline))
+        if a is not None and b is not None and min(len(a), len(b)) > 1 and a.shape[1] == b.shape[1]:
+            d = seeds_and_images(a, b, results.ablation.stats["ci"])
+            row = {"arm": arm.name, "baseline": baseline.name, "n": min(len(a), len(b)), "n_images": a.shape[1]}
+            rows.append({**row, **_numbers(d)})
+    return rows
+
+
+def section(results: Any, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
+    """Return the section on images; it names the pairs that could not be compared."""
+    there = {(row["arm"], row["seed"]) for row in rows}
+    lost = [
+        f"{arm.name} s{seed}"
+        for arm, baseline in _compared(results)
+        for seed in results.ablation.seeds
+        if {(arm.name, seed), (baseline.name, seed)} <= results.runs.keys() and (arm.name, seed) not in there
+    ]
+    without = [f"No predictions of the same images as the baseline's, so left out: {', '.join(lost)}."] if lost else []
+    if not rows:
+        return [("Image by image", without, [])] if lost else []
+    table: Table = [["arm", "seed", "only it is right", "only the baseline is", "images", "p, this pair"]]
+    for row in rows:
+        counts = [f"{row[key]:,}" for key in ("only_arm", "only_baseline", "n_images")]
+        table.append([row["arm"], str(row["seed"]), *counts, chance(row["p"])])
+    tables, sentences = [table], [NOTE]
+    if together:
+        head = ["arm", "n", "difference in accuracy", "interval over seeds and images", "p"]
+        lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r), chance(r["p"])] for r in together]
+        tables, sentences = [[head, *lines], table], [JOINT, NOTE]
+    return [("Image by image", sentences + without, tables)]
+
+
+def _span(row: dict[str, Any]) -> str:
+    return span(row["difference_low"], row["difference_high"])
+
+
+def _numbers(d: Difference) -> dict[str, float]:
+    return {"difference": d.value, "difference_low": d.low, "difference_high": d.high, "p": d.p}
+
+
+def _compared(results: Any) -> list[tuple[Any, Any]]:
+    found = [(arm, results.ablation.baseline_of(arm)) for arm in results.ablation.arms]
+    return [(arm, baseline) for arm, baseline in found if baseline is not None and baseline is not arm]
+
+
+def _right(results: Any, arm: str) -> Any:
+    """Return ``(seeds, images)`` of right and wrong; None unless every finished seed has the same images."""
+    tables = [_predictions(results, arm, seed) for seed in results.ablation.seeds if (arm, seed) in results.runs]
+    if not tables or any(t is None or not t["target"].equals(tables[0]["target"]) for t in tables):  # type: ignore[index]
+        return None
+    return np.stack([(t["target"] == t["prediction"]).to_numpy(float) for t in tables if t is not None])

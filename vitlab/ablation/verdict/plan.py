@@ -1,0 +1,96 @@
+"""What a run will do and what it can show, before it starts."""
+
+import math
+import statistics
+from collections import Counter
+
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict.audit import facts, flags, steps
+from vitlab.ablation.verdict.results import Results, collect
+from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
+from vitlab.ablation.work.status import ORDER
+from vitlab.stats import choose_test, detectable
+
+
+def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tuple[list[str], bool]:
+    """Return the lines of the plan, and whether it breaks a rule that must not be broken."""
+    cells = cells_of(ablation, resolved)
+    states: Counter[str] = Counter(cell.state() for cell in cells)
+    grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
+    shown = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
+    size = f"{len(ablation.arms)} arms x {len(ablation.seeds)} seeds = {len(cells)} cells"
+    lines = [
+        f"{ablation.name}: {grid} = {size} ({shown})",
+        f"measured: {ablation.primary} of the {ablation.checkpoint} checkpoint on the {ablation.evaluate} split",
+        "",
+        *_table(resolved),
+        "",
+    ]
+    unfair = flags(ablation, resolved)
+    lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
+    lines += _power(ablation, collect(ablation, resolved))
+    lines += _cost(ablation, [cell for cell in cells if not cell.is_finished()], workers)
+    return lines, bool(unfair) and ablation.match["on_violation"] == "fail"
+
+
+def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
+    """Return time, memory and disk that the cells will need, judged by the probe of each arm."""
+    new = [cell.resolved for cell in left if not cell.is_done()]
+    training = [steps(arm) * batch_size(arm.config) / arm.images_per_second for arm in new]
+    starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
+    seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
+    share = sum(starts) / workers / seconds if seconds else 0
+    text = f"about {seconds / 60:.1f} min for {len(left)} cells, {workers} at a time ({share:.0%} start-up)"
+    text += "; validation comes on top" + (", and what the analyses compute" if ablation.analyses else "")
+    peaks = {kind: max(arm.peak_memory.get(kind, 0) for arm in new) for kind in ("host", "cuda")} if new else {}
+    memory = ", ".join(f"{peak / 2**30:.2g} GiB of {kind}" for kind, peak in peaks.items() if peak)
+    disk = f"disk     about {sum(map(_bytes, new)) / 2**20:.0f} MiB in {ablation.directory}"
+    return [f"time     {text}", *([f"memory   {memory} for a cell"] if memory else []), disk]
+
+
+def _bytes(arm: Resolved) -> float:
+    return (arm.model.get("parameters_total") or arm.model.get("parameters") or 0) * (2 * 12 + 2 * 4)  # float32, Adam
+
+
+def _table(resolved: list[Resolved]) -> list[str]:
+    rows = [["arm", "parameters", "pos_embed", "MFLOP", "tokens", "steps", "sum(lr)", "of pos_embed", "img/s"]]
+    for arm in resolved:
+        f = facts(arm)
+        position = f["sum_lr_pos_embed"]
+        mflop = f"{f['flops'] / 1e6:.3g}" if f["flops"] else "?"
+        rows.append(
+            [
+                arm.arm.name,
+                f"{f['parameters'] or 0:,}",
+                f"{f['pos_embed parameters']:,}",
+                mflop,
+                str(f["tokens"]),
+                str(f["steps"]),
+                f"{f['sum_lr']:.3g}",
+                f"{position:.3g}" if position is not None else "-",
+                f"{f['images_per_second']:.0f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _power(ablation: Ablation, results: Results) -> list[str]:
+    n = len(ablation.seeds)
+    if n < 2:
+        return ["power    n = 1: no inference; write `seeds: 3` to explore, 5 for a headline"]
+    families = Counter((ablation.baseline_of(arm) or arm).name for arm in ablation.arms)
+    k = max(families.values()) - 1
+    test = choose_test(ablation.stats["test"], [n])
+    smallest = detectable(n, max(1, k), test, ablation.stats["ci"])
+    text = (
+        f"power    {n} seeds show a difference of {smallest:.1f} sd of a run in 80 % of cases ({test}, {k} against one)"
+    )
+    sd = ablation.stats["sd"] or _spread(results)
+    return [text + (f": {smallest * sd:.3g} at sd {sd:.2g}" if sd else "")]
+
+
+def _spread(results: Results) -> float | None:
+    values = [results.values(arm, results.ablation.primary) for arm in results.ablation.arms]
+    variances = [statistics.variance(x) for x in values if len(x) > 1]
+    return math.sqrt(statistics.mean(variances)) if variances else None

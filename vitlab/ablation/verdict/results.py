@@ -1,0 +1,74 @@
+"""What the cells of an ablation have measured, as tables."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.verdict.analyses import metrics_of
+from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.runs.directory import RunDir
+
+NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
+
+
+@dataclass
+class Results:
+    """The numbers of the finished cells."""
+
+    ablation: Ablation
+    resolved: list[Resolved]
+    runs: dict[tuple[str, int], RunDir] = field(default_factory=dict)  # (arm, seed)
+    states: dict[tuple[str, int], str] = field(default_factory=dict)
+    cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
+    numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # what was measured and analyzed
+
+    def values(self, arm: Arm, metric: str) -> list[float]:
+        """Return a metric of every finished seed of an arm, in the order of the seeds."""
+        return [value for _, value in self.by_seed(arm, metric)]
+
+    def by_seed(self, arm: Arm, metric: str) -> list[tuple[int, float]]:
+        """Return (seed, value) of every finished seed of an arm whose value is a number."""
+        pairs = []
+        for seed in self.ablation.seeds:
+            value = self.numbers.get((arm.name, seed), {}).get(metric)
+            if isinstance(value, int | float) and math.isfinite(value):
+                pairs.append((seed, float(value)))
+        return pairs
+
+    def metrics(self) -> list[str]:
+        """Return the metrics of the file: the primary one, then the others."""
+        return [self.ablation.primary, *self.ablation.secondary]
+
+    def table(self) -> pd.DataFrame:
+        """Return the tidy table: a row for each cell and metric, and one for each cell without numbers."""
+        rows = []
+        for (name, seed), cell in self.cells.items():
+            state, run = self.states[name, seed], self.runs.get((name, seed))
+            head = {"ablation": self.ablation.name, "cell": cell.name, **cell.arm.levels, "seed": seed}
+            head["split"] = self.ablation.evaluate
+            found = self.numbers.get((name, seed), {})
+            numbers = {k: v for k, v in found.items() if k not in NO_METRICS and isinstance(v, int | float)}
+            step = max((row["step"] for row in run.rows()), default=0) if run else 0
+            tail = {"step": step, "n_images": int(found.get("n", 0)), "status": state}
+            rows += [{**head, "metric": k, "value": v, **tail} for k, v in sorted(numbers.items())]
+            if not numbers:
+                rows.append({**head, "metric": self.ablation.primary, "value": float("nan"), **tail})
+        return pd.DataFrame(rows)
+
+
+def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
+    """Return the results of all cells that are done; of stale ones too where they are accepted."""
+    results = Results(ablation, resolved)
+    for cell in cells_of(ablation, resolved):
+        key = (cell.arm.name, cell.seed)
+        state = cell.state()
+        results.cells[key], results.states[key] = cell, state
+        run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
+        if run:
+            results.runs[key] = run
+            measured = run.read("results.json").get(ablation.evaluate) or {}
+            results.numbers[key] = {**measured, **metrics_of(run, ablation.analyses)}
+    return results

@@ -1,0 +1,109 @@
+"""A vitlab command in a process of its own."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from vitlab.runs.lock import Claim
+from vitlab.runs.processes import born
+
+TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
+
+
+def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict[str, str]:
+    """Return the environment of a child: its share of the cores, its device; set before Python starts."""
+    env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR"}
+    env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        env["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus] if len(visible) == gpus and visible[0] else str(slot % gpus)
+    return {**env, **more}
+
+
+def core_count() -> int:
+    """Return the number of cores that this process may use, which on a cluster are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def gpu_count() -> int:
+    """Return the number of NVIDIA devices that this process may use."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len([d for d in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if d.strip() and d.strip() != "-1"])
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
+
+
+def worker_count(workers: int | str, per_gpu: int) -> int:
+    """Return the number of cells to work on at a time."""
+    if workers != "auto":
+        return int(workers)
+    return gpu_count() * per_gpu or max(1, core_count() // 2)
+
+
+def finish(
+    words: list[str],
+    env: Mapping[str, str],
+    log: Path,
+    timeout: float | None = None,
+    claim: Claim | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> tuple[int, list[str]]:
+    """Run a command to its end; return its exit code and the last lines it wrote.
+
+    It runs in a process group of its own, so that Ctrl-C does not reach it.
+
+    Args:
+        words: The command.
+        env: Its environment.
+        log: The file that its output is appended to.
+        timeout: Seconds after which it is ended.
+        claim: The claim it works under, whose lock it inherits.
+        stop: Asked again and again; true ends the command.
+    """
+    deadline = time.monotonic() + timeout if timeout else None
+    with log.open("ab") as out:
+        began = out.tell()
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=dict(env),
+            start_new_session=True,
+            pass_fds=(claim.fd,) if claim else (),
+        )
+        if claim:
+            claim.note(child=child.pid, child_started=born(child.pid))
+        code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
+    with log.open("rb") as written:
+        written.seek(began)
+        lines = written.read().decode(errors="replace").splitlines()[-40:]
+    return code, lines
+
+
+def _wait(child: "subprocess.Popen[bytes]", deadline: float | None, stop: Callable[[], bool]) -> int:
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return child.wait(timeout=0.2)
+        if deadline and time.monotonic() > deadline:
+            _end(child)
+            return TIMEOUT
+        if stop():
+            _end(child)
+            return STOPPED
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=10)
+            return

@@ -1,0 +1,117 @@
+"""How far a run is while it goes on: a table that is drawn again and again on a terminal, plain lines elsewhere."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from vitlab.ablation.work.cells import Cell, State
+from vitlab.ablation.work.status import running_words
+from vitlab.runs import lock
+
+SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
+
+
+class Progress:
+    """What has become of the cells.
+
+    Args:
+        cells: All of them.
+        workers: How many are worked on at a time.
+    """
+
+    def __init__(self, cells: list[Cell], workers: int) -> None:
+        self.cells, self.workers = cells, workers
+        self.seconds: list[float] = []  # of the cells that this command has finished
+        self.values: dict[str, float] = {}  # name of a finished cell: primary metric
+        self.update()
+
+    def update(self) -> dict[str, State]:
+        """Return the state of every cell, and take note of the numbers that have come in."""
+        states: dict[str, State] = {}
+        for cell in self.cells:
+            if cell.name not in self.values:
+                states[cell.name] = _state(cell)
+                if cell.is_finished():
+                    value = (cell.result() or {}).get(cell.ablation.primary)
+                    self.values[cell.name] = float("nan") if value is None else float(value)
+        return {cell.name: states.get(cell.name, "done") for cell in self.cells}
+
+    def best(self) -> tuple[str, float] | None:
+        """Return name and value of the best cell so far."""
+        known = {name: value for name, value in self.values.items() if value == value}
+        sign = -1 if self.cells and self.cells[0].ablation.mode == "min" else 1
+        return max(known.items(), key=lambda item: sign * item[1]) if known else None
+
+    def line(self, states: dict[str, State]) -> str:
+        """Return how many are done and have failed, the time left, the best so far."""
+        counts = Counter(states.values())
+        failed = counts["failed"] + counts["diverged"]
+        words = [f"{counts['done']}/{len(self.cells)}"] + ([f"{failed} failed"] if failed else [])
+        if self.seconds:
+            left = len(self.cells) - counts["done"] - failed
+            minutes = sum(self.seconds) / len(self.seconds) * left / self.workers / 60
+            words.append(f"about {minutes:.1f} min left")
+        if best := self.best():
+            words.append(f"best {best[1]:.4f} ({best[0]})")
+        return ", ".join(words)
+
+    def table(self) -> Group:
+        """Return the table: a row for each arm, then what runs and how far it is."""
+        states = self.update()
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        table.add_column("arm")
+        for name in (*SHOWN, f"mean {self.cells[0].ablation.primary}" if self.cells else "mean"):
+            table.add_column(name, justify="right")
+        for arm in dict.fromkeys(cell.arm.name for cell in self.cells):
+            mine = [cell.name for cell in self.cells if cell.arm.name == arm]
+            counts = Counter(states[name] for name in mine)
+            values = [value for name in mine if (value := self.values.get(name, float("nan"))) == value]
+            mean = f"{sum(values) / len(values):.4f}" if values else ""
+            table.add_row(arm, *(str(counts[state] or "") for state in SHOWN), mean)
+        runs = [Text(f"{c.name}: {running_words(c)}") for c in self.cells if states[c.name] == "running"]
+        return Group(table, *runs, Text(self.line(states), style="bold"))
+
+
+def _state(cell: Cell) -> State:
+    """Return how far a cell is on the way to having nothing left to do."""
+    state = cell.state()
+    if state == "done" and not cell.is_finished():  # its analyses are missing
+        return "failed" if cell.failure() else "running" if lock.is_alive(cell.claim) else "missing"
+    return "missing" if state == "stale" else state
+
+
+class Board:
+    """Shows the progress of a run: on a terminal the table stands below the lines, elsewhere there are lines alone.
+
+    Args:
+        progress: What to show.
+        say: Prints a line where there is no terminal.
+    """
+
+    def __init__(self, progress: Progress, say: Callable[[str], None]) -> None:
+        self.progress, self._say = progress, say
+        self.live: Live | None = None
+
+    def __enter__(self) -> "Board":
+        if sys.stdout.isatty() and self.progress.cells:
+            self.live = Live(get_renderable=self.progress.table, refresh_per_second=0.5, console=Console())
+            self.live.start()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.live:
+            self.live.stop()
+            self.live = None
+
+    def say(self, text: str) -> None:
+        """Print a line, above the table if there is one."""
+        if self.live:
+            self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._say(text)

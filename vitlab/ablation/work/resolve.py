@@ -1,0 +1,152 @@
+"""Resolve an arm by a probe: ``vitlab fit`` parses and builds it, and trains it for a few steps."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.work.cells import Resolved, batch_size
+from vitlab.ablation.work.identity import code_digest, flatten
+from vitlab.ablation.work.process import TIMEOUT, environment, finish
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir, write_text
+
+PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config that does not speak of it
+    "trainer.max_steps": (20, -1),
+    "trainer.limit_val_batches": (1, None),
+    "trainer.enable_checkpointing": (False, None),
+}
+
+
+def command(ablation: Ablation) -> list[str]:
+    """Return the words that start vitlab."""
+    return list(ablation.run["command"] or [sys.executable, "-m", "vitlab"])
+
+
+def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
+    """Return what a cell sets: its arm, its seed, and what belongs to the laboratory."""
+    logger: Any = False
+    if ablation.wandb and ablation.wandb.get("mode") != "disabled":
+        names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
+        logger = {"class_path": "WandbLogger", "init_args": names}
+    return {**arm.overrides, "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
+
+
+def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
+    """Return the arguments of ``vitlab fit`` that say what to train."""
+    paths = [*ablation.base, *arm.configs, str(overrides_file)]
+    return [word for path in paths for word in ("--config", path)]
+
+
+def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
+    """Resolve every arm, the known ones from the files that their probes left."""
+    code = code_digest()
+    with ThreadPoolExecutor(workers) as pool:
+        probes = [pool.submit(_probe, ablation, arm, code, workers) for arm in ablation.arms]
+    _refuse_mistakes(ablation, [probe.exception() for probe in probes])
+    resolved = [probe.result() for probe in probes]
+    _refuse_equal(ablation, resolved)
+    return resolved
+
+
+def known(ablation: Ablation) -> list[Resolved | None]:
+    """Return the arms as resolved before, None for those that were not; starts nothing."""
+    code = code_digest()
+    paths = [_cache(ablation, arm, code) for arm in ablation.arms]
+    return [_load(arm, path, code) if path.is_file() else None for arm, path in zip(ablation.arms, paths, strict=True)]
+
+
+def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
+    """Tell of the first arm that cannot be built, at the line of the level that is to blame, and name the others."""
+    bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
+    if not bad:
+        return
+    levels = [(axis, level) for axis, levels in ablation.axes.items() for level in levels]
+    blamed = [f"axes/{a}/{level}" for a, level in levels if [m for m in ablation.arms if m.levels[a] == level] == bad]
+    error = next(error for error in errors if error)
+    others = f" (nor can {', '.join(arm.name for arm in bad[1:])})" if len(bad) > 1 else ""
+    raise ablation.file.mistake(
+        (blamed or ["axes"])[0], f"the arm {bad[0].name} cannot be built{others}: {' '.join(str(error).split())}"
+    )
+
+
+def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
+    seen: dict[str, str] = {}
+    for arm in resolved:
+        other = seen.setdefault(arm.fingerprint, arm.arm.name)
+        if other != arm.arm.name:
+            raise ablation.file.mistake(
+                "axes",
+                f"the arms {other} and {arm.arm.name} resolve to the same configuration: one of them sets nothing",
+            )
+
+
+def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
+    texts = [Path(path).read_text() for path in (*ablation.base, *arm.configs)]
+    inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code], default=str)
+    key = hashlib.sha256(inputs.encode()).hexdigest()[:10]
+    return ablation.directory / "arms" / f"{arm.name}-{key}.json"
+
+
+def _load(arm: Arm, path: Path, code: str) -> Resolved:
+    facts = json.loads(path.read_text())
+    facts["groups"] = tuple(facts["groups"])
+    return Resolved(arm=arm, code=code, **facts)
+
+
+def _probe(ablation: Ablation, arm: Arm, code: str, workers: int) -> Resolved:
+    cache = _cache(ablation, arm, code)
+    if not cache.is_file():
+        place = cache.with_suffix(f".{os.getpid()}")
+        place.mkdir(parents=True, exist_ok=True)
+        try:
+            write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers)))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+    return _load(arm, cache, code)
+
+
+def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[str, Any]:
+    settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
+    settings["trainer.logger"] = False
+    given = place / "overrides.yaml"
+    write_text(given, yaml.safe_dump(settings, sort_keys=False))
+    run = RunDir(place / "run")
+    words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
+    started = time.perf_counter()
+    code, lines = finish(words, environment(workers), place / "log", ablation.run["timeout"])
+    seconds = time.perf_counter() - started
+    if code:
+        if code == TIMEOUT:
+            raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run['timeout']:.0f} s")
+        raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
+    config = yaml.safe_load(run.config.read_text())
+    for key, (_, default) in PROBE.items():
+        section, _, name = key.partition(".")
+        config[section][name] = _given(ablation, arm, key, default)
+    rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
+    steps = max((row["step"] for row in run.rows()), default=0)
+    return {
+        "config": config,
+        "data": run.read("data.json"),
+        "model": run.read("model.json"),
+        "groups": run.read("param_groups.json"),
+        "images_per_second": rows[-1] if rows else float("nan"),
+        "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
+        "peak_memory": run.read("run.json").get("peak_memory") or {},
+    }
+
+
+def _given(ablation: Ablation, arm: Arm, key: str, default: Any) -> Any:
+    value = default
+    for path in (*ablation.base, *arm.configs):
+        value = flatten(yaml.safe_load(Path(path).read_text()) or {}).get(key, value)
+    return flatten(arm.overrides).get(key, value)

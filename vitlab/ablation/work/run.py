@@ -1,0 +1,109 @@
+"""Work off the cells that are not done, several at a time; what is done is never done again."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+from vitlab.ablation.work.cells import Cell
+from vitlab.ablation.work.process import gpu_count
+from vitlab.ablation.work.progress import Board, Progress
+from vitlab.ablation.work.worker import Outcome, work
+from vitlab.runs import lock
+
+Say = Callable[[str], None]
+
+
+class Interrupts:
+    """Ctrl-C once: no new cells. Twice: the running ones are ended, their checkpoints kept."""
+
+    def __init__(self, say: Say) -> None:
+        self.say, self.count = say, 0
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            self._old = {n: signal.signal(n, self._heard) for n in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in getattr(self, "_old", {}).items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self.count += 2 if number == signal.SIGTERM else 1
+        if self.count == 1:
+            self.say("no new cells; the running ones finish (Ctrl-C again: end them too; `run` continues them)")
+
+
+class Run:
+    """One call of ``vitlab ablate run``.
+
+    Args:
+        cells: The cells, in the order to do them.
+        workers: How many at a time.
+        say: Prints a line.
+        fail_fast: Start no new cells after a failure.
+    """
+
+    def __init__(self, cells: list[Cell], workers: int, say: Say, fail_fast: bool = False) -> None:
+        self.cells, self.workers, self.fail_fast = cells, workers, fail_fast
+        self.progress = Progress(cells, workers)
+        self.board = Board(self.progress, say)
+        self.failures: list[tuple[Cell, Outcome]] = []
+        self._mutex = threading.Lock()
+        self._gpus = gpu_count()
+
+    def work_off(self) -> int:
+        """Return the exit code: 0 all done, 1 some failed, 130 interrupted."""
+        with self.board, Interrupts(self.board.say) as self._interrupts:
+            threads = [threading.Thread(target=self._worker, args=(slot,)) for slot in range(self.workers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)
+        if self._interrupts.count:
+            return 130
+        return 1 if self.failures else 0
+
+    def _worker(self, slot: int) -> None:
+        while not self._interrupts.count and not (self.fail_fast and self.failures):
+            taken = self._take()
+            if taken is None:
+                return
+            cell, claim = taken
+            began = time.monotonic()
+            try:
+                outcome = work(cell, claim, self.workers, slot, self._gpus, lambda: self._interrupts.count > 1)
+            except OSError as error:  # such as a full disk
+                outcome = Outcome("failed", "system", str(error))
+            finally:
+                claim.release()
+            with self._mutex:
+                self._tell(cell, outcome, time.monotonic() - began)
+
+    def _take(self) -> tuple[Cell, lock.Claim] | None:
+        """Claim the first cell that nobody works on, has done, or has failed at."""
+        for cell in self.cells:
+            if cell.is_finished() or cell.failure() or any(cell is failed for failed, _ in self.failures):
+                continue
+            claim = lock.take(cell.claim)
+            if claim is None:
+                continue
+            if not cell.is_finished() and not cell.failure():  # another worker may have just been here
+                return cell, claim
+            claim.release()
+        return None
+
+    def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+        if outcome.end == "stopped":
+            self.board.say(f"stopped  {cell.name}; `run` continues it")
+            return
+        if outcome.end == "failed":
+            self.failures.append((cell, outcome))
+            self.board.say(f"failed   {cell.name}: {outcome.text}")
+        else:
+            self.progress.seconds.append(seconds)
+            progress = "" if self.board.live else f"   [{self.progress.line(self.progress.update())}]"
+            self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")

@@ -1,0 +1,176 @@
+"""What a worker does with a cell: train it, measure it, write down that it is done, analyze it."""
+
+import datetime
+import os
+import re
+import shlex
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import yaml
+
+from vitlab.ablation.work import process
+from vitlab.ablation.work.cells import Cell
+from vitlab.ablation.work.process import STOPPED, TIMEOUT
+from vitlab.ablation.work.resolve import command, fit_args, overrides
+from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.lock import Claim
+
+KINDS = (  # what the last lines of a log tell of a failure
+    ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
+    ("out of memory", r"out of memory|MemoryError|Cannot allocate memory"),
+    ("disk full", r"No space left on device|Disk quota exceeded"),
+)
+RETRIED = ("pre-empted", "time-out", "out of memory", "killed")
+EVALUATION = {"val": "validate", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the work on a cell ended: done, failed or stopped; and why."""
+
+    end: str
+    kind: str = ""
+    text: str = ""
+
+
+def fit_words(cell: Cell) -> list[str]:
+    """Return the command that trains a cell, or that continues it."""
+    start = [*command(cell.ablation), "fit"]
+    if cell.run.config.is_file() and cell.run.has_checkpoint():
+        return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
+    given = fit_args(cell.ablation, cell.arm, cell.beside(".yaml"))
+    return [*start, *given, "--run_dir", str(cell.run.path), "--quiet"]
+
+
+def evaluate_words(cell: Cell) -> list[str]:
+    """Return the command that measures a cell."""
+    checkpoint = cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt"
+    return [*command(cell.ablation), EVALUATION[cell.ablation.evaluate], str(checkpoint), "--quiet"]
+
+
+def analyze_words(cell: Cell) -> list[str]:
+    """Return the command that does what is missing of a cell's analyses, with its weights if they alone are kept."""
+    name = cell.ablation.checkpoint
+    weights = cell.run.weights / f"{name}.safetensors"
+    path = cell.run.checkpoints / f"{name}.ckpt"
+    missing = ",".join(cell.missing_analyses())
+    return [*command(cell.ablation), "analyze", missing, str(weights if weights.is_file() else path), "--quiet"]
+
+
+def write_overrides(cell: Cell) -> None:
+    """Write what the cell sets, for ``vitlab fit --config``."""
+    text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
+    write_text(cell.beside(".yaml"), text)
+
+
+def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Callable[[], bool]) -> Outcome:
+    """Do what is left to do in a cell; a stage that is interrupted for no fault of its own is repeated."""
+    started = time.time()
+    env = process.environment(workers, slot, gpus, **_wandb(cell))
+    log, timeout = cell.beside(".log"), cell.ablation.run["timeout"]
+    attempts = 0
+    while True:
+        words = _next_stage(cell)
+        if _is_measured(cell) and not cell.is_done():
+            _done(cell, started)
+        if not words:
+            return _finished(cell)
+        code, lines = process.finish(words, env, log, timeout, claim, stop)
+        if code == STOPPED:
+            return Outcome("stopped")
+        if words != _next_stage(cell) and (not code or cell.is_done()):  # an analysis may not apply, the next may
+            continue
+        kind = _kind(code, lines)
+        attempts += 1
+        if kind not in RETRIED or attempts > cell.ablation.run["retries"]:
+            return _failed(cell, words, code, kind, lines, attempts)
+
+
+def _next_stage(cell: Cell) -> list[str]:
+    if cell.run.read("run.json").get("status") != "done":
+        if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
+            shutil.rmtree(cell.run.path)  # killed before it had anything to continue from
+        write_overrides(cell)
+        return fit_words(cell)
+    if not _is_measured(cell):
+        return evaluate_words(cell)
+    return analyze_words(cell) if cell.missing_analyses() else []
+
+
+def _is_measured(cell: Cell) -> bool:
+    result = cell.result() or {}
+    return bool(result) and "epoch" not in result  # those with an epoch are the training's own: it keeps no predictions
+
+
+def _done(cell: Cell, started: float) -> None:
+    cell.run.write(
+        "done.json",
+        {
+            "cell": cell.name,
+            "levels": dict(cell.arm.levels),
+            "seed": cell.seed,
+            "id": cell.id,
+            "parts": cell.parts,
+            "file": cell.ablation.digest,
+            "host": socket.gethostname(),
+            "seconds": round(time.time() - started, 1),
+            "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        },
+    )
+
+
+def _finished(cell: Cell) -> Outcome:
+    cell.beside(".failed.json").unlink(missing_ok=True)
+    if cell.ablation.run["keep"] != "all":
+        shutil.rmtree(cell.run.checkpoints, ignore_errors=True)
+    if cell.ablation.run["keep"] == "none":
+        shutil.rmtree(cell.run.weights, ignore_errors=True)
+    value = (cell.result() or {}).get(cell.ablation.primary, float("nan"))
+    return Outcome("done", text=f"{cell.ablation.primary} {value:.4f}")
+
+
+def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str], attempts: int) -> Outcome:
+    stage = words[len(command(cell.ablation))]
+    last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}, no output")
+    repeat = shlex.join(words)
+    RunDir(cell.run.path.parent).write(
+        cell.beside(".failed.json").name,
+        {
+            "stage": stage,
+            "kind": kind,
+            "code": code,
+            "attempts": attempts,
+            "last": last,
+            "command": repeat,
+            "log": lines,
+        },
+    )
+    return Outcome("failed", kind, f"{stage}, {kind}: {last}\n    repeat it with: {repeat}")
+
+
+def _kind(code: int, lines: list[str]) -> str:
+    if code == TIMEOUT:
+        return "time-out"
+    for kind, pattern in KINDS:
+        if any(re.search(pattern, line, re.IGNORECASE) for line in lines):
+            return kind
+    if code == 0:
+        return "no result"
+    return {75: "pre-empted", 2: "wrong input", -9: "killed", 137: "killed"}.get(code, f"exit code {code}")
+
+
+def _wandb(cell: Cell) -> dict[str, str]:
+    wandb = cell.ablation.wandb
+    if not wandb:
+        return {}
+    mode = os.environ.get("WANDB_MODE") or wandb.get("mode", "online")
+    return {
+        "WANDB_RUN_GROUP": cell.ablation.name,
+        "WANDB_JOB_TYPE": cell.arm.name,
+        "WANDB_RESUME": "allow",
+        "WANDB_MODE": mode,
+    }

@@ -1,0 +1,88 @@
+"""One clear line out of what jsonargparse says about a wrong configuration."""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.config.trust import not_allowed
+from vitlab.errors import UsageError, did_you_mean
+
+
+def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:
+    """Return the rule that was broken, the value, and the closest thing that exists.
+
+    Args:
+        message: jsonargparse's message, of one or many lines.
+        keys: Every dotted key that the parser takes, those of the chosen classes included.
+        class_names: Short names of the classes that a ``class_path`` can name.
+    """
+    known = set(keys)
+    found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
+    outer = found[1] if found else ""
+    if found := re.search(r"Importing '([^']+)' is not allowed", message):
+        return not_allowed(found[1])
+    if found := re.search(r"unrecognized arguments: --([\w.]+)", message):
+        key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
+        return f"there is no argument `--{key}`{_closest_key(key, known)}"
+    if found := re.search(r"[Oo]ption '([\w.]+)' is not accepted|accept option '([\w.]+)'", message):
+        key = ".".join(part for part in (outer, found[1] or found[2]) if part)
+        return f"there is no key `{key}`{_closest_key(key, known)}"
+    if found := re.search(r"Expected a dot import path string: (\S+)", message):
+        return f'`{outer}`: there is no class "{found[1]}"{did_you_mean(found[1], class_names)}'
+    if found := re.search(r"the following arguments are required: (.*)", message):
+        return f"missing: {found[1]}; give a complete config, for example `--config configs/t2t.yaml`"
+    if inner := re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message):
+        name, expected, value = inner[-1]
+        key = name if name.startswith(outer) else f"{outer}.{name}"
+        return _wrong_value(key, expected, value)
+    if found := re.search(r"Subtypes: \[(.*)\](?s:.*)Given value: (.*)", message):
+        return _wrong_value(outer, found[1], found[2])
+    return re.sub(r"\s+", " ", message).strip()
+
+
+def _closest_key(key: str, known: set[str]) -> str:
+    group = key.rpartition(".")[0]
+    beside = [k for k in known if k.rpartition(".")[0] == group]
+    return did_you_mean(key, beside) or did_you_mean(key.split(".")[0], {k.split(".")[0] for k in known})
+
+
+def _wrong_value(key: str, expected: str, value: str) -> str:
+    choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
+    value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
+    if choices:
+        return f'`{key}` must be one of {", ".join(choices)}, got "{value}"{did_you_mean(value, choices)}'
+    kind = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("typing.", "").replace("NoneType", "null")
+    return f'`{key}` must be {kind.replace(", ", " or ")}, got "{value}"'
+
+
+def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
+    """Read the file of a ``flag``, refusing what YAML lets pass silently: a key that stands twice in one mapping."""
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"`{flag} {path}` cannot be read: {error}") from error
+    try:
+        content = yaml.load(text, _UniqueKeys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise UsageError(f"`{flag} {path}`{line}: {getattr(error, 'problem', error)}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"`{flag} {path}` must hold keys and values, got {type(content).__name__}")
+    return content
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key `{key}` stands twice, in lines {seen[key]} and {line}", key_node.start_mark
+                )
+            seen[key] = line
+        return super().construct_mapping(node, deep)

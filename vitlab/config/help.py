@@ -1,0 +1,74 @@
+"""``vitlab fit --help``: what people set, on two screens, from the docstrings of the classes themselves."""
+
+import argparse
+import sys
+import typing
+from contextlib import suppress
+from typing import Any
+
+from jsonargparse import ArgumentParser
+
+from vitlab import data, tasks
+from vitlab.config.parser import LINKS, VitlabCLI
+
+TRAINER = {
+    "max_epochs": "passes over the training split",
+    "accelerator": "cpu, gpu or auto",
+    "devices": "how many of them on each machine",
+    "num_nodes": "how many machines",
+    "strategy": "auto, ddp, ddp_static, ddp_bf16 (slow networks), fsdp2 (weights too many for one GPU), ...",
+    "precision": "32-true, bf16-mixed, 16-mixed, ...",
+    "accumulate_grad_batches": "batches for one step of the optimizer",
+    "gradient_clip_val": "largest norm of the gradient",
+    "log_every_n_steps": "steps between two rows of metrics.jsonl",
+    "limit_train_batches": "batches in an epoch, to try things out",
+    "logger": "a logger's class_path, or false",
+    "callbacks": "class_paths of more callbacks",
+}
+
+
+def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: bool) -> int:
+    """Print the help of ``vitlab fit`` and return its exit code."""
+    if everything:
+        with suppress(SystemExit):  # argparse's way to end after its help
+            VitlabCLI(["--help"])
+        return 0
+    run = [_line(f"--{a.dest}", str(a.help)) for a in options._actions if a.help != argparse.SUPPRESS]
+    trainer = [_line(f"--trainer.{name}", text) for name, text in TRAINER.items()]
+    sections = {
+        "usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]": [],
+        "the run": run,
+        "training (more with --help_all)": trainer,
+        "the checkpoints": [_line("--checkpoint.monitor", "metric that tells the best epoch (the task's own)")],
+        f"--model=Classifier (or {_others(tasks, 'Classifier')})": _class_lines("model", tasks.Classifier),
+        f"--data=ImageFolder (or {_others(data, 'ImageFolder')})": _class_lines("data", data.ImageFolder),
+    }
+    text = "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items())
+    sys.stdout.write(f"{text}\n\n{examples}")
+    return 0
+
+
+def _others(module: Any, shown: str) -> str:
+    return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData"))
+
+
+def _class_lines(group: str, cls: type) -> list[str]:
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, fail_untyped=False)
+    lines = []
+    for action in parser._actions:
+        name = action.dest
+        if name not in ("help", *(LINKS if group == "model" else ())):
+            text = str(action.help or "").rstrip(".").split(" (type: ")[0]
+            default = "required" if action.required else f"default {action.default}"
+            lines.append(_line(f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")))
+    return lines
+
+
+def _choices(action: Any) -> str:
+    names = [a for a in typing.get_args(getattr(action, "_typehint", None)) if isinstance(a, str)]
+    return f"{' | '.join(names)}; " if names else ""
+
+
+def _line(flag: str, text: str) -> str:
+    return f"  {flag:<30} {text}"

@@ -1,0 +1,181 @@
+"""LightningCLI as vitlab uses it: one flat parser for fit, validate and test, and errors of one line."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.error import URLError
+
+import lightning as L
+import yaml
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+import vitlab.callbacks.attention_maps
+import vitlab.callbacks.ema
+import vitlab.config.strategies
+import vitlab.data
+import vitlab.tasks  # all imported so that a name is found
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.config.arguments import config_paths
+from vitlab.config.explain import explain, read_yaml
+from vitlab.config.options import options_parser
+from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
+from vitlab.errors import UsageError
+from vitlab.runs.launch import launched_devices
+from vitlab.shipped import find_file
+
+LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
+
+
+class Parser(LightningArgumentParser):
+    """A parser that takes no abbreviations and answers a mistake with one line."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
+        if not self.exit_on_error:  # jsonargparse's own inner parser of a class: its outer one will report
+            super().error(message, ex)
+        raise UsageError(explain(message, self.all_keys(), _class_names())) from ex
+
+    def all_keys(self) -> list[str]:
+        """Return every dotted key, with the arguments of every task and data set of vitlab."""
+        keys = [action.dest for action in self._actions] + [action.dest for action in options_parser()._actions]
+        for group, module in (("model", vitlab.tasks), ("data", vitlab.data)):
+            for cls in _classes(module):
+                parser = ArgumentParser()
+                parser.add_class_arguments(cls, fail_untyped=False)
+                keys += [f"{group}.{action.dest}" for action in parser._actions]
+        return [key for key in keys if key.split(".")[-1] != "help"]
+
+
+class VitlabCLI(LightningCLI):
+    """Parse and build task, data and trainer from a configuration.
+
+    Args:
+        args: Arguments of the command line, ``--config`` among them.
+        callbacks: Callbacks that a command adds to the trainer's own.
+        **trainer: Arguments of the trainer that no configuration may set.
+    """
+
+    def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
+        self.arguments = args = found_configs(args)
+        self.added_callbacks, self.trainer_settings = list(callbacks), trainer
+        parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
+        self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
+        refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
+        super().__init__(
+            L.LightningModule,
+            L.LightningDataModule,
+            parser_class=Parser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
+            args=args,
+            run=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Take the facts about the images from the data set."""
+        parser.add_lightning_class_args(Checkpoint, "checkpoint")
+        for name in LINKS:
+            parser.link_arguments("data", f"model.init_args.{name}", _reader(name), apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse ``args`` alone; the words of the command line have been seen to by the command."""
+        self.config = parser.parse_args(args)
+
+    def instantiate_classes(self) -> None:
+        """Build data, task and trainer; what their constructors refuse is the user's mistake."""
+        with user_mistakes():
+            super().instantiate_classes()
+        self._check_links()
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
+        config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
+        config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
+        return self._instantiate_trainer(config, self.added_callbacks)
+
+    def _check_links(self) -> None:
+        given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
+        for key, value in given:
+            name = key.removeprefix("model.").removeprefix("init_args.")
+            if key.startswith("model.") and name in LINKS:
+                fact = _reader(name)(self.datamodule)
+                if value != fact and [value, value] != fact:
+                    data = type(self.datamodule).__name__
+                    raise UsageError(
+                        f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
+                        + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
+                    )
+
+
+@contextmanager
+def user_mistakes() -> Iterator[None]:
+    """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
+        root: BaseException = error  # jsonargparse wraps what a constructor said
+        while isinstance(inner := root.__cause__ or root.__context__, ValueError) and str(inner):
+            root = inner
+        raise UsageError(" ".join(str(root).split())) from error
+
+
+def found_configs(args: list[str]) -> list[str]:
+    """Return the arguments with the paths of configs in place of their names."""
+    found = []
+    for flag, word in pairwise(["", *args]):
+        if flag in ("-c", "--config"):
+            found.append(find_file(word, "--config"))
+        elif word.startswith("--config="):
+            found.append(f"--config={find_file(word.removeprefix('--config='), '--config')}")
+        else:
+            found.append(word)
+    return found
+
+
+def settings(args: list[str]) -> list[tuple[str, Any]]:
+    """Return what arguments set beside config files, as dotted keys and values."""
+    words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
+    pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
+    return [(key, yaml.safe_load(value)) for key, value in pairs]
+
+
+def _reader(name: str) -> Any:
+    def read(data: Any) -> Any:
+        value = getattr(data, name)
+        return list(value) if isinstance(value, tuple) else value
+
+    return read
+
+
+def _classes(module: Any) -> list[type]:
+    return [cls for _, cls in inspect.getmembers(module, inspect.isclass)]
+
+
+def _class_names() -> list[str]:
+    return [cls.__name__ for module in (vitlab.tasks, vitlab.data) for cls in _classes(module)]
+
+
+def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted keys, lists whole, ``init_args`` left out of the keys."""
+    flat: dict[str, Any] = {}
+    for key, value in (config.as_dict() if isinstance(config, Namespace) else config).items():
+        name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
+        flat |= flatten(value, name) if isinstance(value, dict) and value else {name: value}
+    return flat

@@ -1,0 +1,197 @@
+"""Labelled images as a data set has them, before augmentation."""
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.data.files.decode import ImageError, Mode, decode_bytes
+from vitlab.data.files.scan import Facts, Store, scan
+from vitlab.data.files.splits import Indices, SplitName, split_hash
+from vitlab.data.loading.transforms import to_image
+
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
+
+
+class TensorImages:
+    """Labelled images in memory, or in a file that is mapped into memory.
+
+    Args:
+        images: ``(N, C, H, W)`` uint8.
+        labels: ``(N,)`` classes.
+        ids: Identity of each image; default: a digest of its pixels.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:
+        self.images = images
+        self.labels = labels
+        if ids is not None:
+            self.ids = ids
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @cached_property
+    def ids(self) -> list[bytes]:
+        """The identity of each image."""
+        return self.digests
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """A digest of each image's pixels."""
+        return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in self.images.numpy()]
+
+    @property
+    def split_hash(self) -> str:
+        """16 hex digits that name this set of labelled images and their contents."""
+        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
+
+    def image(self, index: int) -> Image.Image:
+        """Return one image."""
+        return to_image(self.images[index])
+
+    def take(self, indices: Indices) -> "TensorImages":
+        """Return the images at ``indices`` as a set of their own."""
+        index = torch.from_numpy(indices)
+        known = "ids" in self.__dict__
+        return TensorImages(self.images[index], self.labels[index], [self.ids[i] for i in indices] if known else None)
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel over all pixels, of values in [0, 1]."""
+        total = np.zeros((2, self.images.shape[1]))
+        for chunk in self.images.split(1024):
+            values = chunk.double().div(255).transpose(0, 1).flatten(1)  # (C, n H W)
+            total += torch.stack([values.sum(1), values.square().sum(1)]).numpy()
+        return _mean_and_std(*(total / max(self.images[:, 0].numel(), 1)))
+
+
+class MappedImages(TensorImages):
+    """Labelled images in a file that is mapped into memory; what is not asked for is not read.
+
+    Args:
+        images: ``(M, C, H, W)`` uint8, all images of the file.
+        labels: ``(N,)`` classes.
+        ids: Identity of each of the N images.
+        rows: Where each of the N images lies among the M.
+        known: Digest of the source file and moments of each of the M images.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes], rows: Indices, known: Facts) -> None:
+        super().__init__(images, labels, ids)
+        self.rows, self.known = rows, known
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """A digest of each source file's bytes."""
+        return [row.tobytes() for row in self.known["digest"][self.rows]]
+
+    def image(self, index: int) -> Image.Image:
+        """Return one image."""
+        return to_image(self.images[self.rows[index]])
+
+    def take(self, indices: Indices) -> "MappedImages":
+        """Return the images at ``indices`` as a set of their own."""
+        labels, ids = self.labels[torch.from_numpy(indices)], [self.ids[i] for i in indices]
+        return MappedImages(self.images, labels, ids, self.rows[indices], self.known)
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel, of values in [0, 1]."""
+        return _mean_and_std(*self.known["moments"][self.rows].astype(np.float64).mean(axis=0)[:, :3])
+
+
+class FileImages:
+    """Labelled image files, decoded when they are asked for.
+
+    Args:
+        store: Where they lie.
+        files: Name of each image there.
+        labels: ``(N,)`` classes.
+        mode: RGB or L, how images are decoded.
+        facts: What is known of each file, see :func:`vitlab.data.files.scan.scan`.
+    """
+
+    def __init__(self, store: Store, files: list[str], labels: Tensor, mode: Mode, facts: Facts | None = None) -> None:
+        self.store, self.files, self.labels, self.mode, self.facts = store, files, labels, mode, facts
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @cached_property
+    def ids(self) -> list[bytes]:
+        """The identity of each image."""
+        return [self.store.identity(file) for file in self.files]
+
+    @cached_property
+    def digests(self) -> list[bytes]:
+        """A digest of each file's bytes."""
+        return [row.tobytes() for row in self.known["digest"]]
+
+    @property
+    def known(self) -> Facts:
+        """What is known of each file."""
+        assert self.facts is not None, "the files have not been scanned"
+        return self.facts
+
+    @property
+    def split_hash(self) -> str:
+        """16 hex digits that name this set of labelled files and their contents."""
+        return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
+
+    def image(self, index: int, shrink: int | None = None) -> Image.Image:
+        """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""
+        path = self.store.path(self.files[index])
+        try:
+            data = self.store.read(self.files[index])
+        except OSError as error:
+            raise ImageError(path, error.strerror or str(error)) from None
+        return decode_bytes(data, path, self.mode, shrink)
+
+    def take(self, indices: Indices) -> "FileImages":
+        """Return the images at ``indices`` as a set of their own."""
+        facts = None if self.facts is None else self.facts[indices]
+        files = [self.files[i] for i in indices]
+        return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.mode, facts)
+
+    def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
+        """Return the files that can be read, with what is known of them, and the reason for each that cannot."""
+        facts, reasons = scan(self.store, self.files, num_workers)
+        readable = FileImages(self.store, self.files, self.labels, self.mode, facts)
+        return readable.take(np.flatnonzero(facts["readable"])), reasons
+
+    def statistics(self) -> Statistics:
+        """Return mean and standard deviation of each channel, of values in [0, 1]; every image counts the same."""
+        channels = slice(0, 3) if self.mode == "RGB" else slice(3, 4)
+        moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
+        return _mean_and_std(*moments[:, channels])
+
+
+Images = TensorImages | FileImages  # MappedImages are TensorImages
+
+
+def summary(images: Images, num_classes: int) -> dict[str, Any]:
+    """Return number, hash and class counts of a split."""
+    counts = torch.bincount(images.labels, minlength=num_classes).tolist()
+    return {"n": len(images), "hash": images.split_hash, "class_counts": counts}
+
+
+def duplicates(splits: Mapping[SplitName, Images]) -> list[list[str]]:
+    """Return pairs of images with the same content in different splits, each named by split and path or number."""
+    seen: dict[bytes, tuple[SplitName, str]] = {}
+    pairs: list[list[str]] = []
+    for split, images in splits.items():
+        for i, digest in enumerate(images.digests):
+            name = f"{split}: {images.files[i] if isinstance(images, FileImages) else f'number {i}'}"
+            first = seen.setdefault(digest, (split, name))
+            if first[0] != split:
+                pairs.append([first[1], name])
+    return pairs
+
+
+def _mean_and_std(mean: np.ndarray, square: np.ndarray) -> Statistics:
+    std = np.sqrt(np.maximum(square - mean**2, 0.0))
+    return tuple(mean.tolist()), tuple(np.where(std > 1e-6, std, 1.0).tolist())

@@ -1,0 +1,76 @@
+"""What happens to a whole training batch, on the device where it is: erasing, mixup, cutmix."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.data.loading.order import Step
+from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
+
+
+class Mix:
+    """Erase rectangles (Zhong et al. 2017, arXiv:1708.04896), then mix neighbours by mixup (Zhang et al. 2017,
+    arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one of them a batch.
+
+    Every rectangle depends on its sample's seed and every mixture on the step's, and the partners are neighbours in
+    the global batch: the same images whatever the number of processes, if each takes an even number of them.
+
+    Args:
+        mixup: Both parameters of the beta distribution that mixup's weight is drawn from; 0 for none.
+        cutmix: The same for the area that cutmix keeps.
+        random_erasing: Probability that a rectangle of 2 to 33 % of an image is filled with noise.
+        num_classes: Number of classes K.
+    """
+
+    def __init__(self, mixup: float, cutmix: float, random_erasing: float, num_classes: int) -> None:
+        for name, alpha in (("mixup", mixup), ("cutmix", cutmix)):
+            if alpha < 0:
+                raise ValueError(f"`data.{name}` must not be negative, got {alpha}")
+        if not 0 <= random_erasing <= 1:
+            raise ValueError(f"`data.random_erasing` must lie between 0 and 1, got {random_erasing}")
+        self.erasing = random_erasing
+        self.mixing = None
+        if mixup or cutmix:
+            from timm.data import Mixup
+
+            self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
+
+    def __call__(self, images: Tensor, targets: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Map normalised ``(B, C, H, W)`` images and ``(B,)`` classes to mixed ones, ``(B, K)`` shares if mixed."""
+        if self.erasing:
+            images = self._erase(images, step)
+        if self.mixing is None:
+            return images, targets
+        assert step.mix_seed is not None
+        state = np.random.get_state()  # timm draws from numpy's global generator
+        np.random.seed(step.mix_seed % 2**32)
+        try:
+            return self.mixing(*(x[_neighbours(len(x))] for x in (images, targets)))
+        finally:
+            np.random.set_state(state)
+
+    def _erase(self, images: Tensor, step: Step) -> Tensor:
+        (channels, height, width), n = images.shape[1:], len(images)
+        seeds = stream(step.seeds.astype(np.int64), ERASE)
+        draws = uniforms(seeds, 23)
+        area = height * width * (0.02 + (1 / 3 - 0.02) * draws[:, :10])
+        aspect = 0.3 ** (2 * draws[:, 10:20] - 1)
+        h, w = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
+        fits = (h < height) & (w < width)
+        rows, first = np.arange(n), fits.argmax(1)  # up to ten attempts, as usual
+        h, w = h[rows, first].astype(int), w[rows, first].astype(int)
+        top = (draws[:, 20] * (height - h + 1)).astype(int)
+        left = (draws[:, 21] * (width - w + 1)).astype(int)
+        chosen = np.flatnonzero((draws[:, 22] < self.erasing) & fits.any(1) & (h * w > 0))
+        if not len(chosen):
+            return images
+        mask = torch.zeros(n, 1, height, width, dtype=torch.bool)
+        for i in chosen:
+            mask[i, 0, top[i] : top[i] + h[i], left[i] : left[i] + w[i]] = True
+        noise = [torch.randn(channels * h[i] * w[i], generator=generator(int(seeds[i]))) for i in chosen]
+        return images.masked_scatter(mask.to(images.device), torch.cat(noise).to(images.device, images.dtype))
+
+
+def _neighbours(n: int) -> list[int]:
+    """Return an order in which a reversed batch pairs sample 2i with 2i + 1: evens up, then odds down."""
+    return [*range(0, n, 2), *range(n - 1, 0, -2)]

@@ -1,0 +1,144 @@
+"""The way from stored images to the batches a network gets."""
+
+import math
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitlab.data.files.sets import Images, MappedImages, Statistics, TensorImages
+from vitlab.data.loading.loader import Loader
+from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.prefetch import Prefetch
+from vitlab.data.loading.sample_loader import Complain, SampleLoader
+from vitlab.data.loading.tensor_loader import TensorLoader
+from vitlab.data.loading.transforms import (
+    Augmented,
+    CentreCrop,
+    Interpolation,
+    RandomCropFlip,
+    ShiftFlip,
+    Size,
+    Transform,
+    policy_steps,
+    to_tensor,
+)
+
+_CHUNK = 2**18  # values that stay in a core's cache from one operation to the next
+_KEPT = 3  # batches: one in use, one to come, one of another size
+
+
+class Buffers:
+    """Memory for batches on a CPU, used again once nobody holds the batch: new pages cost more than normalising."""
+
+    def __init__(self) -> None:
+        self.known = [np.empty(0, np.float32)]
+        self.free = sys.getrefcount(self.known[0])
+
+    def empty(self, shape: Sequence[int]) -> Tensor:
+        """Return a float32 tensor of any content whose memory no other tensor refers to."""
+        n = math.prod(shape)
+        found = [i for i in range(len(self.known)) if sys.getrefcount(self.known[i]) == self.free]
+        fitting = [i for i in found if len(self.known[i]) >= n]
+        if not fitting:
+            self.known = [*self.known[-_KEPT + 1 :], np.empty(n, np.float32)]
+            fitting = [-1]
+        return torch.from_numpy(self.known[fitting[0]][:n].reshape(shape))  # which refers to the array
+
+
+class Pipeline:
+    """Cut, augment, resize and normalise.
+
+    Images of one native size are shifted over a black ground and resized by the batch; photos are cropped and resized
+    one by one. Images in memory that need no policy are handled by the chunk.
+
+    Args:
+        native_size: Height and width of the stored images, in pixels; None where they differ.
+        img_size: Height and width of the images the network gets, in pixels.
+        augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
+        crop_scale: Smallest share of a photo's area that a random crop keeps.
+        crop_pct: Share of a photo's shorter side that evaluation looks at.
+        interpolation: How images are resized.
+    """
+
+    def __init__(
+        self,
+        native_size: Size | None,
+        img_size: Size,
+        augment: str,
+        crop_scale: float,
+        crop_pct: float,
+        interpolation: Interpolation,
+    ) -> None:
+        for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
+            if not 0 < share <= 1:
+                raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
+        if augment not in ("none", "crop-flip"):
+            policy_steps(augment, (0.5,))  # refuses a name that timm does not know
+        self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
+        self.augment, self.crop_scale, self.crop_pct = augment, crop_scale, crop_pct
+        self.buffers = Buffers()
+        self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
+
+    def loader(
+        self,
+        images: Images,
+        order: TrainOrder | EvalOrder,
+        mean: tuple[float, ...],
+        num_workers: int,
+        device: torch.device,
+        complain: Complain,
+    ) -> Loader:
+        """Return the batches of a split: augmented ones in the order of training, plain ones else."""
+        augment = self.augment if isinstance(order, TrainOrder) else "none"
+        loader: Loader
+        if isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
+            moving = augment == "crop-flip"
+            rows = images.rows if isinstance(images, MappedImages) else None
+            pixels, labels = images.images, images.labels
+            if rows is None and device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+                pixels, labels = pixels.to(device), labels.to(device)
+            window = self.native_size or self.img_size
+            loader = TensorLoader(pixels, labels, order, window, self.pad if moving else 0, moving, rows)
+            resident = pixels.device.type == "cuda"
+        else:
+            loader = SampleLoader(images, order, self.transform(augment, mean), num_workers, complain)
+            resident = False
+        return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
+
+    def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
+        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
+        if images.shape[2:] != self.img_size:
+            images = F.interpolate(images.float(), self.img_size, mode=self.interpolation, antialias=True).clamp(0, 255)
+        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
+        factor, shift = 1 / (255 * std), mean / std
+        if images.device.type != "cpu":
+            return torch.mul(images, factor).sub_(shift)
+        target = self.buffers.empty(images.shape)
+        chunk = max(1, _CHUNK // math.prod(images.shape[1:]))
+        for part, source in zip(target.split(chunk), images.split(chunk), strict=True):
+            part.copy_(source).mul_(factor).sub_(shift)
+        return target
+
+    def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
+        """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""
+        crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
+        return self.normalise(to_tensor(crop(image))[None], statistics)[0]
+
+    def transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
+        """Return what is done to each image under an augmentation; None for nothing."""
+        if augment == "none":
+            return None if self.native_size else self._centre()
+        move: Transform
+        if self.native_size:
+            move = ShiftFlip(self.pad)
+        else:
+            move = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
+        return move if augment == "crop-flip" else Augmented(move, augment, mean)
+
+    def _centre(self) -> CentreCrop:
+        return CentreCrop(self.img_size, self.crop_pct, self.interpolation)

@@ -1,0 +1,47 @@
+"""Batches on their way to a GPU while it is busy with earlier ones."""
+
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+
+from vitlab.data.loading.loader import Batch, Loader
+
+_AHEAD = 2  # batches
+
+
+class Prefetch(Loader):
+    """Copy the batches of a loader to a CUDA device from pinned memory, on a stream of their own, two batches ahead.
+
+    Args:
+        loader: Yields batches on the CPU.
+        device: Where they are wanted.
+    """
+
+    def __init__(self, loader: Loader, device: torch.device) -> None:
+        super().__init__(loader.sampler)
+        self.loader, self.device = loader, device
+
+    def read(self, start: int) -> Iterator[Batch]:
+        """Yield the batches from number ``start`` on."""
+        stream = torch.cuda.Stream(self.device)
+        waiting: deque[tuple[Batch, torch.cuda.Event]] = deque()
+        for batch in self.loader.read(start):
+            waiting.append(self._send(batch, stream))
+            if len(waiting) > _AHEAD:
+                yield self._receive(*waiting.popleft())
+        while waiting:
+            yield self._receive(*waiting.popleft())
+
+    def _send(self, batch: Batch, stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
+        images, targets, step = batch
+        with torch.cuda.stream(stream):
+            images, targets = (x.pin_memory().to(self.device, non_blocking=True) for x in (images, targets))
+            return (images, targets, step), stream.record_event()
+
+    def _receive(self, batch: Batch, sent: torch.cuda.Event) -> Batch:
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(sent)
+        for x in batch[:2]:
+            x.record_stream(current)  # its memory must not go back to the stream it was made on before this one is done
+        return batch

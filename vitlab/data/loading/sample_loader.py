@@ -1,0 +1,125 @@
+"""A loader for images that are decoded or augmented one by one, in worker processes."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitlab.data.files.decode import ImageError
+from vitlab.data.files.sets import Images
+from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.transforms import Transform, to_tensor
+
+Complain = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
+_Key = tuple[int, int]  # index and seed of a sample
+_Sample = tuple[Tensor, int] | ImageError  # image and class, or why there is none
+
+
+class SampleLoader(Loader):
+    """Read and transform samples in worker processes; a sample's seed travels with its index.
+
+    A sample that cannot be read is reported. In training another one of the batch takes its place, so that every
+    process keeps its batch size; in evaluation it is left out.
+
+    Args:
+        images: The images.
+        order: Which samples this process takes at each step.
+        transform: What makes an image of the wanted size out of a stored one; None for nothing.
+        num_workers: Number of worker processes; 0 for none.
+        complain: Called with the error of each sample that cannot be read.
+    """
+
+    def __init__(
+        self,
+        images: Images,
+        order: TrainOrder | EvalOrder,
+        transform: Transform | None,
+        num_workers: int,
+        complain: Complain,
+    ) -> None:
+        super().__init__(order)
+        self.complain = complain
+        self.keys = _Keys(order)
+        self.loader = DataLoader(
+            _Samples(images, transform),
+            batch_sampler=self.keys,
+            collate_fn=_stack,
+            num_workers=num_workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=num_workers > 0,
+            prefetch_factor=4 if num_workers else None,
+            timeout=120 if num_workers else 0,  # a worker that hangs is an error, not a wait without end
+            generator=torch.Generator(),  # the loader's own draws leave the global stream alone
+            worker_init_fn=_leave_signals_to_the_trainer if num_workers else None,
+        )
+
+    def read(self, start: int) -> Iterator[Batch]:
+        """Yield the batches from number ``start`` on."""
+        self.keys.start = start
+        for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self._load(), strict=True):
+            for error in errors:
+                self.complain(error)
+            if not errors:
+                yield images, targets, step
+            elif rows:
+                yield self._mend(images, targets, step, rows)
+
+    def _load(self) -> Iterator[tuple[Tensor, Tensor, list[int], list[ImageError]]]:
+        try:
+            yield from self.loader
+        except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
+            raise RuntimeError("DataLoader worker died while it sent a batch") from error
+
+    def _mend(self, images: Tensor, targets: Tensor, step: Step, rows: list[int]) -> Batch:
+        chosen = list(range(len(rows)))
+        if isinstance(self.sampler, TrainOrder):
+            chosen = [i % len(rows) for i in range(len(step.indices))]
+        kept = [rows[i] for i in chosen]
+        return images[chosen], targets[chosen], Step(step.indices[kept], step.seeds[kept], step.mix_seed)
+
+
+class _Keys:
+    def __init__(self, order: TrainOrder | EvalOrder) -> None:
+        self.order, self.start = order, 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        for step in self.order.steps(self.start):
+            yield list(zip(step.indices.tolist(), step.seeds.tolist(), strict=True))
+
+
+class _Samples(Dataset[_Sample]):
+    def __init__(self, images: Images, transform: Transform | None) -> None:
+        self.images, self.transform = images, transform
+        self.labels = images.labels.tolist()
+
+    def __getitem__(self, key: _Key) -> _Sample:
+        try:
+            image = self.images.image(key[0])
+        except ImageError as error:
+            return error
+        if self.transform is not None:
+            image = self.transform(image, key[1])
+        return to_tensor(image), self.labels[key[0]]
+
+
+def _leave_signals_to_the_trainer(worker: int) -> None:
+    # Clusters and terminals signal the whole group of a run's processes. A worker that died of it would fail the batch
+    # in progress, which is to be trained on before the run saves. SIGTERM still ends it: its owner sends that at exit.
+    os.setpgid(0, 0)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[ImageError]]:
+    rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
+    readable = [sample for sample in samples if not isinstance(sample, ImageError)]
+    images = torch.stack([image for image, _ in readable]) if readable else torch.empty(0)
+    labels = torch.tensor([label for _, label in readable])
+    return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]

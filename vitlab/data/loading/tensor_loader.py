@@ -1,0 +1,102 @@
+"""A loader for images held in memory as one uint8 tensor, augmented by the chunk."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlab.data.files.splits import Indices
+from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.streams import uniforms
+
+_CHUNK = 4096  # images augmented at once: enough of each shift to be copied together ...
+_CHUNK_BYTES = 2**26  # ... few enough to stay small
+_LARGE = 2**14  # bytes of an image from which copying takes longer than asking for it
+
+
+class TensorLoader(Loader):
+    """Cut windows out of images in memory, at a random place and mirrored by chance in training.
+
+    Args:
+        images: ``(N, C, H, W)`` uint8, on the device where the batches are wanted.
+        labels: ``(N,)`` classes.
+        order: Which samples this process takes at each step.
+        window: Height and width of what is cut out.
+        pad: Black pixels added on every side before cutting.
+        augment: Draw place and mirroring from each sample's seed; else the centre is cut out.
+        rows: Where each sample lies among the images; default: sample i is image i.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        order: TrainOrder | EvalOrder,
+        window: tuple[int, int],
+        pad: int = 0,
+        augment: bool = False,
+        rows: Indices | None = None,
+    ) -> None:
+        super().__init__(order)
+        self.images = F.pad(images, (pad, pad, pad, pad)) if pad else images
+        self.labels, self.rows = labels, rows
+        self.window = window
+        self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.shape[1] * window[0] * window[1]))
+        self.augment = augment
+        self.room = (self.images.shape[2] - window[0], self.images.shape[3] - window[1])
+
+    def read(self, start: int) -> Iterator[Batch]:
+        """Yield the batches from number ``start`` on."""
+        steps = self.sampler.steps(start)
+        while first := next(steps, None):
+            group = [first, *islice(steps, max(self.chunk // len(first.indices) - 1, 0))]
+            yield from self._batches(group)
+
+    def _batches(self, group: list[Step]) -> Iterator[Batch]:
+        sizes = [len(step.indices) for step in group]
+        indices = np.concatenate([step.indices for step in group])
+        labels = self.labels[self._index(indices)]
+        if self.rows is not None:
+            indices = self.rows[indices]
+        if self.augment:
+            images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
+        else:
+            images = self._cut_centre(indices)
+        for step, x, y in zip(group, images.split(sizes), labels.split(sizes), strict=True):
+            yield x, y, step
+
+    def _cut_centre(self, indices: Indices) -> Tensor:
+        return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]
+
+    def _cut_at_random(self, indices: Indices, draws: NDArray[np.float64]) -> Tensor:
+        tops, lefts = ((draws[:, i] * (self.room[i] + 1)).astype(int) for i in (0, 1))
+        mirrored = draws[:, 2] < 0.5
+        if self.images.device.type == "cpu" and self.images[0].numel() > _LARGE:
+            return self._cut_one_by_one(indices, tops, lefts, mirrored)
+        shifts = tops * (self.room[1] + 1) + lefts
+        order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
+        groups = np.split(order, np.flatnonzero(np.diff(shifts[order])) + 1)
+        parts = [self._view(tops[rows[0]], lefts[rows[0]])[self._index(indices[rows])] for rows in groups]
+        images = torch.cat(parts)[self._index(np.argsort(order))]
+        return torch.where(self._index(mirrored)[:, None, None, None], images.flip(3), images)
+
+    def _cut_one_by_one(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
+        images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=torch.uint8)
+        source, target = self.images.numpy(), images.numpy()  # numpy copies rows faster
+        for j, (i, top, left) in enumerate(zip(indices, tops, lefts, strict=True)):
+            target[j] = source[i, :, top : top + self.window[0], left : left + self.window[1]]
+        for j in np.flatnonzero(mirrored).tolist():
+            images[j] = images[j].flip(2)
+        return images
+
+    def _view(self, top: int, left: int) -> Tensor:
+        return self.images[:, :, top : top + self.window[0], left : left + self.window[1]]
+
+    def _index(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values).to(self.images.device)

@@ -1,0 +1,182 @@
+"""What happens to one image before it joins a batch; every draw comes from the sample's seed."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from vitlab.data.loading.streams import uniforms
+
+Interpolation = Literal["bilinear", "bicubic"]
+Size = tuple[int, int]  # height, width
+
+
+def as_size(img_size: int | list[int] | None, native_size: Size | None) -> Size:
+    """Return height and width of what a user typed, or of the images as they are."""
+    size = native_size if img_size is None else [img_size, img_size] if isinstance(img_size, int) else img_size
+    if size is None or len(size) != 2 or min(size) < 1:
+        raise ValueError(f"`data.img_size` must be a side or [height, width] in pixels, got {img_size}")
+    return int(size[0]), int(size[1])
+
+
+class Transform(Protocol):
+    """Anything that makes an image of an image and a seed."""
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image: ...
+
+
+class CentreCrop:
+    """Cut out the centre of an image at the network's size; the seed is not used.
+
+    Args:
+        size: Height and width of the result, in pixels.
+        crop_pct: Share of the shorter side that is kept.
+        interpolation: How the image is resized.
+    """
+
+    def __init__(self, size: Size, crop_pct: float, interpolation: Interpolation) -> None:
+        self.size, self.crop_pct, self.filter = size, crop_pct, _filter(interpolation)
+
+    def __call__(self, image: Image.Image, seed: int = 0) -> Image.Image:
+        scale = min(image.height / self.size[0], image.width / self.size[1]) * self.crop_pct
+        height, width = self.size[0] * scale, self.size[1] * scale
+        left, top = (image.width - width) / 2, (image.height - height) / 2
+        return image.resize(self.size[::-1], self.filter, (left, top, left + width, top + height))
+
+
+class RandomCropFlip:
+    """Resize a random part of an image to the network's size and mirror it by chance (Szegedy et al. 2014).
+
+    Args:
+        size: Height and width of the result, in pixels.
+        scale: Smallest share of the image's area that is kept.
+        interpolation: How the part is resized.
+    """
+
+    def __init__(self, size: Size, scale: float, interpolation: Interpolation) -> None:
+        self.size, self.scale, self.filter = size, scale, _filter(interpolation)
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image:
+        draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
+        left, top, width, height = self._box(image.size, draws)
+        image = image.resize(self.size[::-1], self.filter, (left, top, left + width, top + height))
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[22] < 0.5 else image
+
+    def _box(self, size: tuple[int, int], draws: np.ndarray) -> tuple[float, float, float, float]:
+        aspect = self.size[1] / self.size[0]
+        for attempt in range(10):
+            area = size[0] * size[1] * (self.scale + (1 - self.scale) * draws[attempt])
+            ratio = aspect * (4 / 3) ** (2 * draws[10 + attempt] - 1)  # 3/4 to 4/3 of the wanted one, log-uniform
+            width, height = (area * ratio) ** 0.5, (area / ratio) ** 0.5
+            if width <= size[0] and height <= size[1]:
+                break
+        else:
+            width, height = min(size[0], size[1] * aspect), min(size[1], size[0] / aspect)
+        return (size[0] - width) * draws[20], (size[1] - height) * draws[21], width, height
+
+
+class ShiftFlip:
+    """Move an image by up to ``pad`` pixels over a black ground and mirror it by chance, as `TensorLoader` does.
+
+    Args:
+        pad: Largest shift, in pixels.
+    """
+
+    def __init__(self, pad: int) -> None:
+        self.pad = pad
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image:
+        draws = uniforms(np.array([seed], dtype=np.uint64), 3)[0]
+        top, left = (draws[:2] * (2 * self.pad + 1)).astype(int) - self.pad
+        image = image.crop((left, top, left + image.width, top + image.height))
+        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[2] < 0.5 else image
+
+
+class Augmented:
+    """A geometric transform followed by one of timm's random policies.
+
+    Args:
+        first: The geometric transform.
+        policy: A timm string such as rand-m9-mstd0.5-inc1 (Cubuk et al. 2019, arXiv:1909.13719), or 3-augment
+            (Touvron et al. 2022, arXiv:2204.07118).
+        mean: Mean of each channel in [0, 1]; fills what a policy uncovers.
+    """
+
+    def __init__(self, first: Transform, policy: str, mean: tuple[float, ...]) -> None:
+        self.first = first
+        self.policy = policy_steps(policy, mean)
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image:
+        image = self.first(image, seed)
+        mode = image.mode
+        image = image.convert("RGB")
+        with _seeded(seed):
+            for step in self.policy:
+                image = step(image)
+        return image.convert(mode)
+
+
+def policy_steps(policy: str, mean: tuple[float, ...]) -> list[Callable[[Image.Image], Image.Image]]:
+    """Return the functions that a policy name stands for, or refuse the name."""
+    from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
+    from torchvision.transforms import ColorJitter
+
+    fill = tuple(round(255 * value) for value in (mean * 3)[:3])
+    if policy == "3-augment":
+        return [auto_augment_transform("3a", {"img_mean": fill}), ColorJitter(0.3, 0.3, 0.3)]
+    try:
+        if not policy.startswith("rand-"):
+            raise ValueError
+        randaugment = rand_augment_transform(policy, {"img_mean": fill})
+    except (AssertionError, ValueError):
+        raise ValueError(
+            "`data.augment` must be none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1, "
+            f"got {policy!r}"
+        ) from None
+    for op in randaugment.ops:
+        if op.name.startswith("Posterize"):
+            op.aug_fn = _posterize
+    return [randaugment]
+
+
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    # timm's strongest level keeps 0 bits, a black image; Pillow 13 refuses it
+    return image if bits >= 8 else ImageOps.posterize(image, max(bits, 1))
+
+
+def to_tensor(image: Image.Image) -> Tensor:
+    """Return a grey or RGB image as uint8 ``(C, H, W)``."""
+    pixels = torch.from_numpy(np.array(image))
+    return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
+
+
+def to_image(pixels: Tensor) -> Image.Image:
+    """Return uint8 ``(C, H, W)`` as a grey or RGB image."""
+    array = pixels.permute(1, 2, 0).contiguous().numpy()
+    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Seed the global generators, which timm and torchvision draw from, and restore them where others use them."""
+    states = None if get_worker_info() else (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.default_generator.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        if states is not None:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+
+def _filter(interpolation: Interpolation) -> Image.Resampling:
+    return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR

@@ -1,0 +1,174 @@
+"""What is known of a run before its first step: the header on the terminal, the files in the run directory."""
+
+import hashlib
+import importlib.metadata
+import platform
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+import torch
+import yaml
+from lightning.pytorch.loggers import WandbLogger
+
+from vitlab.callbacks.record import now_utc
+from vitlab.config.parser import settings
+from vitlab.config.trust import redact
+from vitlab.data.base import ImageData
+from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.optim.param_groups import describe_groups
+from vitlab.runs.directory import write_text
+from vitlab.runs.machine import cpu_name, git
+from vitlab.tasks.base import Task
+from vitlab.tasks.distillation import Distillation
+
+if TYPE_CHECKING:
+    from vitlab.jobs.train import FitCLI
+
+PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
+
+
+def model_facts(net: Any) -> dict[str, Any]:
+    """Return parameters, multiply-adds, tokens and grid of a network."""
+    macs = count_macs(net)
+    return {
+        "parameters": count_parameters(net),
+        "parameters_total": sum(p.numel() for p in net.parameters()),
+        "macs": macs,
+        "flops": 2 * macs,
+        "tokens": count_tokens(net),
+        "grid": list(net.grid_size),
+        "img_size": list(net.img_size),
+        "in_chans": net.in_chans,
+    }
+
+
+def header(cli: "FitCLI", trainer: L.Trainer) -> str:
+    """Return the lines that say what is trained, on what, and where."""
+    lines = {
+        "model": _model_line(cli.model, cli.facts),
+        "data": _data_line(cli.datamodule),
+        "train": _train_line(cli, trainer),
+    }
+    if isinstance(cli.model, Distillation):
+        lines["from"] = _teacher_line(cli.model)
+    lines["run"] = str(cli.run.path) + (" (continued)" if cli.resumed else "")
+    if cli.wandb_line:
+        lines["W&B"] = cli.wandb_line
+    return "\n".join(f"{name:<6} {text}" for name, text in lines.items())
+
+
+def _model_line(task: Task, facts: dict[str, Any]) -> str:
+    net = task.net
+    h, w = net.grid_size
+    size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
+    tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
+    note = "" if net.pos_embed.bias(0) is None else "; its bias on attention rules out flash kernels"
+    return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{note}"
+
+
+def _teacher_line(task: Distillation) -> str:
+    teacher, hparams = task.teacher, task.hparams
+    size = sum(p.numel() for p in teacher.parameters()) / 1e6
+    return (
+        f"teacher {hparams['teacher']} ({type(teacher.net).__name__}, {size:.3g} M parameters), {hparams['distill']}, "
+        f"{hparams['distill_alpha']:.0%} of the loss"
+    )
+
+
+def _data_line(data: ImageData) -> str:
+    facts = data.fingerprint()
+    splits = facts["splits"]
+    size = "x".join(map(str, (data.in_chans, *data.img_size)))
+    counts = f"{splits['train']['n']:,} training and {splits['val']['n']:,} validation images"
+    faults = {
+        "unreadable and left out": len(facts["unreadable"]),
+        "in both splits": facts["duplicates"],
+        "classes without training images": splits["train"]["class_counts"].count(0),
+        "classes without validation images": splits["val"]["class_counts"].count(0),
+    }
+    found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
+    line = f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes"
+    return f"{line} ({found}; see data.json)" if found else line
+
+
+def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:
+    hparams, batch = cli.model.hparams, cli.datamodule.batch_size * trainer.accumulate_grad_batches
+    decayed = sum(p.numel() for g in cli.model.optimizer_groups() if g["weight_decay"] for p in g["params"])
+    device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
+    lr = hparams["lr"] * cli.model.batch_factor(batch)
+    return (
+        f"{trainer.max_epochs} epochs, batch {batch}, {hparams['opt']}, lr {lr:g}, "
+        f"weight decay {hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
+        f"{trainer.num_devices * trainer.num_nodes} x {device}, precision {trainer.precision}"
+    )
+
+
+def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
+    """Write the files that make the run directory self-sufficient."""
+    run, net = cli.run, cli.model.net
+    if not cli.resumed:
+        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False)))
+    run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
+    run.write("model.json", cli.facts)
+    run.write("data.json", cli.datamodule.fingerprint())
+    record = run.read("run.json")
+    run.write("run.json", {**record, **_facts(cli, trainer), "started": record.get("started") or now_utc()})
+    for logger in trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            with suppress(Exception):  # W&B never stops a training; its logger has told what happened
+                logger.experiment.config.update(yaml.safe_load(cli.config_text), allow_val_change=True)
+
+
+def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
+    rates = cli.model.sum_of_learning_rates()
+    return {
+        "status": "running",
+        "attempts": cli.record.attempt,
+        "argv": ["vitlab", "fit", *map(redact, cli.arguments)],
+        **_commit(),
+        "host": socket.gethostname(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
+        "world_size": trainer.world_size,
+        "threads": torch.get_num_threads(),
+        "seed": cli.config.seed_everything,
+        "steps": int(trainer.estimated_stepping_batches),
+        "sum_of_learning_rates": rates,
+        "sum_of_learning_rates_pos_embed": rates * cli.model.hparams["pos_embed_lr_mult"],
+        "promises": promises(trainer),
+        "wandb_id": cli.wandb_id if cli.wandb_line else None,
+        "resumed": now_utc() if cli.resumed else None,
+    }
+
+
+def promises(trainer: L.Trainer) -> dict[str, str]:
+    """Return what a second run with this configuration and seed, or a resumed one, has in common with this one."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
+    condition = f"with {processes}, {torch.get_num_threads()} threads each, and the same builds"
+    if on_cpu and trainer.precision == "32-true":
+        weights = f"bit-identical {condition}, for any number of data workers"
+    elif torch.are_deterministic_algorithms_enabled():
+        weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
+    else:
+        weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
+    return {
+        "samples": "the same at every global step, for any number of processes and workers",
+        "random draws": "the same for each sample (augmentation), and for each step and process (dropout, drop path)",
+        "weights": weights,
+    }
+
+
+def _commit() -> dict[str, Any]:
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return {"commit": None, "dirty": None, "diff": None}
+    diff = git("diff", "HEAD", "--no-ext-diff", "--", ".")
+    return {
+        "commit": commit,
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,  # of vitlab's code, uncommitted
+    }

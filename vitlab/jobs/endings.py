@@ -1,0 +1,45 @@
+"""Why a training ended early, in one line with the way on."""
+
+import errno
+from urllib.error import URLError
+
+import torch
+
+from vitlab.data.files.decode import ImageError
+from vitlab.runs.directory import RunDir
+from vitlab.runs.generations import NotSaved
+
+OUT_OF_MEMORY = (
+    "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
+    "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
+)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
+
+
+def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | None:
+    """Return what a user must know of an error that a sound program meets, or None for a mistake of ours.
+
+    Args:
+        error: What ended the training.
+        run: The run directory.
+        batch: Images of a step, over all processes.
+        processes: Number of processes.
+    """
+    way_on = f"`vitlab fit --resume {run.path}`"
+    match error:
+        case FloatingPointError() | NotSaved():
+            return str(error)
+        case torch.OutOfMemoryError():
+            share = f"data.batch_size={batch}, {batch // processes} on each GPU"
+            return f"out of GPU memory with {share}; {OUT_OF_MEMORY}"
+        case ImageError():
+            return f"{error}; repair the file, or allow some with --data.max_unreadable, then {way_on}"
+        case URLError():
+            return f"the data could not be downloaded: {error.reason}; fetch them where there is a network"
+        case OSError() if error.errno in _DISK:
+            place = error.filename or run.path
+            return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"
+        case RuntimeError() if "DataLoader worker" in str(error) or "DataLoader timed out" in str(error):
+            what = " ".join(str(error).split()).split(". ")[0]
+            return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"
+    return None

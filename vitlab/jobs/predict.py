@@ -1,0 +1,199 @@
+"""What a run says about image files, as a table."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitlab.callbacks.console import EvaluationConsole
+from vitlab.config.parser import user_mistakes
+from vitlab.data.base import ImageData
+from vitlab.data.files.decode import ImageError, decode
+from vitlab.data.find import escaped
+from vitlab.errors import UsageError, printable
+from vitlab.jobs.rebuild import one_device
+from vitlab.jobs.restore import restore
+from vitlab.runs.directory import RunDir, whole
+from vitlab.tables import columns
+from vitlab.tasks import Regressor
+
+_Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
+_Batch = tuple[Tensor, list[int], list[str]]
+_FEW = 64  # files are decoded sooner than worker processes start
+
+
+def predict(
+    run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool
+) -> tuple[pd.DataFrame | None, dict[str, str]]:
+    """Return a row for each file that could be read, in their order, and the reason for each that could not.
+
+    Args:
+        run: The run.
+        checkpoint: Which of its weights to use.
+        rest: Arguments of the command line that change values of its configuration.
+        files: Paths of the images.
+        topk: Number of classes to name for each image.
+        quiet: Whether to show no progress.
+
+    All processes but the first return no table.
+    """
+    collector, bar = _Collector(topk), EvaluationConsole(quiet)
+    settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
+    rest = [*one_device(run), *rest]
+    cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
+    if not isinstance(cli.datamodule, ImageData):
+        raise UsageError(f"`vitlab predict` takes data sets of vitlab, and {type(cli.datamodule).__name__} is none")
+    names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
+    collector.softmax = names is not None
+    pictures = _Pictures(files, cli.datamodule)
+    with user_mistakes():
+        cli.trainer.predict(cli.model, datamodule=pictures, return_predictions=False)
+    values, reasons = collector.gathered()
+    if not cli.trainer.is_global_zero:
+        return None, {}
+    files = pictures.files
+    lost = len(files) - len(values) - len(reasons)
+    if lost:
+        raise UsageError(f"{lost} predictions stayed in the processes that made them; use --trainer.strategy=ddp")
+    table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names)
+    return table, {files[i]: reasons[i] for i in sorted(reasons)}
+
+
+def as_text(table: pd.DataFrame) -> str:
+    """Return a table for the terminal, without control characters that file names may have."""
+    rows = table.itertuples(index=False)
+    cells = [[f"{v:.4f}" if isinstance(v, float) else printable(v) for v in row] for row in rows]
+    numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
+    return columns([list(table.columns), *cells], right=numbers)
+
+
+def write(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as .csv, .parquet or .json, in one step.
+
+    In .csv an apostrophe stands before text that a spreadsheet would take for a formula.
+    """
+    with whole(path) as beside:
+        match path.suffix:
+            case ".csv":
+                text = table.select_dtypes("str")
+                table.assign(**text.map(_no_formula)).to_csv(beside, index=False, encoding="utf-8")
+            case ".json":
+                text = table.to_json(orient="records", indent=1, force_ascii=False, double_precision=9)
+                beside.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
+            case _:
+                table.to_parquet(beside, index=False)
+
+
+def _no_formula(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def _table(files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None) -> pd.DataFrame:
+    table: dict[str, Any] = {"path": [escaped(file) for file in files]}
+    count = len(values[0][0]) if values else 0
+    for k in range(count):
+        number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")
+        if names is None:
+            table["value" if count == 1 else f"value_{k + 1}"] = number
+        else:
+            table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
+            table[f"probability_{k + 1}"] = number
+    return pd.DataFrame(table)
+
+
+class _Collector(L.Callback):
+    """Keeps what is asked for of the outputs for each file.
+
+    Args:
+        topk: Number of classes to keep.
+    """
+
+    def __init__(self, topk: int) -> None:
+        self.topk = topk
+        self.softmax = True
+        self.values: dict[int, tuple[list[float], list[int]]] = {}  # of each file: numbers, and classes if softmax
+        self.reasons: dict[int, str] = {}
+
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: Any,
+        outputs: Tensor,
+        batch: _Batch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        numbers, classes = outputs.float(), torch.empty(len(outputs), 0)
+        if self.softmax:
+            numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
+        for i, reason, *found in zip(*batch[1:], numbers.tolist(), classes.tolist(), strict=True):
+            if reason:
+                self.reasons[i] = reason
+            else:
+                self.values[i] = (found[0], found[1])
+
+    def gathered(self) -> tuple[dict[int, tuple[list[float], list[int]]], dict[int, str]]:
+        """Return what all processes have kept; all of them must call it."""
+        values, reasons = dict(self.values), dict(self.reasons)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            parts: list[Any] = [None] * torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(parts, (values, reasons))
+            for part in parts:
+                values |= part[0]
+                reasons |= part[1]
+        return values, reasons
+
+
+class _Pictures(L.LightningDataModule):
+    """Image files, each read by one process, none twice unless there are fewer than processes.
+
+    Args:
+        files: Paths of the images; those of the first process count.
+        data: The data set whose evaluation they are to look like.
+    """
+
+    def __init__(self, files: list[str], data: ImageData) -> None:
+        super().__init__()
+        self.files, self.data = files, data
+
+    def predict_dataloader(self) -> DataLoader[_Sample]:
+        """Return the batches of this process."""
+        trainer: Any = self.trainer
+        rank, world = trainer.global_rank, trainer.world_size
+        self.files = trainer.strategy.broadcast(self.files)
+        numbers = range(min(rank, len(self.files) - 1), len(self.files), world)
+        workers = min(self.data.num_workers, os.cpu_count() or 1) if len(numbers) > _FEW else 0
+        return DataLoader(
+            _Samples(self.files, numbers, self.data),
+            batch_size=max(1, self.data.batch_size // world),
+            num_workers=workers,
+            collate_fn=_stack,
+            pin_memory=trainer.strategy.root_device.type == "cuda",
+        )
+
+
+class _Samples(Dataset[_Sample]):
+    def __init__(self, files: list[str], numbers: range, data: ImageData) -> None:
+        self.files, self.numbers, self.data = files, numbers, data
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> _Sample:
+        number = self.numbers[index]
+        file = self.files[number]
+        try:
+            image = decode(file, self.data.mode)
+            return self.data.eval_transform(image), number, ""
+        except ImageError as error:
+            return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason
+
+
+def _stack(samples: list[_Sample]) -> _Batch:
+    images, numbers, reasons = zip(*samples, strict=True)
+    return torch.stack(images), list(numbers), list(reasons)

@@ -1,0 +1,74 @@
+"""A trained run, rebuilt from its directory alone."""
+
+import importlib
+import inspect
+import tempfile
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from vitlab.config.parser import VitlabCLI, user_mistakes
+from vitlab.config.trust import check_import
+from vitlab.data.base import ImageData
+from vitlab.data.pack import Packed
+from vitlab.data.photos import Photos
+from vitlab.errors import UsageError
+from vitlab.jobs.rebuild import evaluation_args
+from vitlab.models.weights_file import read_weights
+from vitlab.runs.directory import RunDir
+
+
+def restore(
+    run: RunDir, checkpoint: Path, rest: Sequence[str] = (), callbacks: Sequence[Callback] = (), **trainer: Any
+) -> VitlabCLI:
+    """Build task, data and trainer of ``run`` with the weights of ``checkpoint``.
+
+    The files that the run was trained on are not needed: classes, mean and std come from its data.json.
+
+    Args:
+        run: The run.
+        checkpoint: One of its checkpoints or weight files.
+        rest: Arguments of the command line that change values of its configuration.
+        callbacks: Callbacks that the command adds to the trainer's own.
+        **trainer: Arguments of the trainer that no configuration may set.
+    """
+    facts = run.need("data.json")
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunDir(folder)
+        config.config.write_text(yaml.safe_dump(_without_files(run, facts), sort_keys=False))
+        cli = VitlabCLI(evaluation_args(config, list(rest)), callbacks, **trainer)
+    with user_mistakes():
+        if isinstance(cli.datamodule, ImageData):
+            cli.datamodule.load_state_dict(facts)
+        state = read_weights(checkpoint).state_dict
+        try:
+            cli.model.net.load_state_dict(state)
+        except RuntimeError as error:
+            differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
+            raise UsageError(f"{checkpoint} does not fit {run.config}: {differences}") from error
+    cli.model.eval()
+    return cli
+
+
+def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with data that can be built where its files are not."""
+    content = yaml.safe_load(run.config.read_text())
+    check_import(content["data"]["class_path"])
+    module, _, name = content["data"]["class_path"].rpartition(".")
+    cls = getattr(importlib.import_module(module or "vitlab.data"), name)
+    arguments = content["data"].get("init_args") or {}
+    if issubclass(cls, Photos | Packed):
+        names = inspect.signature(ImageData).parameters
+        kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
+        if "crop_pct" in facts:
+            kept["crop_pct"] = facts["crop_pct"]  # of packed photos it follows from their size
+        arguments = {**kept, "native_size": None, "class_names": facts["class_names"]}
+        content["data"]["class_path"] = f"{ImageData.__module__}.{ImageData.__name__}"
+    elif "download" in inspect.signature(cls).parameters or "download" in arguments:
+        arguments["download"] = True  # so that its files are not looked for; they are never read
+    content["data"]["init_args"] = arguments
+    return content

@@ -1,0 +1,182 @@
+"""What a site says of its SLURM cluster, and the batch script that comes of it."""
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from vitlab.config.explain import read_yaml
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.shipped import find_file
+
+TIME = re.compile(r"\d+|\d+:\d\d|\d+:\d\d:\d\d|\d+-\d+|\d+-\d+:\d\d|\d+-\d+:\d\d:\d\d")  # as sbatch takes it
+OWN = {  # options of sbatch that the script sets itself, and where their values come from
+    "nodes": "`nodes`",
+    "cpus-per-task": "`cpus_per_task`",
+    "time": "`time`",
+    "signal": "`warn_seconds`",
+    "job-name": "--name",
+    **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node"), "`gpus`"),
+    **dict.fromkeys(("array", "error", "open-mode", "output", "no-requeue", "requeue"), "vitlab"),
+}
+SECRET = re.compile(r"secret|passw(or)?d|api[_-]?key|(access|auth|bearer)[_-]?token|credential", re.IGNORECASE)
+
+SCRIPT = """\
+#!/bin/bash
+# {title}
+# Written by `vitlab submit`. Submit it again to continue the run after its last checkpoint.
+{header}
+{setup}
+run={run}
+if [ -f "$run/config.yaml" ]; then  # requeued or submitted again: the same run, as it was configured
+    fit=(vitlab fit --resume "$run"{resume})
+else
+    fit=(vitlab fit {fit})
+fi
+
+# Slurm sends its warning to the ranks, which save and end with 75. This shell outlives a signal of its own to see it.
+ended=
+trap 'ended=1' TERM
+srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=300 \\
+    "${{fit[@]}}" --trainer.devices={gpus} --trainer.num_nodes={nodes}
+code=$?
+
+# A job that was cancelled stays cancelled, and one that Slurm pre-empted is requeued by Slurm.
+if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+    echo "Slurm did not requeue the job; continue with: sbatch {script}" >&2
+fi
+exit "$code"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """What a job asks of a SLURM cluster.
+
+    Args:
+        time: Limit of one attempt, as sbatch takes it: minutes, hours:minutes:seconds, days-hours.
+        nodes: Number of machines.
+        gpus: GPUs of each machine; each gets a process of its own.
+        gpu_type: Name of the GPU where a cluster has several kinds.
+        cpus_per_task: CPU cores of each process, the workers that decode its images among them.
+        warn_seconds: Time between the warning and the limit; saving has to fit in.
+        sbatch: More options of sbatch by their long names, such as partition and account.
+        setup: Lines of shell before training, such as ``module load cuda``.
+    """
+
+    time: str
+    nodes: int = 1
+    gpus: int = 1
+    gpu_type: str | None = None
+    cpus_per_task: int = 8
+    warn_seconds: int = 120
+    sbatch: dict[str, Any] = dataclasses.field(default_factory=dict)
+    setup: list[str] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.time, str) or not TIME.fullmatch(self.time):
+            example = 'write it in quotes, as in time: "24:00:00" or "2-12:00:00"'
+            raise ValueError(f"`time` must be a limit that sbatch takes, got {self.time!r}; {example}")
+        for name in ("nodes", "gpus", "cpus_per_task", "warn_seconds"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
+        if _seconds(self.time) <= 2 * self.warn_seconds:  # it would be warned and requeued for ever, and train nothing
+            raise ValueError(f"`time` must be more than twice `warn_seconds`, got {self.time} and {self.warn_seconds}")
+        if self.gpu_type is not None and not re.fullmatch(r"[\w.-]+", str(self.gpu_type)):
+            raise ValueError(f"`gpu_type` must be one word, got {self.gpu_type!r}")
+        if not isinstance(self.sbatch, dict) or not isinstance(self.setup, list):
+            raise ValueError("`sbatch` must hold names and values, and `setup` a list of shell lines")
+        for name, value in self.sbatch.items():
+            _check_option(str(name), value)
+        for line in self.setup:
+            if not isinstance(line, str) or "\n" in line:
+                raise ValueError(f"`setup` must be a list of shell lines, got {line!r}")
+            if SECRET.search(line):
+                raise ValueError("`setup` must hold no secret: it would stand in the script; export it in your shell")
+
+    def header(self, name: str, log: Path) -> str:
+        """Return the lines that sbatch reads."""
+        kind = f"{self.gpu_type}:" if self.gpu_type else ""
+        options = {
+            "job-name": name,
+            "nodes": self.nodes,
+            "ntasks-per-node": self.gpus,
+            "gpus-per-node": f"{kind}{self.gpus}",
+            "cpus-per-task": self.cpus_per_task,
+            "time": self.time,
+            "output": log,
+            "open-mode": "append",
+            "signal": f"USR1@{self.warn_seconds}",
+            "requeue": True,
+            **{str(key).replace("_", "-"): value for key, value in self.sbatch.items()},
+        }
+        shown = {key: "" if value is True else f"={shlex.quote(str(value))}" for key, value in options.items()}
+        return "\n".join(f"#SBATCH --{key}{value}" for key, value in shown.items())
+
+
+def _seconds(time: str) -> int:
+    days, dash, clock = time.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    if dash:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    else:  # minutes, minutes:seconds, hours:minutes:seconds
+        hours, minutes, seconds = (0, *parts, 0)[:3] if len(parts) < 3 else parts
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _check_option(name: str, value: Any) -> None:
+    option = name.replace("_", "-")
+    if option in OWN:
+        raise ValueError(f"`sbatch.{name}` is set by {OWN[option]} and cannot stand under sbatch")
+    if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
+        raise ValueError(f"`sbatch` takes the long names of sbatch's options without dashes, got {name!r}")
+    if SECRET.search(option):
+        raise ValueError(f"`sbatch.{name}` looks like a secret: it would stand in the script")
+    if value is not True and (not isinstance(value, str | int) or isinstance(value, bool) or "\n" in str(value)):
+        raise ValueError(f"`sbatch.{name}` must be a word, a number or true, got {value!r}")
+
+
+def read_site(path: str, **given: Any) -> Site:
+    """Return the site of a file, with what the command line gives in place of the file's values."""
+    content = read_yaml(find_file(path, "--slurm"), "--slurm")
+    known = [field.name for field in dataclasses.fields(Site)]
+    for key in content:
+        if key not in known:
+            raise UsageError(f"`--slurm {path}`: there is no key `{key}`{did_you_mean(str(key), known)}")
+    values = {**content, **{key: value for key, value in given.items() if value is not None}}
+    if "time" not in values:
+        raise UsageError(f'`--slurm {path}` must have a `time`, as in time: "24:00:00"; or give --time 24:00:00')
+    try:
+        return Site(**values)
+    except ValueError as error:
+        raise UsageError(f"`--slurm {path}`: {error}") from error
+
+
+def script_text(site: Site, run: Path, fit: list[str], resume: list[str], script: Path, extra_path: str | None) -> str:
+    """Return the batch script of a run.
+
+    Args:
+        site: What the job asks of the cluster.
+        run: The run directory.
+        fit: Arguments of ``vitlab fit`` for the first attempt.
+        resume: Arguments of the later attempts, beside the run.
+        script: Where the script will lie, relative to the directory of submission.
+        extra_path: Folder of the ``vitlab`` command where the search path lacks it.
+    """
+    lines = [f"export PATH={shlex.quote(extra_path)}:$PATH"] if extra_path else []
+    setup = "\n".join(["", *lines, *site.setup, ""]) if lines or site.setup else ""
+    return SCRIPT.format(
+        title=f"{script.stem}: {site.nodes} x {site.gpus} GPUs, a process each",
+        header=site.header(script.stem, script.with_name(f"{script.stem}-%j.out")),
+        setup=setup,
+        run=shlex.quote(str(run)),
+        fit=shlex.join(fit),
+        resume="".join(f" {word}" for word in map(shlex.quote, resume)),
+        cpus=site.cpus_per_task,
+        gpus=site.gpus,
+        nodes=site.nodes,
+        script=script,
+    )

@@ -1,0 +1,137 @@
+"""Weights & Biases inside a run directory: one run, offline without a key, never in the way."""
+
+import logging
+import netrc
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+import wandb
+from jsonargparse import Namespace
+from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
+from lightning.fabric.loggers.logger import rank_zero_experiment
+from lightning.pytorch.loggers import WandbLogger
+
+from vitlab.runs.directory import RunDir
+
+LOG = logging.getLogger("vitlab")
+
+
+ENVIRONMENT = {
+    **dict.fromkeys(("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"), "true"),
+    "WANDB_CONSOLE": "off",
+    "WANDB_HOST": "-",  # the machine's name stays here
+    "WANDB_INIT_TIMEOUT": "7",  # seconds; then the run is kept offline
+    "WANDB_FINISH_TIMEOUT": "120",  # what has not been sent by then can be sent later
+}
+
+
+def prepare_environment() -> None:
+    """Keep W&B quiet and modest, where the user's environment does not say otherwise."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
+    """Point the loggers of a parsed configuration to ``run``; return a line on W&B if it is among them."""
+    loggers = config.get("trainer.logger")
+    line = None
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if not isinstance(logger, Namespace):
+            continue
+        if "save_dir" in logger.init_args:
+            logger.init_args.save_dir = str(run.path)
+        if logger.class_path.endswith(".WandbLogger"):
+            line = _place_wandb(logger.init_args, run, wandb_id)
+    return line
+
+
+def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
+    prepare_environment()
+    args.version, args.id, args.resume = None, wandb_id, "allow"
+    args.name = args.name or run.path.name
+    if not args.offline and not has_key() and "WANDB_MODE" not in os.environ:
+        args.offline = True
+    if args.offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+        return f"offline; send it with `wandb sync {run.path}/wandb/offline-run-*`"
+    return f"project {args.project}, run {wandb_id}"
+
+
+class Guarded(WandbLogger):
+    """Lightning's logger, whose failures stop no training: it goes on offline, or falls silent."""
+
+    has_failed = False
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """Return the W&B run, started offline if it does not start within ten seconds."""
+        if self._experiment is not None:
+            return self._experiment
+        try:
+            return WandbLogger.experiment.__get__(self)
+        except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
+            LOG.warning("W&B    cannot be reached, this run is kept offline: %s", _line(error))
+        os.environ["WANDB_MODE"] = self._wandb_init["mode"] = "offline"
+        try:
+            wandb.teardown()  # its service still holds the run that it could not start
+            return WandbLogger.experiment.__get__(self)
+        except Exception as error:
+            LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
+        self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
+        return self._experiment
+
+
+def protect(loggers: list[Any]) -> None:
+    """Keep failures of W&B away from training, and a setting away from wandb that it warns of."""
+    for logger in loggers:
+        if type(logger) is WandbLogger:
+            logger._wandb_init.pop("anonymous", None)
+            logger.__class__ = Guarded
+
+
+def _attempt(name: str) -> Callable[..., None]:
+    method = getattr(WandbLogger, name)
+
+    @wraps(method)
+    def attempt(self: Guarded, *args: Any, **kwargs: Any) -> None:
+        if self.has_failed:
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # its service was killed, its disk is full, its server refuses
+            self.has_failed = True
+            LOG.warning("W&B    has failed, training goes on and metrics.jsonl is the record: %s", _line(error))
+
+    return attempt
+
+
+for _name in ("log_metrics", "log_hyperparams", "log_image", "log_table", "save", "finalize"):
+    setattr(Guarded, _name, _attempt(_name))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def finish(failed: bool) -> None:
+    """End the W&B run of this process, so that the next one is a run of its own."""
+    if wandb.run is None:
+        return
+    try:
+        wandb.finish(exit_code=int(failed))
+    except Exception:  # what could not be sent is kept beside the run
+        with suppress(Exception):
+            wandb.teardown()  # or its service, if it has died, is mourned with a traceback at exit
+
+
+def has_key() -> bool:
+    """Return whether this machine can log in to W&B."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    try:
+        return any("wandb" in host for host in netrc.netrc().hosts)
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,149 @@
+"""The run directory: one folder holds all that a run is and leaves."""
+
+import datetime
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UsageError
+from vitlab.runs.manifest import check_whole, first_whole
+
+RUNS = Path("runs")
+LOCK = ".lock"  # there while a process trains in the directory
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RunDir:
+    """A run directory and the files in it.
+
+    Args:
+        path: The directory; need not exist yet.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.weights = self.path / "weights"
+
+    def exists(self) -> bool:
+        """Return whether the directory exists and holds something."""
+        return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
+
+    def has_checkpoint(self) -> bool:
+        """Return whether there is something to continue from."""
+        return any((self.checkpoints / name).is_file() for name in ("last.ckpt", "previous.ckpt"))
+
+    def last_checkpoint(self) -> Path | None:
+        """Return the newest whole checkpoint to continue from; None if the run was stopped before it had one."""
+        return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
+
+    def checkpoint(self) -> Path:
+        """Return the checkpoint to use: of the best epoch, or the last one where the run kept no best."""
+        path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
+        if path is None:
+            raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
+        return path
+
+    def read(self, file: str) -> dict[str, Any]:
+        """Return the content of a JSON file, empty if there is none."""
+        path = self.path / file
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def need(self, file: str) -> dict[str, Any]:
+        """Return the content of a JSON file that every run has once its data is set up; refuse a run without it."""
+        if content := self.read(file):
+            return content
+        raise UsageError(f"{self.path} has no {file}: copy it from where the run was trained, or train it again")
+
+    def write(self, file: str, content: Any) -> None:
+        """Write a JSON file in one step, so that no reader and no crash sees half of it."""
+        write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n")
+
+    def update(self, file: str, **values: Any) -> None:
+        """Change some values of a JSON file."""
+        self.write(file, {**self.read(file), **values})
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of metrics.jsonl; a last line that a crash cut off is left out."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
+        return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a place beside ``path``; what is written there takes its name in one step, or goes if writing fails."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: some libraries go by it
+    try:
+        yield beside
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str, sync: bool = False) -> None:
+    """Write a text file in one step, with ``sync`` in one that a power failure cannot undo by half."""
+    with whole(path) as beside, beside.open("w") as file:
+        file.write(text)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def find_run(text: str) -> tuple[RunDir, Path]:
+    """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``."""
+    path = Path(text)
+    if path.is_file():
+        run = RunDir(path.parent.parent)
+        if not run.config.is_file():
+            raise UsageError(f"{path} lies in no run directory: there is no {run.config}")
+        check_whole(path)
+        return run, path
+    run = find_directory(text)
+    return run, run.checkpoint()
+
+
+def find_directory(text: str) -> RunDir:
+    """Return the run that a user means by a directory, a name in ``runs/``, or ``last``."""
+    if text == "last":
+        return last_run()
+    for directory in (Path(text), RUNS / text):
+        if (directory / "config.yaml").is_file():
+            return RunDir(directory)
+    known = ", ".join(run.path.name for run in all_runs()[-3:]) or "none yet"
+    raise UsageError(f'no run or checkpoint called "{text}" (newest in {RUNS}/: {known})')
+
+
+def all_runs() -> list[RunDir]:
+    """Return the runs in ``runs/``, oldest first."""
+    runs = [RunDir(path.parent) for path in RUNS.glob("*/run.json")]
+    return sorted(runs, key=lambda run: run.read("run.json").get("started", ""))
+
+
+def last_run() -> RunDir:
+    """Return the run that was started last."""
+    runs = all_runs()
+    if not runs:
+        raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
+    return runs[-1]
+
+
+def default_name(configs: list[str], seed: Any, resolved: str) -> str:
+    """Return DATE_CONFIG_sSEED_HASH for a run that was given no name."""
+    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
+    digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}"
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if it can be a directory of its own."""
+    if not NAME.fullmatch(name) or set(name) <= {"."}:
+        raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
+    return name

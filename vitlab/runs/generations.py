@@ -1,0 +1,180 @@
+"""How a checkpoint reaches the disk whole, and how the one before it stays."""
+
+import json
+import os
+import resource
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from torch import Tensor
+
+from vitlab.errors import UsageError
+from vitlab.runs.directory import write_text
+from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
+
+WRITING = ".writing"  # never matches *.ckpt
+_LINK = ".link"
+_KEPT = 4  # files of the same size: last, previous, best, and one being written
+_PROBE = 2**23  # bytes, at most
+
+
+class NotSaved(OSError):
+    """The state of a run could not be written; what was written before is as it was."""
+
+
+class WholeFiles(TorchCheckpointIO):
+    """Write a checkpoint straight to its path and sync it; a failure is kept in ``failure``, not raised.
+
+    Lightning's own goes through TMPDIR, and copies where that is another file system. Processes that wait for the
+    writing one could not know of an error that it raises.
+    """
+
+    failure: str | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write ``checkpoint``."""
+        path = Path(path)
+        self.failure = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except (OSError, RuntimeError) as error:
+            reason = _reason(error)
+            if reason is None:
+                raise
+            path.unlink(missing_ok=True)
+            self.failure = not_saved(path.parent, reason, tensor_bytes(checkpoint))
+
+
+def _reason(error: BaseException) -> str | None:
+    """Return why a file could not be written; torch hides the system's error behind one of its own."""
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, OSError):
+            return chain.strerror or str(chain)
+        chain = chain.__context__
+    return "the disk is full or failed" if "pos" in str(error) or "StreamWriter" in str(error) else None
+
+
+def not_saved(folder: Path, reason: str, size: int) -> str:
+    """Say that a checkpoint could not be written, with what it needs and the way out."""
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    return (
+        f"the state of the run could not be written into {folder}: {reason}; it needs {megabytes(size)}, "
+        f"{megabytes(free)} are free. What was saved before is intact: make room, then `vitlab fit --resume "
+        f"{folder.parent}`"
+    )
+
+
+def tensor_bytes(content: Any) -> int:
+    """Return how many bytes the tensors in nested containers have."""
+    if isinstance(content, Tensor):
+        return content.nbytes
+    values: Iterable[Any] = ()
+    if isinstance(content, dict):
+        values = content.values()
+    elif isinstance(content, list | tuple):
+        values = content
+    return sum(map(tensor_bytes, values))
+
+
+def megabytes(size: float) -> str:
+    """Return a number of bytes as text."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
+
+
+def keep(folder: Path, names: list[str], facts: Entry) -> None:
+    """Give what was written the ``names``; what was last becomes ``previous``.
+
+    At every moment each file is whole, and its checksum stands in the manifest: the new one is written there before
+    the first file is renamed.
+    """
+    written, last, previous = (folder / name for name in (WRITING, "last.ckpt", "previous.ckpt"))
+    status = written.stat()
+    entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
+    before = read_manifest(folder)
+    _write_manifest(folder, {**before, WRITING: entry})
+    entries = {name: e for name, e in before.items() if name != WRITING}
+    if last.is_file() and (old := _known(last, before)):  # a damaged one takes no good one's place
+        _rename_link(last, previous)
+        entries[previous.name] = old
+    for name in names[1:]:  # the same file under a second name
+        _rename_link(written, folder / f"{name}.ckpt")
+    os.replace(written, folder / f"{names[0]}.ckpt")
+    sync_folder(folder)
+    _write_manifest(folder, {**entries, **{f"{name}.ckpt": entry for name in names}})
+    sync_folder(folder)
+
+
+def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
+    """Return what the manifest says of a file; it is read again only if it was touched since it was written."""
+    entry, status = entries.get(path.name, {}), path.stat()
+    if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
+        return entry
+    digest = file_digest(path)
+    return next((e for e in entries.values() if e["sha256"] == digest), None)
+
+
+def _write_manifest(folder: Path, entries: dict[str, Entry]) -> None:
+    write_text(folder / NAME, json.dumps(entries, indent=1) + "\n", sync=True)
+
+
+def _rename_link(source: Path, target: Path) -> None:
+    link = target.with_name(_LINK)
+    link.unlink(missing_ok=True)
+    try:
+        os.link(source, link)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, link)
+    os.replace(link, target)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a process left that was killed while it wrote, and settle which checksum is whose."""
+    for path in (folder / WRITING, folder / _LINK, *folder.glob(f".*.{NAME}")):
+        path.unlink(missing_ok=True)
+    entries = read_manifest(folder)
+    if WRITING in entries:
+        known = {e["sha256"]: e for e in entries.values()}
+        digests = {path.name: file_digest(path) for path in folder.glob("*.ckpt")}
+        _write_manifest(folder, {name: known[d] for name, d in digests.items() if d in known})
+
+
+def check_room(run: Path, weights: int) -> None:
+    """Refuse a run directory that cannot be written into, or that has no room for the checkpoints.
+
+    Args:
+        run: The run directory, which need not exist.
+        weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
+    """
+    there = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
+    one = 3 * weights + 2**18
+    have = sum(file.stat().st_size for file in (run / "checkpoints").glob("*.ckpt"))
+    need, free = max(_KEPT * one - have, one), shutil.disk_usage(there).free
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    ways_out = "choose another place with --run_dir, or make room"
+    if free < need:
+        text = f"{run} has no room for the checkpoints: they need about {megabytes(need)}, {megabytes(free)} are free"
+        raise UsageError(f"{text}; {ways_out}")
+    if limit != resource.RLIM_INFINITY and limit < one:
+        text = f"a checkpoint needs about {megabytes(one)} and files may have {megabytes(limit)} here (ulimit -f)"
+        raise UsageError(f"{run}: {text}; raise the limit")
+    probe = run / f".probe-{os.getpid()}"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(min(one, _PROBE)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UsageError(f"{run} cannot be written into: {error.strerror}; {ways_out}") from error
+    finally:
+        if probe.parent.is_dir():
+            probe.unlink(missing_ok=True)

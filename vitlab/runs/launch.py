@@ -1,0 +1,69 @@
+"""Several processes, started from outside by torchrun or srun, agree on one name for their run."""
+
+import hashlib
+import os
+import time
+from typing import Any
+
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RUNS, write_text
+
+PATIENCE = 300.0  # seconds that a process waits for the first one
+
+
+def launched_rank() -> int:
+    """Return which process of a launch by torchrun or srun this is; 0 for a process on its own."""
+    return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
+def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
+    """Return how many devices and machines torchrun has started processes for; nothing outside of torchrun.
+
+    Lightning takes `devices: auto` to be one on a CPU, and each of the processes would train alone.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return {}
+    local, world = int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    if str(devices).isdigit() and int(devices) != local:
+        raise UsageError(
+            f"`trainer.devices` must be torchrun's --nproc_per_node or be left out, got {devices}, {local}"
+        )
+    if num_nodes not in (1, world // local):
+        raise UsageError(f"`trainer.num_nodes` must be torchrun's --nnodes or be left out, got {num_nodes}")
+    return {"num_nodes": world // local, **({"devices": local} if devices == "auto" else {})}
+
+
+def agree(name: str) -> str:
+    """Return the ``name`` that the first process of this launch has given."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return _by_store(name)
+    if "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
+        return _by_file(name)
+    return name
+
+
+def _by_store(name: str) -> str:
+    """Ask the store that torchrun itself keeps for the time of this launch."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    key = f"vitlab/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    if launched_rank() == 0:
+        store.set(key, name)
+    return store.get(key).decode()
+
+
+def _by_file(name: str) -> str:
+    """Use a file that only this job step of SLURM has."""
+    words = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+    key = ":".join(os.environ.get(word, "") for word in words)
+    path = RUNS / ".launch" / hashlib.sha256(key.encode()).hexdigest()[:16]
+    if launched_rank() == 0:
+        write_text(path, name)
+        return name
+    until = time.monotonic() + PATIENCE
+    while not path.is_file():
+        if time.monotonic() > until:
+            raise UsageError(f"process {launched_rank()} waited {PATIENCE:.0f} s in vain for process 0 to name the run")
+        time.sleep(0.2)
+    return path.read_text()

@@ -1,0 +1,163 @@
+"""Claims: of several workers, on one machine or many, one alone owns a cell, or trains in a run directory.
+
+A claim is a file that only one process can create. Its owner touches it, and holds a lock on it that the processes it
+starts inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not been
+touched for a minute.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from vitlab.runs.processes import born, runs
+
+TOUCH = 10.0  # seconds between two signs of life
+DEAD = 60.0  # seconds without one after which another machine may take over
+
+
+class Claim:
+    """The right to work on a cell.
+
+    Args:
+        path: The claim's file.
+        fd: The open file.
+    """
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self.fd = path, fd
+        self.lost = False
+        self._end = threading.Event()
+        self._facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}
+        self.note()
+        self._beat = threading.Thread(target=self._stay_alive, daemon=True)
+        self._beat.start()
+
+    def note(self, **facts: Any) -> None:
+        """Write more facts into the claim."""
+        self._facts |= facts
+        text = json.dumps(self._facts).encode()
+        os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place: the lock belongs to this very file
+
+    def release(self) -> None:
+        """Give the cell back."""
+        self._end.set()
+        self._beat.join()
+        if self._is_mine():
+            self.path.unlink(missing_ok=True)
+        os.close(self.fd)
+
+    def _is_mine(self) -> bool:
+        with suppress(FileNotFoundError):
+            return self.path.stat().st_ino == os.fstat(self.fd).st_ino
+        return False
+
+    def _stay_alive(self) -> None:
+        while not self._end.wait(TOUCH):
+            os.utime(self.fd)
+            self.lost = self.lost or not self._is_mine()
+
+
+def take(path: Path) -> Claim | None:
+    """Return a claim on ``path``; None if another worker that lives has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):
+        try:
+            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        except FileExistsError:
+            if not _take_over(path):
+                return None
+            continue
+        with suppress(OSError):  # a file system without locks: the touching alone tells
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        return Claim(path, fd)
+    return None
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return what a claim says, with its age in seconds; None if there is none."""
+    try:
+        facts = json.loads(path.read_text() or "{}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except json.JSONDecodeError:
+        facts = {}
+    return {**facts, "age": _age(path)}
+
+
+def _age(path: Path) -> float:
+    """Return how long a file has not been touched, by the clock of its own file system."""
+    now = path.with_name(f".now-{uuid.uuid4().hex}")
+    try:
+        now.touch()
+        return now.stat().st_mtime - path.stat().st_mtime
+    except OSError:
+        return 0.0
+    finally:
+        now.unlink(missing_ok=True)
+
+
+def is_alive(path: Path) -> bool:
+    """Return whether the owner of a claim, or a process it started, still lives; the claim stays as it is."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not _is_dead(path, fd)
+    finally:
+        os.close(fd)
+
+
+def _is_dead(path: Path, fd: int) -> bool:
+    """Return whether a claim is dead; if so, ``fd`` has its lock, and nobody else can come to the same conclusion."""
+    facts = read(path) or {}
+    here = facts.get("host") == socket.gethostname()
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks here
+        return (here and not runs(facts.get("pid", 0))) or facts.get("age", 0) > DEAD
+    return here or facts.get("age", 0) > DEAD
+
+
+def _take_over(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        _end_orphan(read(path) or {})
+        if not _is_dead(path, fd):
+            return False
+        aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        if path.stat().st_ino != os.fstat(fd).st_ino:
+            return False
+        os.rename(path, aside)  # one winner
+        aside.unlink()
+        return True
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def _end_orphan(facts: dict[str, Any]) -> None:
+    """End what a worker of this machine had started before it was killed: two may not write one run directory."""
+    child = facts.get("child")
+    if not child or facts.get("host") != socket.gethostname() or runs(facts.get("pid", 0)):
+        return
+    if facts.get("child_started") and born(child) == facts["child_started"]:  # the number was not given to another
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while runs(child) and time.monotonic() < deadline:
+            time.sleep(0.02)

@@ -1,0 +1,57 @@
+"""Tables: text in columns, Markdown, and the place of a table on a page."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import UsageError
+from vitlab.runs.directory import write_text
+
+
+def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Return rows of cells as lines whose columns stand below each other.
+
+    Args:
+        rows: Cells of each line, the headings first.
+        right: Numbers of the columns that are flush right, from 0.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        lines.append([cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(cells)])
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
+    """Return rows as a Markdown table.
+
+    Args:
+        rows: What was measured.
+        columns: Heading of each column and what is in it, a format string with the keys of a row.
+    """
+    lines = [list(columns), ["---"] * len(columns)]
+    lines += [[_cell(text, row) for text in columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def marks(name: str) -> tuple[str, str]:
+    """Return the lines of a page between which the table called ``name`` stands."""
+    return f"<!-- {name} -->", f"<!-- /{name} -->"
+
+
+def put(text: str, path: Path, name: str) -> None:
+    """Write ``text`` into a page, between the two marks of ``name``."""
+    begin, end = marks(name)
+    page = path.read_text() if path.is_file() else ""
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise UsageError(f"{path} needs the lines {begin} and {end}, once each; the table goes between them")
+    before, after = page.partition(begin)[0], page.partition(end)[2]
+    write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
+
+
+def _cell(text: str, row: dict[str, Any]) -> str:
+    try:
+        return text.format(**row)
+    except (KeyError, TypeError, ValueError):  # not measured for this row
+        return "-"
