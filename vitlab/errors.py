@@ -12,6 +12,12 @@ class UsageError(ValueError):
 class Stopped(BaseException):
     """A signal ended the run; ``args`` holds its number."""
 
+    said = False  # whether the run has told it
+
+
+class RunFailed(RuntimeError):
+    """A training ended for a reason outside of the program, told in one line that has been printed."""
+
 
 def exit_code(stopped: Stopped) -> int:
     """Return 130 for Ctrl-C; 75, which means try again, for what a cluster sends."""

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
+import vitlab.jobs.build
 import vitlab.jobs.describe
-import vitlab.jobs.train
 from vitlab.cli.main import main
-from vitlab.config.options import options_parser
+from vitlab.config.options import FitOptions
 from vitlab.data import Digits
-from vitlab.jobs.train import FitCLI
+from vitlab.jobs.build import build
 from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
 PLACES = {
-    "building": (vitlab.jobs.train, "choose_run"),
+    "building": (vitlab.jobs.build, "choose_run"),
     "data": (Digits, "read"),
     "describing": (vitlab.jobs.describe, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
@@ -69,7 +69,7 @@ def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name, value in {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7, "JOB_NAME": "vit"}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    cli = FitCLI(SETTINGS, options_parser().parse_args(["--name", "a"]), None)
-    environment = cli.trainer._accelerator_connector.cluster_environment
+    job = build(SETTINGS, FitOptions(name="a"), None)
+    environment = job.trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue

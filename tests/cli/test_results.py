@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
-from vitlab.cli.results import markdown, record
+from vitlab.jobs.results import markdown, record
 from vitlab.runs.directory import RunDir
 
 

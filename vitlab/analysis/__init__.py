@@ -1,5 +1,7 @@
 """Looking at what a trained network has learned; nothing here trains."""
 
+from vitlab.errors import UsageError, did_you_mean
+
 ANALYSES = {  # name: module:function that takes a Subject and returns a Finding, how to read the figure
     "attention": (
         "vitlab.analysis.attention:analyze_attention",
@@ -80,3 +82,15 @@ ANALYSES = {  # name: module:function that takes a Subject and returns a Finding
         "Where a token between the splits of T2T looks, on the finer grids there.",
     ),
 }
+
+
+def names_of(text: str) -> list[str]:
+    """Return the analyses that ``NAME[,NAME...]`` or ``all`` means."""
+    if text == "all":
+        return list(ANALYSES)
+    names = text.split(",")
+    for name in names:
+        if name not in ANALYSES:
+            hint = did_you_mean(name, ANALYSES)
+            raise UsageError(f'no analysis called "{name}"{hint}; there are all, {", ".join(ANALYSES)}')
+    return names

@@ -1,16 +1,13 @@
 """``vitlab fit``: train a model in a run directory of its own, or continue a run."""
 
-import argparse
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from vitlab.config.arguments import config_paths
-from vitlab.config.options import options_parser
-from vitlab.errors import Stopped, exit_code
+from vitlab.config.options import FitOptions, options_parser
+from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.runs.choose import resumed_run
 
 EXAMPLES = """examples:
@@ -20,9 +17,14 @@ EXAMPLES = """examples:
 """
 
 
+class _Words(FitOptions):
+    help = False
+    help_all = False
+
+
 def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
-    options, rest = options_parser().parse_known_args(argv)
+    options, rest = options_parser().parse_known_args(argv, _Words())
     if options.help or options.help_all:
         from vitlab.config.help import print_fit_help
 
@@ -30,8 +32,11 @@ def main(argv: list[str]) -> int:
     try:
         with _signals_stop():
             return _fit(options, rest)
+    except RunFailed:
+        return 1
     except Stopped as stopped:
-        sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} outside of training\n")
+        if not stopped.said:
+            sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} outside of training\n")
         return exit_code(stopped)
 
 
@@ -50,17 +55,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped(number)
 
 
-def _fit(options: argparse.Namespace, rest: list[str]) -> int:
-    run = resumed_run(options) if options.resume else None
-    from vitlab.jobs.terminal import open_terminal
-    from vitlab.jobs.train import FitCLI, train
+def _fit(options: FitOptions, rest: list[str]) -> int:
+    if options.resume:
+        resumed_run(options)  # a wrong name is answered before anything heavy is imported
+    from vitlab.jobs.train import fit
 
-    if run and not config_paths(rest):
-        rest = ["--config", str(run.config), *rest]
-
-    started = time.perf_counter()
-    open_terminal(options.quiet)
-    cli = FitCLI(rest, options, run)
-    if "--print_config" in rest:
-        return 0
-    return train(cli, started)
+    fit(rest, options)
+    return 0

@@ -1,12 +1,40 @@
 """What belongs to a run rather than to its configuration: the options of ``vitlab fit``."""
 
 import argparse
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 from vitlab.config.arguments import CommandParser
 from vitlab.config.trust import add_trust
 from vitlab.runs.directory import RUNS
 
-POLICIES = ("interpolate", "rescale", "extrapolate")
+Policy = Literal["interpolate", "rescale", "extrapolate"]
+POLICIES = get_args(Policy)
+
+
+@dataclass
+class FitOptions:
+    """What ``vitlab fit`` is told beside the configuration.
+
+    Args:
+        name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
+        run_dir: Directory of the run, instead of ``name``.
+        resume: Run to continue; ``auto`` takes the one that ``name`` or ``run_dir`` says.
+        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
+        resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
+        overwrite: Whether to delete the run directory if it exists.
+        dry_run: Whether to build everything and write nothing.
+        quiet: Whether to print errors alone.
+    """
+
+    name: str | None = None
+    run_dir: str | None = None
+    resume: str | None = None
+    init_from: str | None = None
+    resize: Policy | None = None
+    overwrite: bool = False
+    dry_run: bool = False
+    quiet: bool = False
 
 
 def options_parser() -> argparse.ArgumentParser:

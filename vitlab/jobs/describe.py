@@ -5,7 +5,7 @@ import importlib.metadata
 import platform
 import socket
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,15 +16,13 @@ from vitlab.callbacks.record import now_utc
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
+from vitlab.jobs.job import Job
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
 from vitlab.runs.directory import write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
-
-if TYPE_CHECKING:
-    from vitlab.jobs.train import FitCLI
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 
@@ -44,18 +42,18 @@ def model_facts(net: Any) -> dict[str, Any]:
     }
 
 
-def header(cli: "FitCLI", trainer: L.Trainer) -> str:
+def header(job: Job) -> str:
     """Return the lines that say what is trained, on what, and where."""
     lines = {
-        "model": _model_line(cli.model, cli.facts),
-        "data": _data_line(cli.datamodule),
-        "train": _train_line(cli, trainer),
+        "model": _model_line(job.task, job.facts),
+        "data": _data_line(job.data),
+        "train": _train_line(job),
     }
-    if isinstance(cli.model, Distillation):
-        lines["from"] = _teacher_line(cli.model)
-    lines["run"] = str(cli.run.path) + (" (continued)" if cli.resumed else "")
-    if cli.wandb_line:
-        lines["W&B"] = cli.wandb_line
+    if isinstance(job.task, Distillation):
+        lines["from"] = _teacher_line(job.task)
+    lines["run"] = str(job.run.path) + (" (continued)" if job.resumed else "")
+    if job.wandb_line:
+        lines["W&B"] = job.wandb_line
     return "\n".join(f"{name:<6} {text}" for name, text in lines.items())
 
 
@@ -93,40 +91,42 @@ def _data_line(data: ImageData) -> str:
     return f"{line} ({found}; see data.json)" if found else line
 
 
-def _train_line(cli: "FitCLI", trainer: L.Trainer) -> str:
-    hparams, batch = cli.model.hparams, cli.datamodule.batch_size * trainer.accumulate_grad_batches
-    decayed = sum(p.numel() for g in cli.model.optimizer_groups() if g["weight_decay"] for p in g["params"])
+def _train_line(job: Job) -> str:
+    hparams, trainer = job.task.hparams, job.trainer
+    batch = job.data.batch_size * trainer.accumulate_grad_batches
+    decayed = sum(p.numel() for g in job.task.optimizer_groups() if g["weight_decay"] for p in g["params"])
     device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-    lr = hparams["lr"] * cli.model.batch_factor(batch)
+    lr = hparams["lr"] * job.task.batch_factor(batch)
     return (
         f"{trainer.max_epochs} epochs, batch {batch}, {hparams['opt']}, lr {lr:g}, "
-        f"weight decay {hparams['weight_decay']:g} on {decayed:,} weights, seed {cli.config.seed_everything}, "
+        f"weight decay {hparams['weight_decay']:g} on {decayed:,} weights, seed {job.config.seed_everything}, "
         f"{trainer.num_devices * trainer.num_nodes} x {device}, precision {trainer.precision}"
     )
 
 
-def describe(cli: "FitCLI", trainer: L.Trainer) -> None:
+def describe(job: Job) -> None:
     """Write the files that make the run directory self-sufficient."""
-    run, net = cli.run, cli.model.net
-    if not cli.resumed:
-        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(cli.arguments)), sort_keys=False)))
-    run.write("param_groups.json", describe_groups(net, cli.model.optimizer_groups(), cli.model.hparams["lr"]))
-    run.write("model.json", cli.facts)
-    run.write("data.json", cli.datamodule.fingerprint())
+    run, net = job.run, job.task.net
+    if not job.resumed:
+        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
+    run.write("param_groups.json", describe_groups(net, job.task.optimizer_groups(), job.task.hparams["lr"]))
+    run.write("model.json", job.facts)
+    run.write("data.json", job.data.fingerprint())
     record = run.read("run.json")
-    run.write("run.json", {**record, **_facts(cli, trainer), "started": record.get("started") or now_utc()})
-    for logger in trainer.loggers:
+    run.write("run.json", {**record, **_facts(job), "started": record.get("started") or now_utc()})
+    for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger has told what happened
-                logger.experiment.config.update(yaml.safe_load(cli.config_text), allow_val_change=True)
+                logger.experiment.config.update(yaml.safe_load(job.config_text), allow_val_change=True)
 
 
-def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
-    rates = cli.model.sum_of_learning_rates()
+def _facts(job: Job) -> dict[str, Any]:
+    trainer = job.trainer
+    rates = job.task.sum_of_learning_rates()
     return {
         "status": "running",
-        "attempts": cli.record.attempt,
-        "argv": ["vitlab", "fit", *map(redact, cli.arguments)],
+        "attempts": job.record.attempt,
+        "argv": ["vitlab", "fit", *map(redact, job.arguments)],
         **_commit(),
         "host": socket.gethostname(),
         "python": platform.python_version(),
@@ -134,13 +134,13 @@ def _facts(cli: "FitCLI", trainer: L.Trainer) -> dict[str, Any]:
         "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
-        "seed": cli.config.seed_everything,
+        "seed": job.config.seed_everything,
         "steps": int(trainer.estimated_stepping_batches),
         "sum_of_learning_rates": rates,
-        "sum_of_learning_rates_pos_embed": rates * cli.model.hparams["pos_embed_lr_mult"],
+        "sum_of_learning_rates_pos_embed": rates * job.task.hparams["pos_embed_lr_mult"],
         "promises": promises(trainer),
-        "wandb_id": cli.wandb_id if cli.wandb_line else None,
-        "resumed": now_utc() if cli.resumed else None,
+        "wandb_id": job.wandb_id if job.wandb_line else None,
+        "resumed": now_utc() if job.resumed else None,
     }
 
 

@@ -1,30 +1,39 @@
 """Which run directory a training uses."""
 
-import argparse
 import os
-from typing import Any
+from typing import Any, Protocol
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, launched_rank
 
 
-def resumed_run(options: argparse.Namespace) -> RunDir:
+class Options(Protocol):
+    """What names a run; see :class:`vitlab.config.options.FitOptions`."""
+
+    name: str | None
+    run_dir: str | None
+    resume: str | None
+    init_from: str | None
+    overwrite: bool
+
+
+def resumed_run(options: Options) -> RunDir:
     """Return the run that ``--resume`` is to continue."""
     for flag in ("init_from", "overwrite"):
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
-    if options.resume != "auto":
+    if options.resume and options.resume != "auto":
         return find_directory(options.resume)
     if not options.name and not options.run_dir:
         raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
-    run = RunDir(options.run_dir or RUNS / check_name(options.name))
+    run = RunDir(options.run_dir or RUNS / check_name(options.name or ""))
     if not run.config.is_file():
         raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
     return run
 
 
-def choose_run(options: argparse.Namespace, configs: list[str], seed: Any, resolved: str) -> RunDir:
+def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:
     """Return the directory of a new run; every process of one launch returns the same."""
     if inherited := os.environ.get("VITLAB_RUN_DIR"):
         return RunDir(inherited)

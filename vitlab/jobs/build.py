@@ -1,0 +1,107 @@
+"""What ``vitlab fit`` builds: task, data and trainer in the directory of a run."""
+
+import os
+from typing import Any
+
+import lightning as L
+import yaml
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from vitlab.callbacks.console import Console
+from vitlab.callbacks.record import RunRecord, now_utc
+from vitlab.callbacks.stop import StopOnSignal
+from vitlab.callbacks.watch import Watch
+from vitlab.config.arguments import config_paths
+from vitlab.config.keys import check_same_config
+from vitlab.config.options import FitOptions
+from vitlab.config.parser import VitlabCLI, flatten
+from vitlab.config.strategies import check_strategy
+from vitlab.jobs.describe import describe, header, model_facts
+from vitlab.jobs.job import Job
+from vitlab.jobs.terminal import complain, log_to, say
+from vitlab.jobs.wandb import place_loggers, protect
+from vitlab.runs.choose import choose_run
+from vitlab.runs.directory import RunDir, write_text
+
+
+def build(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
+    """Build what ``arguments`` configure; nothing is written.
+
+    Args:
+        arguments: Arguments of the configuration.
+        options: Options of the run.
+        run: The run to continue, or None for a new one.
+    """
+    return FitCLI(arguments, options, run).job
+
+
+class FitCLI(VitlabCLI):
+    """Build task, data and trainer for training in a run directory; ``job`` holds them.
+
+    Args:
+        args: Arguments of the configuration.
+        options: Options of the run.
+        run: The run to continue, or None for a new one.
+    """
+
+    def __init__(self, args: list[str], options: FitOptions, run: RunDir | None) -> None:
+        self.options = options
+        self.resumed = run is not None
+        self.run = run or RunDir(".")
+        super().__init__(args)
+        saves = self.config.trainer.enable_checkpointing is not False
+        self.job = Job(
+            task=self.model,
+            data=self.datamodule,
+            trainer=self.trainer,
+            config=self.config,
+            config_text=self.config_text,
+            arguments=self.arguments,
+            options=options,
+            run=self.run,
+            resumed=self.resumed,
+            record=self.record,
+            wandb_id=self.wandb_id,
+            wandb_line=self.wandb_line,
+            keeper=self.config_init.checkpoint if saves else None,
+            facts=model_facts(self.model.net),  # before a strategy changes the network
+        )
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run directory, and send the loggers into it; nothing is written yet."""
+        self.config_text = self.parser.dump(self.config, skip_none=False)
+        if self.resumed:
+            old, new = yaml.safe_load(self.run.config.read_text()), yaml.safe_load(self.config_text)
+            check_same_config(self.run, flatten(old), flatten(new))
+        else:
+            configs = config_paths(self.arguments)
+            self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
+        self.wandb_id = self.run.read("run.json").get("wandb_id") or os.urandom(4).hex()
+        self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """Build the trainer with the run directory as its root and with what keeps, shows and saves the run."""
+        self.record = RunRecord(self.run, self._describe)
+        saves = self.config.trainer.enable_checkpointing is not False
+        keeper = self.config_init.checkpoint if saves else None
+        console = Console(self.record, quiet=self.options.quiet)
+        watch = Watch(self._lost)
+        self.added_callbacks = [self.record, watch, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
+        trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        environment = trainer._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
+        check_strategy(self.config.trainer.strategy, trainer, self._get(self.config_init, "model").hparams["opt"])
+        protect(trainer.loggers)
+        return trainer
+
+    def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
+        write_text(self.run.config, self.config_text)  # first: what has one can be continued
+        log_to(self.run.path / "train.log")
+        say(header(self.job))
+        describe(self.job)
+
+    def _lost(self, what: str) -> None:
+        complain(f"\n{what}; the run ends. Continue it with `vitlab fit --resume {self.run.path}`")
+        if self.run.exists():
+            self.run.update("run.json", status="failed", ended=now_utc(), error=what)

@@ -1,0 +1,51 @@
+"""What a finished run leaves: weights to share, results, the last lines on the terminal."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from vitlab.jobs.job import Job
+from vitlab.jobs.terminal import say
+from vitlab.runs.directory import whole
+from vitlab.runs.manifest import file_digest
+
+
+def close(job: Job, seconds: float) -> None:
+    """Write the weights and results of a finished run, and print them."""
+    keeper = job.keeper
+    if keeper is None or job.config.trainer.fast_dev_run:
+        return
+    job.run.write("data.json", job.data.fingerprint())  # again: files may have turned bad on the way
+    for name in ("best", "last"):
+        if (job.run.checkpoints / f"{name}.ckpt").is_file():
+            save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors")
+    rows = [row for row in job.run.rows() if "val/loss" in row]
+    best = [row for row in rows if row["epoch"] == keeper.best_epoch]
+    lines = []
+    if best:
+        path = job.run.checkpoint()
+        values = {k.removeprefix("val/"): v for k, v in best[-1].items() if k.startswith("val/")}
+        job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
+        lines.append(f"best epoch {best[-1]['epoch'] + 1}: {shown} on {values['n']:.0f} validation images")
+    minutes, rest = divmod(round(seconds), 60)
+    say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
+    say(f"next  vitlab test {job.run.path}")
+
+
+def checkpoint_facts(path: Path) -> dict[str, Any]:
+    """Return what ties a result to the weights it was measured with."""
+    averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "ema" if averaged else "raw"}
+
+
+def save_weights(checkpoint: Path, path: Path) -> None:
+    """Write the network of a checkpoint as safetensors."""
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    weights = {k.removeprefix("net."): v.contiguous() for k, v in content["state_dict"].items() if k.startswith("net.")}
+    metadata = {"format": "pt", "hyper_parameters": json.dumps(content["hyper_parameters"])}
+    with whole(path) as beside:
+        save_file(weights, beside, metadata=metadata)

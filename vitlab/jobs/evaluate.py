@@ -1,0 +1,98 @@
+"""A run measured on its validation or test split."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from vitlab.callbacks.console import EvaluationConsole
+from vitlab.callbacks.predictions import Predictions
+from vitlab.config.options import Policy
+from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.jobs.close import checkpoint_facts
+from vitlab.jobs.rebuild import evaluation_args
+from vitlab.models.convert import load_weights
+from vitlab.models.weights_file import check_readable
+from vitlab.runs.directory import RunDir, whole
+
+Command = Literal["validate", "test"]
+SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "test"}
+
+
+@dataclass
+class Measured:
+    """What was measured of a run.
+
+    Args:
+        split: The split.
+        values: Metrics by name, with the number of images as ``n``.
+        predictions: A row for each image.
+        sentences: What was changed to make the weights fit.
+    """
+
+    split: Literal["val", "test"]
+    values: dict[str, float]
+    predictions: pd.DataFrame
+    sentences: list[str]
+
+
+def evaluate(
+    command: Command,
+    run: RunDir,
+    checkpoint: Path,
+    arguments: Sequence[str] = (),
+    resize: Policy | None = None,
+    antialias: bool = True,
+    quiet: bool = False,
+) -> Measured | None:
+    """Measure a run, and keep the result in its directory; of several processes only the first returns it.
+
+    Args:
+        command: What to measure: ``validate`` or ``test``.
+        run: The run.
+        checkpoint: Which of its weights to use.
+        arguments: Arguments of the command line that change values of its configuration.
+        resize: How to resample positions for another grid; None is the method's own way.
+        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+        quiet: Whether to show no progress.
+    """
+    split = SPLITS[command]
+    rest = list(arguments)
+    predictions, console = Predictions(), EvaluationConsole(quiet)
+    cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
+    path: Path | None = checkpoint
+    conditions = dict(settings(rest))
+    sentences: list[str] = []
+    with user_mistakes():
+        if list(cli.model.net.grid_size) != run.need("model.json")["grid"] or resize:  # Lightning cannot resize
+            path = None
+            cli.datamodule.load_state_dict(run.need("data.json"))
+            sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
+            for sentence in sentences:
+                conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
+        else:
+            check_readable(checkpoint)
+        measure = getattr(cli.trainer, command)
+        measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+    table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
+    if not cli.trainer.is_global_zero:
+        return None
+    metrics = cli.trainer.callback_metrics
+    values = {k.removeprefix(f"{split}/"): float(v) for k, v in metrics.items() if k.startswith(f"{split}/")}
+    _keep(run, split, {**values, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
+    return Measured(split, values, table, sentences)
+
+
+def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
+    results = run.read("results.json")
+    if result["overrides"]:  # measured under other conditions: kept beside the run's own result, not in its place
+        others = [
+            r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
+        ]
+        run.update("results.json", variations=[*others, {"split": split, **result}])
+    else:
+        with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: whoever finds the result finds it
+            predictions.to_parquet(beside, index=False)
+        run.update("results.json", **{split: result})

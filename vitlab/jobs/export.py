@@ -1,0 +1,103 @@
+"""The network of a run as a file that other programs load."""
+
+import importlib.util
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.errors import RunFailed, UsageError
+from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
+from vitlab.jobs.restore import restore
+from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import file_digest
+from vitlab.tasks import Regressor
+
+LIMIT = 1e-4  # of the difference between outputs, in their own units
+
+
+@dataclass
+class Exported:
+    """A network that was written.
+
+    Args:
+        path: The file; a .json beside it says how images are prepared and what the outputs mean.
+        megabytes: Size of all files together.
+        hints: How to load it, by program.
+        difference: Largest difference between the file's outputs and the run's; None where it was not checked.
+    """
+
+    path: Path
+    megabytes: float
+    hints: dict[str, str]
+    difference: float | None
+
+
+def export(run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = False) -> Exported:
+    """Write the network of a run, without what only training needs.
+
+    Args:
+        run: The run.
+        checkpoint: Which of its weights to use.
+        to: Form of the file: safetensors, timm, onnx or pt2.
+        output: File to write.
+        check: Whether to compare the file's outputs with the run's.
+
+    Raises:
+        UsageError: The form cannot hold this network, or the file cannot be written.
+        RunFailed: The outputs differ by more than 1e-4; nothing was written.
+    """
+    if to == "onnx":
+        _need_packages()
+    with _folder_beside(output) as folder:
+        return _export(run, checkpoint, to, output, Path(folder), check)
+
+
+def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent)
+    except OSError as error:
+        raise UsageError(f"`--output {output}` cannot be written: {error.strerror}") from error
+
+
+def _need_packages() -> None:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"`--to onnx` needs {', '.join(missing)}: pip install 'vitlab[export]'")
+
+
+def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
+    """Write into ``folder``, which lies beside ``output``, and move it there once it is whole and right."""
+    cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
+    net = cli.model.net.float()
+    network = network_arguments(net, cli.model.hparams)
+    write, read = FORMATS[to]
+    unfinished, beside = folder / output.name, folder / f"{output.name}.json"
+    hints = write(net, network, unfinished)
+    difference = largest_difference(net, read(unfinished, network)) if check else None
+    if difference is not None and not difference <= LIMIT:  # this way round, no number is not small
+        raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
+    facts = {"format": to, **_facts(run, checkpoint, cli.model), "network": network, **hints}
+    beside.write_text(json.dumps(facts, indent=1) + "\n")
+    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    mode = beside.stat().st_mode
+    for file in sorted(folder.iterdir()):
+        file.chmod(mode)  # safetensors lets nobody else read its files
+        os.replace(file, output.parent / file.name)
+    return Exported(output, megabytes, hints, difference)
+
+
+def _facts(run: RunDir, checkpoint: Path, task: Any) -> dict[str, Any]:
+    """Return what a user of the file must know: whose weights, which images, what the outputs are."""
+    data = run.need("data.json")
+    shape = ["batch", task.net.in_chans, *task.net.img_size]
+    prepared = {"shape": shape, "values": "(x - mean) / std of x in [0, 1]", "mean": data["mean"], "std": data["std"]}
+    return {
+        "run": run.path.resolve().name,
+        "checkpoint": {"file": checkpoint.name, "sha256": file_digest(checkpoint)},
+        "images": prepared,
+        "outputs": "numbers" if isinstance(task, Regressor) else data["class_names"],
+    }

@@ -1,0 +1,99 @@
+"""Finished runs as one table, the seeds of a command together."""
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.config.arguments import config_paths
+from vitlab.errors import UsageError
+from vitlab.models.published import PUBLISHED
+from vitlab.runs.directory import RunDir
+from vitlab.tables import table
+
+_FREE = ("seed_everything", "name", "run_dir", "trainer.logger", "data.root", "data.num_workers")  # change no number
+_COLUMNS = {
+    "command": "`{command}`",
+    "tokens": "{tokenizer}",
+    "positions": "{pos_embed}",
+    "parameters": "{parameters_m:.2f} M",
+    "MACs": "{macs_m:.1f} M",
+    "data": "{data}, {train_n:,} images",
+    "epochs": "{epochs}",
+    "seeds": "{seeds}",
+    "test accuracy": "{accuracy} of {n:,}",
+    "published": "{published}",
+    "measured on": "{places}",
+}
+
+
+def record(run: RunDir) -> dict[str, Any]:
+    """Return what a table says of one run; a run without a test result is refused."""
+    measured = run.read("results.json").get("test")
+    if not measured or "acc1" not in measured:
+        raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
+    facts, model, data = (run.need(f"{name}.json") for name in ("run", "model", "data"))
+    config = yaml.safe_load(run.config.read_text())
+    network = config["model"]["init_args"]
+    overrides = run.path / "overrides.yaml"
+    return {
+        "command": _command(facts["argv"], yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
+        "seed": facts["seed"],
+        "acc1": measured["acc1"],
+        "n": int(measured["n"]),
+        "tokenizer": network["tokenizer"],
+        "pos_embed": network["pos_embed"],
+        "parameters": model["parameters"],
+        "macs": model["macs"],
+        "data": data["data"],
+        "train_n": data["splits"]["train"]["n"],
+        "epochs": config["trainer"]["max_epochs"],
+        "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
+        "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
+    }
+
+
+def markdown(records: list[dict[str, Any]]) -> str:
+    """Return the table of records, commands in the order of their first run."""
+    groups: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+    for one in records:
+        same = tuple(one[key] for key in ("command", "data", "train_n", "epochs", "parameters"))
+        groups.setdefault(same, {})[one["seed"]] = one  # of two runs of a seed the later one
+    return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
+
+
+def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    places = sorted({f"{run['hardware']}, commit {run['commit']}" for run in runs})
+    return runs[0] | {
+        "parameters_m": runs[0]["parameters"] / 1e6,
+        "macs_m": runs[0]["macs"] / 1e6,
+        "seeds": len(runs),
+        "accuracy": _accuracy([run["acc1"] for run in runs]),
+        "published": _published(runs[0]["command"]),
+        "places": "; ".join(places),
+    }
+
+
+def _accuracy(values: list[float]) -> str:
+    from vitlab.stats import interval  # scipy, where there is more than one seed
+
+    mean = f"{100 * statistics.mean(values):.1f} %"
+    if len(values) < 2:
+        return mean
+    low, high = interval(values)
+    return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def _published(command: str) -> str:
+    """Return what the paper of an unchanged recipe states."""
+    config = command.removeprefix("vitlab fit --config ")
+    facts = PUBLISHED.get(Path(config).stem)
+    return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
+
+
+def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
+    """Return how the run was started, without what only names it or says where its images lie."""
+    changed = {key: value for key, value in (overrides or {}).items() if key not in _FREE}
+    words = [f"--config {name}" for name in config_paths(argv)] + [f"--{key}={value}" for key, value in changed.items()]
+    return " ".join(["vitlab fit", *words])
