@@ -1,0 +1,53 @@
+import pytest
+import torch
+from tiny import IMAGES, NETWORK, loader, task, trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitlab.callbacks.predictions import Predictions
+from vitlab.tasks import Regressor
+
+
+def kept(folder, model, batches, stage="validate"):
+    predictions = Predictions()
+    getattr(trainer(folder, predictions), stage)(model, batches, verbose=False)
+    return predictions.table(batches)
+
+
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_every_image_has_its_class_and_the_probability_that_the_network_gives_it(tmp_path, stage):
+    model = task()
+    table = kept(tmp_path, model, loader(batch=5), stage)  # the last batch is smaller
+    with torch.no_grad():
+        probability, prediction = model.eval()(IMAGES).softmax(dim=1).max(dim=1)
+    assert table["index"].tolist() == list(range(12))
+    assert table["target"].tolist() == [0, 1, 2] * 4
+    assert table["prediction"].tolist() == prediction.tolist()
+    assert table["probability"].tolist() == pytest.approx(probability.tolist())
+
+
+def test_rows_go_by_the_order_of_the_split_not_of_the_loader(tmp_path):
+    class Backwards(torch.utils.data.Sampler):
+        indices = range(11, -1, -1)
+
+        def __iter__(self):
+            return iter(self.indices)
+
+        def __len__(self):
+            return 12
+
+    data = TensorDataset(IMAGES, torch.arange(12) % 3)
+    backwards = kept(tmp_path, task(), DataLoader(data, batch_size=4, sampler=Backwards()))
+    forwards = kept(tmp_path, task(), DataLoader(data, batch_size=4))
+    assert backwards.drop(columns="probability").equals(forwards.drop(columns="probability"))
+    assert backwards["probability"].tolist() == pytest.approx(forwards["probability"].tolist())
+
+
+def test_a_regression_keeps_its_numbers_as_they_are(tmp_path):
+    torch.manual_seed(1)
+    model = Regressor(num_targets=2, **{name: value for name, value in NETWORK.items() if name != "num_classes"})
+    targets = torch.randn(12, 2)
+    table = kept(tmp_path, model, DataLoader(TensorDataset(IMAGES, targets), batch_size=4))
+    assert list(table) == ["index", "target_0", "prediction_0", "target_1", "prediction_1"]
+    assert table[["target_0", "target_1"]].to_numpy() == pytest.approx(targets.numpy())
+    with torch.no_grad():
+        assert table["prediction_1"].tolist() == pytest.approx(model.eval()(IMAGES)[:, 1].tolist(), abs=1e-6)

@@ -1,0 +1,99 @@
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+
+from vitlab.callbacks.watch import BEAT, Watch
+from vitlab.errors import Stopped
+
+
+class Strategy:
+    """Two processes that have met: what one broadcasts, the other has."""
+
+    launcher = SimpleNamespace()
+    port = None
+
+    def broadcast(self, value):
+        type(self).port = value or self.port
+        return self.port
+
+    def barrier(self, name):
+        pass
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """How this process would have ended."""
+    left = threading.Event()
+    left.code = None
+
+    def leave(code):
+        left.code = code
+        left.set()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    return left
+
+
+@pytest.fixture
+def other():
+    """Another process of this machine."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def watching(other, patience="30", told=None):
+    """Return the watch of rank 0 of two, and the store where rank 1 is the ``other`` process."""
+    os.environ["VITLAB_RANK_TIMEOUT"] = patience
+    watch = Watch(told.append if told is not None else (lambda what: None))
+    del os.environ["VITLAB_RANK_TIMEOUT"]
+    trainer = SimpleNamespace(world_size=2, global_rank=0, strategy=Strategy())
+
+    def met(name):
+        store = dist.TCPStore("127.0.0.1", Strategy.port, is_master=False)
+        store.set("process1", f'{{"pid": {other.pid}, "host": "{os.uname().nodename}"}}')
+        watch.test_store = store
+
+    trainer.strategy.barrier = met
+    watch.setup(trainer, None, "fit")
+    return watch
+
+
+def test_a_process_on_its_own_watches_nobody():
+    watch = Watch(lambda what: None)
+    watch.setup(SimpleNamespace(world_size=1), None, "fit")
+    assert not watch._thread.is_alive()
+
+
+def test_a_process_that_has_died_is_named_and_this_one_ends(other, left):
+    told = []
+    watch = watching(other, told=told)
+    other.kill()
+    other.wait()
+    assert left.wait(10 * BEAT)
+    assert left.code == 1
+    assert told == [watch.loss] and f"process 1 of 2 (rank 1, pid {other.pid} on" in watch.loss
+    assert watch.loss.endswith("has ended")
+
+
+def test_a_process_that_counts_no_longer_is_lost_after_the_patience(other, left):
+    told = []
+    watch = watching(other, patience="2", told=told)
+    watch.test_store.set("count1", "1")  # and never again
+    assert left.wait(20 * BEAT)
+    assert told[0].endswith("has not answered for 2 s")
+
+
+def test_a_process_that_said_goodbye_is_not_missed(other, left):
+    watch = watching(other, patience="1")
+    watch.test_store.set("bye1", "1")
+    other.kill()
+    other.wait()
+    assert not left.wait(3 * BEAT)
+    watch.on_exception(SimpleNamespace(strategy=Strategy()), None, Stopped(15))
+    assert not watch._thread.is_alive() and watch.loss is None
