@@ -28,7 +28,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "bench": {*NETWORK, *BESIDE, "tasks"},
     "cli": {*NETWORK, *BESIDE, "tasks", "config", "jobs", "ablation", "bench"},
 }
-GROUND = {"errors", "runs", "shipped", "stats", "tables"}  # every room may stand on it
+GROUND = {"errors", "runs", "shipped", "signature", "stats", "tables"}  # every room may stand on it
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 

@@ -18,11 +18,12 @@ from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.transforms import Interpolation, as_size
+from vitlab.signature import Named
 
 Part = Literal["train", "test", "all"]
 
 
-class ImageData(L.LightningDataModule):
+class ImageData(Named, L.LightningDataModule):
     """Labelled images in disjoint training, validation and test splits; only `test` and `predict` read the last.
 
     Args:
@@ -85,8 +86,9 @@ class ImageData(L.LightningDataModule):
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
-        cut = None if self.has_test_split else test_share
-        self.rule = SplitRule(cut, val_share, split_seed, fold, subset, split_file)
+        self.rule = SplitRule(
+            None if self.has_test_split else test_share, val_share, split_seed, fold, subset, split_file
+        )
         self.splits: dict[SplitName, Images] = {}
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self._restored: dict[str, Any] = {}

@@ -1,10 +1,11 @@
 """CIFAR-10 and CIFAR-100 in the format of torchvision."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from vitlab.data.arguments import CIFARArgs, OwnTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -34,7 +35,7 @@ class CIFAR10(ImageData):
     folder = "cifar-10-batches-py"
     classes = _TEN.split()
 
-    def __init__(self, root: str = "data", download: bool = False, **data: Any) -> None:
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[OwnTestArgs]) -> None:
         super().__init__(native_size=(32, 32), in_chans=3, class_names=self.classes, test_share=0.5, **data)
         self.root, self.download = root, download
         if not download and not (Path(root) / self.folder).is_dir():
@@ -75,5 +76,5 @@ class CIFAR100(CIFAR10):
     folder = "cifar-100-python"
     classes = _HUNDRED.split()
 
-    def __init__(self, **cifar: Any) -> None:
+    def __init__(self, **cifar: Unpack[CIFARArgs]) -> None:
         super().__init__(**cifar)

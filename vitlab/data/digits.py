@@ -1,9 +1,10 @@
 """The digits that ship with scikit-learn."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 
+from vitlab.data.arguments import DataArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -15,7 +16,7 @@ class Digits(ImageData):
         **data: Passed to :class:`ImageData`.
     """
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, **data: Unpack[DataArgs]) -> None:
         super().__init__(native_size=(8, 8), in_chans=1, class_names=[str(digit) for digit in range(10)], **data)
 
     def read(self, part: Part) -> TensorImages:

@@ -1,9 +1,10 @@
 """Random images, for tests and dry runs."""
 
-from typing import Any
+from typing import Unpack
 
 import torch
 
+from vitlab.data.arguments import DataArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -20,7 +21,7 @@ class FakeData(ImageData):
     """
 
     def __init__(
-        self, n: int = 64, native_size: int = 32, in_chans: int = 3, num_classes: int = 10, **data: Any
+        self, n: int = 64, native_size: int = 32, in_chans: int = 3, num_classes: int = 10, **data: Unpack[DataArgs]
     ) -> None:
         names = [f"class {k}" for k in range(num_classes)]
         super().__init__(native_size=(native_size, native_size), in_chans=in_chans, class_names=names, **data)

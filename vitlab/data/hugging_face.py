@@ -3,10 +3,11 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
+from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
 
@@ -35,7 +36,7 @@ class HuggingFace(Photos):
         image_column: str = "image",
         label_column: str = "label",
         download: bool = False,
-        **photos: Any,
+        **photos: Unpack[PhotoArgs],
     ) -> None:
         found = _load(path, name, revision, download)
         parts = parts_among(found) if len(found) > 1 else {"train": next(iter(found))}

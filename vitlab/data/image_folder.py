@@ -2,10 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
+from vitlab.data.arguments import ImageNetArgs, PhotoArgs
 from vitlab.data.files.scan import Folder
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
@@ -24,7 +25,7 @@ class ImageFolder(Photos):
         **photos: Passed to :class:`Photos`.
     """
 
-    def __init__(self, root: str, **photos: Any) -> None:
+    def __init__(self, root: str, **photos: Unpack[PhotoArgs]) -> None:
         self.root = Path(root)
         self.folders = _layout(self.root)
         class_names = [entry.name for entry in _visible(self.folders["train"]) if entry.is_dir()]
@@ -63,7 +64,7 @@ class ImageNet(ImageFolder):
 
     statistics_from = "published"
 
-    def __init__(self, val_share: float = 0.01, **folder: Any) -> None:
+    def __init__(self, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
         super().__init__(val_share=val_share, **folder)
 
     def statistics(self) -> Statistics:

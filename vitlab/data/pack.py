@@ -7,12 +7,13 @@ import shutil
 import tempfile
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from vitlab.data.arguments import PackedArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.scan import moments
 from vitlab.data.files.sets import FileImages, Images, MappedImages
@@ -80,7 +81,9 @@ class Packed(ImageData):
         **data: Passed to :class:`ImageData`.
     """
 
-    def __init__(self, root: str, img_size: int | list[int] = 224, verify: bool = True, **data: Any) -> None:
+    def __init__(
+        self, root: str, img_size: int | list[int] = 224, verify: bool = True, **data: Unpack[PackedArgs]
+    ) -> None:
         self.root, self.verify = Path(root), verify
         self.header, self.index, self.files = _read_index(self.root)
         self.has_test_split = "test" in self.header["parts"]

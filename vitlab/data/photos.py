@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
+from vitlab.data.arguments import EncodedArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
@@ -35,7 +36,7 @@ class Photos(ImageData):
         img_size: int | list[int] = 224,
         in_chans: Literal[1, 3] = 3,
         max_unreadable: int = 0,
-        **data: Any,
+        **data: Unpack[EncodedArgs],
     ) -> None:
         if max_unreadable < 0:
             raise ValueError(f"`data.max_unreadable` must not be negative, got {max_unreadable}")

@@ -4,7 +4,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import lightning as L
 import torch
@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
+from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim.param_groups import param_groups
 from vitlab.optim.schedule import warmup_cosine
+from vitlab.signature import Named
 from vitlab.tasks.meter import Meter
 from vitlab.tasks.optimizer import build_optimizer, check_optimizer, check_recipe
 
 
-class Task(L.LightningModule):
+class Task(Named, L.LightningModule):
     """Train a Vision Transformer with linear warm-up and a cosine, both by step.
 
     Args:
@@ -44,6 +46,7 @@ class Task(L.LightningModule):
         **vit: Passed to :class:`VisionTransformer`.
     """
 
+    _built_from = (VisionTransformer,)
     monitor: tuple[Literal["min", "max"], str]  # which epoch is the best: the smallest or largest value of a metric
 
     def __init__(
@@ -65,7 +68,7 @@ class Task(L.LightningModule):
         freeze: Sequence[str] = (),
         nan_loss: Literal["stop", "skip"] = "stop",
         compile: bool = False,
-        **vit: Any,
+        **vit: Unpack[NetworkArgs],
     ) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)

@@ -1,12 +1,13 @@
 """Supervised image classification."""
 
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
+from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
@@ -27,7 +28,7 @@ class Classifier(Task):
         num_classes: int = 1000,
         label_smoothing: float = 0.1,
         loss: Literal["ce", "bce"] = "ce",
-        **task: Any,
+        **task: Unpack[TaskArgs],
     ) -> None:
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")

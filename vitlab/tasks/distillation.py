@@ -1,11 +1,12 @@
 """Classification with the help of a trained network."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 from vitlab.tasks.teacher import Teacher, read_teacher
 
@@ -33,7 +34,7 @@ class Distillation(Classifier):
         distill: Literal["soft", "hard"] = "hard",
         distill_alpha: float = 0.5,
         distill_tau: float | None = None,
-        **task: Any,
+        **task: Unpack[ClassifierArgs],
     ) -> None:
         if teacher == "last":
             raise ValueError("`teacher` must name its run: `last` is another one when this run is continued")

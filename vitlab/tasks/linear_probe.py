@@ -1,7 +1,8 @@
 """What frozen features are worth."""
 
-from typing import Any
+from typing import Unpack
 
+from vitlab.tasks.arguments import ClassifierArgs
 from vitlab.tasks.classifier import Classifier
 
 
@@ -12,7 +13,7 @@ class LinearProbe(Classifier):
         **task: Passed to :class:`Classifier`.
     """
 
-    def __init__(self, **task: Any) -> None:
+    def __init__(self, **task: Unpack[ClassifierArgs]) -> None:
         super().__init__(**task)
         for name, parameter in self.net.named_parameters():
             parameter.requires_grad = name.startswith("head.")

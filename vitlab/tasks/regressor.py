@@ -1,12 +1,13 @@
 """Regression from images to numbers."""
 
-from typing import Any
+from typing import Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import MetricCollection
 from torchmetrics.regression import MeanAbsoluteError
 
+from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
@@ -22,7 +23,7 @@ class Regressor(Task):
 
     monitor = ("min", "val/mae")
 
-    def __init__(self, num_targets: int = 1, **task: Any) -> None:
+    def __init__(self, num_targets: int = 1, **task: Unpack[TaskArgs]) -> None:
         metrics = MetricCollection({"mae": MeanAbsoluteError()})
         super().__init__(num_outputs=num_targets, metrics=metrics, **task)
 

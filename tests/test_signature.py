@@ -1,0 +1,88 @@
+"""Tasks and data sets show every argument to a person and to an editor, as the command has them."""
+
+import copy
+import inspect
+import pickle
+import typing
+
+import pytest
+from jsonargparse import ArgumentParser
+
+import vitlab.data
+import vitlab.tasks
+from vitlab.data import CIFAR10, Digits, FakeData, ImageFolder
+from vitlab.data.base import ImageData
+from vitlab.models.arguments import NetworkArgs
+from vitlab.models.vit import VisionTransformer
+from vitlab.tasks import Classifier, Regressor
+
+CLASSES = [getattr(module, name) for module in (vitlab.tasks, vitlab.data) for name in module.__all__]
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
+def test_a_signature_has_the_arguments_and_defaults_of_the_command(cls):
+    parser = ArgumentParser()
+    parser.add_class_arguments(cls, fail_untyped=False)
+    required = {action.dest: action.required for action in parser._actions if action.dest != "help"}
+    defaults = parser.get_defaults()
+    shown = inspect.signature(cls).parameters
+    assert set(shown) == set(required)
+    for name, parameter in shown.items():
+        assert (parameter.default is parameter.empty) == required[name], name
+        if not required[name]:
+            assert _as_list(defaults[name]) == _as_list(parameter.default), name
+
+
+def _as_list(value):
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_the_arguments_of_the_network_are_those_of_the_class():
+    taken = inspect.signature(VisionTransformer).parameters
+    hints = typing.get_type_hints(NetworkArgs)
+    assert set(hints) == set(taken) - {"num_classes"}
+    assert {name: taken[name].annotation for name in hints} == hints
+
+
+def test_help_shows_what_a_person_sets():
+    text = str(inspect.signature(Classifier))
+    assert "lr: float = 0.001" in text
+    assert "pos_embed:" in text
+    assert "batch_size: int = 128" in str(inspect.signature(Digits))
+
+
+def test_what_a_subclass_decides_is_no_argument_of_it():
+    assert "native_size" not in inspect.signature(Digits).parameters
+    assert "test_share" not in inspect.signature(CIFAR10).parameters
+    assert "num_outputs" not in inspect.signature(Regressor).parameters
+
+
+def test_a_class_of_ones_own_adds_to_what_it_hands_on():
+    class Mine(Classifier):
+        def __init__(self, weight: float, **rest):
+            super().__init__(**rest)
+
+    parameters = inspect.signature(Mine).parameters
+    assert next(iter(parameters)) == "weight"
+    assert parameters["depth"].default == 12
+
+
+@pytest.mark.parametrize(
+    ("cls", "wrong", "right"),
+    [
+        (Classifier, "pos_embd", "pos_embed"),
+        (Regressor, "weight_decy", "weight_decay"),
+        (Digits, "batch_sise", "batch_size"),
+        (ImageFolder, "max_unreadble", "max_unreadable"),
+    ],
+)
+def test_a_wrong_name_gets_the_closest(cls, wrong, right):
+    with pytest.raises(ValueError, match=f'{cls.__name__} takes no argument `{wrong}`; did you mean "{right}"'):
+        cls(**{wrong: 1})
+
+
+def test_copies_and_pickles_need_no_arguments():
+    task, data = Classifier(num_classes=3, **TINY), FakeData(n=8)
+    assert copy.deepcopy(task).hparams == task.hparams
+    assert isinstance(pickle.loads(pickle.dumps(data)), ImageData)

@@ -1,0 +1,48 @@
+"""The arguments of the network, for whoever hands them on; a test holds them against :class:`VisionTransformer`."""
+
+from collections.abc import Sequence
+from typing import TypedDict
+
+from vitlab.layers.block import ActName
+from vitlab.layers.norm import NormName
+from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName
+from vitlab.models.vit import PoolName
+from vitlab.tokenizers.build import TokenizerName
+from vitlab.tokenizers.token_layers import T2TAttn
+
+
+class NetworkArgs(TypedDict, total=False):
+    """Arguments of :class:`vitlab.models.vit.VisionTransformer` beside ``num_classes``."""
+
+    img_size: int | Sequence[int]
+    in_chans: int
+    tokenizer: TokenizerName
+    patch_size: int
+    t2t_attn: T2TAttn
+    t2t_kernels: Sequence[int]
+    t2t_strides: Sequence[int] | None
+    t2t_dim: int
+    embed_dim: int
+    depth: int
+    num_heads: int
+    mlp_ratio: float
+    qkv_bias: bool
+    qk_scale: float | None
+    qk_norm: bool
+    act_layer: ActName
+    norm_layer: NormName
+    norm_eps: float
+    pos_embed: PosEmbedName
+    pos_embed_trainable: bool | None
+    pos_embed_join: PosEmbedJoin | None
+    rope_theta: float | None
+    class_token: bool
+    reg_tokens: int
+    global_pool: PoolName
+    head_hidden: int
+    init_std: float
+    layer_scale: float | None
+    dropout: float
+    drop_path_rate: float
+    drop_path_subset: bool
+    grad_checkpoint: bool

@@ -1,0 +1,34 @@
+"""The arguments that tasks hand on, by name and type; a test holds them against the classes."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from vitlab.models.arguments import NetworkArgs
+
+
+class TaskArgs(NetworkArgs, total=False):
+    """Arguments of every task: the recipe, and the network."""
+
+    opt: str
+    lr: float
+    lr_scale: Literal["none", "linear", "sqrt"]
+    lr_batch: int
+    min_lr: float
+    warmup_epochs: float
+    warmup_lr: float
+    cooldown_epochs: float
+    weight_decay: float
+    layer_decay: float
+    pos_embed_lr_mult: float
+    head_lr_mult: float
+    freeze: Sequence[str]
+    nan_loss: Literal["stop", "skip"]
+    compile: bool
+
+
+class ClassifierArgs(TaskArgs, total=False):
+    """Arguments of :class:`vitlab.tasks.classifier.Classifier`."""
+
+    num_classes: int
+    label_smoothing: float
+    loss: Literal["ce", "bce"]
