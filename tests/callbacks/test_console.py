@@ -34,6 +34,7 @@ def bars(monkeypatch):
 
 
 def recorded(folder, **options):
+    RunDir(folder).write("model.json", {"flops": 1000})
     record = RunRecord(RunDir(folder), lambda trainer, task: None)
     return record, Console(record, **options)
 

@@ -14,6 +14,7 @@ def record(tmp_path):
     """A record in a directory that holds what a run has before its first step."""
     run = RunDir(tmp_path)
     run.write("run.json", {"status": "running", "attempts": 2})
+    run.write("model.json", {"flops": 1000})
     return RunRecord(run, lambda trainer, task: None)
 
 

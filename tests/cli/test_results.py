@@ -9,6 +9,8 @@ from vitlab.cli.main import main
 from vitlab.jobs.results import markdown, record
 from vitlab.runs.directory import RunDir
 
+IMAGES = {"class_names": ["0", "1"], "mean": [0.5], "std": [0.25]}
+
 
 def make_run(path: Path, seed: int, acc1: float | None, **overrides: Any) -> str:
     run = RunDir(path)
@@ -21,7 +23,7 @@ def make_run(path: Path, seed: int, acc1: float | None, **overrides: Any) -> str
     place = {"commit": "0123456789", "dirty": False, "devices": ["a CPU"], "world_size": 2}
     run.write("run.json", {"argv": argv, "seed": seed, **place})
     run.write("model.json", {"parameters": 1_234_567, "macs": 98_765_432})
-    run.write("data.json", {"data": "Digits", "splits": {"train": {"n": 1200}}})
+    run.write("data.json", {**IMAGES, "data": "Digits", "splits": {"train": {"n": 1200}}})
     run.write("results.json", {"val": {"acc1": 0.1}} | ({"test": {"acc1": acc1, "n": 360.0}} if acc1 else {}))
     return str(path)
 

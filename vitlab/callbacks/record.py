@@ -64,7 +64,7 @@ class RunRecord(Callback):
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = _Unprofiled()
         if trainer.is_global_zero:
-            self.attempt = self.run.read("run.json").get("attempts", 0) + 1
+            self.attempt = self.run.record.get("attempts", 0) + 1
             _drop_torn_row(self.run.metrics)
             self.describe(trainer, pl_module)
 
@@ -75,7 +75,7 @@ class RunRecord(Callback):
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
         self._first_step = trainer.global_step
-        self._speed = Speed(self.run.read("model.json").get("flops", 0), trainer)
+        self._speed = Speed(self.run.model["flops"] if trainer.is_global_zero else 0, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the sums of the epoch before, unless this is the rest of an epoch that was stopped."""

@@ -116,7 +116,7 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     _check_size(cli, run)
     with user_mistakes():
         cli.datamodule.prepare_data()
-        cli.datamodule.load_state_dict(run.need("data.json"))
+        cli.datamodule.load_state_dict(dict(run.data))
         load_weights(cli.model.net, checkpoint, "usual")
     return cli
 
@@ -127,7 +127,7 @@ def _num_outputs(net: Any) -> int:
 
 
 def _check_size(cli: VitlabCLI, run: RunDir) -> None:
-    trained, now = run.read("model.json").get("img_size"), list(cli.model.net.img_size)
+    trained, now = run.model.get("img_size"), list(cli.model.net.img_size)
     if trained and trained != now:
         sizes = [" x ".join(map(str, size)) for size in (trained, now)]
         raise UsageError(

@@ -76,7 +76,7 @@ class FitCLI(VitlabCLI):
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
-        self.wandb_id = self.run.read("run.json").get("wandb_id") or os.urandom(4).hex()
+        self.wandb_id = self.run.record.get("wandb_id") or os.urandom(4).hex()
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:

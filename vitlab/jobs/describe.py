@@ -112,7 +112,7 @@ def describe(job: Job) -> None:
     run.write("param_groups.json", describe_groups(net, job.task.optimizer_groups(), job.task.hparams["lr"]))
     run.write("model.json", job.facts)
     run.write("data.json", job.data.fingerprint())
-    record = run.read("run.json")
+    record = run.record
     run.write("run.json", {**record, **_facts(job), "started": record.get("started") or now_utc()})
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):

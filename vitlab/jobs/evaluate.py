@@ -66,9 +66,9 @@ def evaluate(
     conditions = dict(settings(rest))
     sentences: list[str] = []
     with user_mistakes():
-        if list(cli.model.net.grid_size) != run.need("model.json")["grid"] or resize:  # Lightning cannot resize
+        if list(cli.model.net.grid_size) != run.model["grid"] or resize:  # Lightning cannot resize
             path = None
-            cli.datamodule.load_state_dict(run.need("data.json"))
+            cli.datamodule.load_state_dict(dict(run.data))
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             for sentence in sentences:
                 conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
@@ -86,7 +86,7 @@ def evaluate(
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
-    results = run.read("results.json")
+    results = run.results
     if result["overrides"]:  # measured under other conditions: kept beside the run's own result, not in its place
         others = [
             r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])

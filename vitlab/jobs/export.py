@@ -92,7 +92,7 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
 
 def _facts(run: RunDir, checkpoint: Path, task: Any) -> dict[str, Any]:
     """Return what a user of the file must know: whose weights, which images, what the outputs are."""
-    data = run.need("data.json")
+    data = run.data
     shape = ["batch", task.net.in_chans, *task.net.img_size]
     prepared = {"shape": shape, "values": "(x - mean) / std of x in [0, 1]", "mean": data["mean"], "std": data["std"]}
     return {

@@ -36,7 +36,7 @@ def restore(
         callbacks: Callbacks that the command adds to the trainer's own.
         **trainer: Arguments of the trainer that no configuration may set.
     """
-    facts = run.need("data.json")
+    facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
         config = RunDir(folder)
         config.config.write_text(yaml.safe_dump(_without_files(run, facts), sort_keys=False))

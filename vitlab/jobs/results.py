@@ -30,10 +30,10 @@ _COLUMNS = {
 
 def record(run: RunDir) -> dict[str, Any]:
     """Return what a table says of one run; a run without a test result is refused."""
-    measured = run.read("results.json").get("test")
-    if not measured or "acc1" not in measured:
+    measured = run.measured("test")
+    if "acc1" not in measured:
         raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
-    facts, model, data = (run.need(f"{name}.json") for name in ("run", "model", "data"))
+    facts, model, data = run.record, run.model, run.data
     config = yaml.safe_load(run.config.read_text())
     network = config["model"]["init_args"]
     overrides = run.path / "overrides.yaml"

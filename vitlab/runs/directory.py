@@ -6,12 +6,13 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.runs.manifest import check_whole, first_whole
+from vitlab.runs.records import DataFacts, ModelFacts, Record, Results, read_json, read_record
 
 RUNS = Path("runs")
 LOCK = ".lock"  # there while a process trains in the directory
@@ -51,16 +52,38 @@ class RunDir:
             raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
         return path
 
-    def read(self, file: str) -> dict[str, Any]:
-        """Return the content of a JSON file, empty if there is none."""
-        path = self.path / file
-        return json.loads(path.read_text()) if path.is_file() else {}
+    @property
+    def record(self) -> Record:
+        """How the run was started and how it goes; empty before its start."""
+        return read_record(self.path / "run.json", Record)
 
-    def need(self, file: str) -> dict[str, Any]:
-        """Return the content of a JSON file that every run has once its data is set up; refuse a run without it."""
-        if content := self.read(file):
+    @property
+    def results(self) -> Results:
+        """What was measured; empty where nothing was."""
+        return read_record(self.path / "results.json", Results)
+
+    def measured(self, split: str) -> dict[str, Any]:
+        """Return what was measured on a split under the run's own conditions; empty if nothing was."""
+        return dict(self.results).get(split) or {}  # type: ignore[return-value]
+
+    @property
+    def data(self) -> DataFacts:
+        """What the run is trained on; every run has it once its data is set up, and one without it is refused."""
+        return self._need("data.json", DataFacts)
+
+    @property
+    def model(self) -> ModelFacts:
+        """Sizes and costs of the network; every run has them once its data is set up, one without is refused."""
+        return self._need("model.json", ModelFacts)
+
+    def _need(self, file: str, kind: type) -> Any:
+        if content := read_record(self.path / file, kind):
             return content
         raise UsageError(f"{self.path} has no {file}: copy it from where the run was trained, or train it again")
+
+    def read(self, file: str) -> dict[str, Any]:
+        """Return the content of another JSON file, empty if there is none."""
+        return read_json(self.path / file)
 
     def write(self, file: str, content: Any) -> None:
         """Write a JSON file in one step, so that no reader and no crash sees half of it."""
@@ -124,7 +147,13 @@ def find_directory(text: str) -> RunDir:
 def all_runs() -> list[RunDir]:
     """Return the runs in ``runs/``, oldest first."""
     runs = [RunDir(path.parent) for path in RUNS.glob("*/run.json")]
-    return sorted(runs, key=lambda run: run.read("run.json").get("started", ""))
+    return sorted(runs, key=_started)
+
+
+def _started(run: RunDir) -> str:
+    with suppress(UsageError):  # a damaged file of one run is in no other's way
+        return run.record.get("started", "")
+    return ""
 
 
 def last_run() -> RunDir:

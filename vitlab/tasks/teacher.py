@@ -110,4 +110,4 @@ def _facts(source: str) -> tuple[Path, dict[str, Any]]:
             images = exported["images"]
             return path, {"mean": images["mean"], "std": images["std"], "class_names": exported["outputs"]}
     run, checkpoint = find_run(source)
-    return checkpoint, run.need("data.json")
+    return checkpoint, dict(run.data)

@@ -9,7 +9,7 @@ FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")
 
 def provenance(results: Results) -> list[str]:
     """Return a sentence for each fact; a fact in which cells differ says so."""
-    records = [run.read("run.json") for run in results.runs.values()]
+    records = [run.record for run in results.runs.values()]
     done = [run.read("done.json") for run in results.runs.values()]
     lines = [f"{fact}: {_shared([record.get(fact) for record in records])}" for fact in FACTS]
     lines.append(f"config, data and code of the cells: {len({d['id'] for d in done})} different identities")

@@ -69,6 +69,5 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
         run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
         if run:
             results.runs[key] = run
-            measured = run.read("results.json").get(ablation.evaluate) or {}
-            results.numbers[key] = {**measured, **metrics_of(run, ablation.analyses)}
+            results.numbers[key] = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)}
     return results

@@ -90,8 +90,8 @@ class Cell:
 
     def result(self) -> dict[str, Any] | None:
         """Return the numbers that the file asks for; None if they have not been measured."""
-        found = self.run.read("results.json").get(self.ablation.evaluate)
-        return found if found and found.get("checkpoint") == f"{self.ablation.checkpoint}.ckpt" else None
+        found = self.run.measured(self.ablation.evaluate)
+        return found if found.get("checkpoint") == f"{self.ablation.checkpoint}.ckpt" else None
 
     def failure(self) -> dict[str, Any]:
         """Return how it failed; empty if it did not."""

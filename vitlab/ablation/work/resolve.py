@@ -136,12 +136,12 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
     steps = max((row["step"] for row in run.rows()), default=0)
     return {
         "config": config,
-        "data": run.read("data.json"),
-        "model": run.read("model.json"),
+        "data": run.data,
+        "model": run.model,
         "groups": run.read("param_groups.json"),
         "images_per_second": rows[-1] if rows else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
-        "peak_memory": run.read("run.json").get("peak_memory") or {},
+        "peak_memory": run.record.get("peak_memory") or {},
     }
 
 

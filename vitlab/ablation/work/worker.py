@@ -91,7 +91,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
 
 
 def _next_stage(cell: Cell) -> list[str]:
-    if cell.run.read("run.json").get("status") != "done":
+    if cell.run.record.get("status") != "done":
         if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
             shutil.rmtree(cell.run.path)  # killed before it had anything to continue from
         write_overrides(cell)

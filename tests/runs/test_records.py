@@ -1,0 +1,82 @@
+import json
+
+import pytest
+
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
+
+DATA = {"class_names": ["a", "b"], "mean": [0.5], "std": [0.25]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory with what is read of each file."""
+    run = RunDir(tmp_path / "run")
+    run.write("run.json", {"status": "done", "attempts": 2, "wandb_id": None, "started": "2026-01-01T00:00:00+00:00"})
+    run.write("results.json", {"test": {"acc1": 0.5, "n": 3.0}})
+    run.write("data.json", {**DATA, "splits": {"train": {"n": 3, "hash": "0", "class_counts": [1, 2]}}})
+    run.write("model.json", {"grid": [2, 2], "flops": 1000})
+    return run
+
+
+def test_each_file_is_read_as_what_it_is(run):
+    assert run.record["attempts"] == 2 and run.record["wandb_id"] is None
+    assert run.results["test"] == run.measured("test") == {"acc1": 0.5, "n": 3.0}
+    assert run.data["splits"]["train"]["n"] == 3
+    assert run.model["grid"] == [2, 2]
+
+
+def test_what_has_not_been_written_is_empty_or_told(tmp_path):
+    run = RunDir(tmp_path)
+    assert run.record == run.results == run.measured("val") == {}
+    for name in ("data", "model"):
+        with pytest.raises(UsageError, match=rf"has no {name}\.json: copy it from where the run was trained"):
+            getattr(run, name)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("run", "record"), ("results", "results"), ("data", "data"), ("model", "model")]
+)
+@pytest.mark.parametrize("text", ['{"a": 1', "", "\x00\x00", "[1]", "3", '"text"', "[" * 100_000, "\ud800"])
+def test_a_damaged_file_is_named_with_a_way_out(run, file, name, text):
+    (run.path / f"{file}.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    with pytest.raises(UsageError, match=rf"{file}\.json is damaged: .*; (remove|copy) it") as error:
+        getattr(run, name)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "content"),
+    [
+        ("run", "attempts", {"attempts": "two"}),
+        ("run", "wandb_id", {"wandb_id": 7}),
+        ("results", "test", {"test": [1]}),
+        ("results", "variations", {"variations": [1]}),
+        ("data", "mean", {**DATA, "mean": 0.5}),
+        ("data", "class_names", {**DATA, "class_names": [1]}),
+        ("data", "splits", {**DATA, "splits": {"train": {"n": "3"}}}),
+        ("data", "std", {"class_names": [], "mean": [0.5]}),
+        ("model", "grid", {"grid": "4x4"}),
+    ],
+)
+def test_a_value_of_another_type_is_named(run, file, name, content):
+    run.write(f"{file}.json", content)
+    attribute = "record" if file == "run" else file
+    with pytest.raises(UsageError, match=rf"{file}\.json is damaged: .*`{name}`"):
+        getattr(run, attribute)
+
+
+def test_what_a_later_vitlab_has_written_beside_is_left_as_it_is(run):
+    run.update("model.json", colour={"deep": [1]})
+    assert run.model["colour"] == {"deep": [1]}
+    assert json.loads((run.path / "model.json").read_text())["grid"] == [2, 2]
+
+
+def test_a_damaged_run_is_in_no_others_way(run, monkeypatch):
+    from vitlab.runs import directory
+
+    monkeypatch.setattr(directory, "RUNS", run.path.parent)
+    torn = RunDir(run.path.parent / "torn")
+    torn.path.mkdir()
+    (torn.path / "run.json").write_text("{")
+    assert [one.path.name for one in directory.all_runs()] == ["torn", "run"]

@@ -1,0 +1,138 @@
+"""What the JSON files of a run directory hold, and that they hold it."""
+
+import json
+import types
+import typing
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
+
+from vitlab.errors import UsageError
+
+
+class Record(TypedDict, total=False):
+    """``run.json``: how the run was started, on what, and how it goes."""
+
+    status: str  # running, done, failed or preempted
+    attempts: int
+    argv: list[str]
+    started: str  # ISO 8601, as all times
+    resumed: str | None
+    ended: str
+    error: str
+    commit: str | None
+    dirty: bool | None
+    diff: str | None  # digest of what is not committed
+    host: str
+    python: str
+    versions: dict[str, str]
+    devices: list[str]
+    world_size: int
+    threads: int
+    seed: int | bool
+    steps: int
+    sum_of_learning_rates: float
+    sum_of_learning_rates_pos_embed: float
+    promises: dict[str, str]
+    peak_memory: dict[str, int]  # bytes by host and cuda
+    wandb_id: str | None
+
+
+class Results(TypedDict, total=False):
+    """``results.json``: what was measured on each split, and under other conditions than the run's own."""
+
+    val: dict[str, Any]
+    test: dict[str, Any]
+    variations: list[dict[str, Any]]
+
+
+class SplitFacts(TypedDict):
+    """One split in ``data.json``."""
+
+    n: int
+    hash: NotRequired[str]
+    class_counts: NotRequired[list[int]]
+
+
+class DataFacts(TypedDict):
+    """``data.json``: what the network was trained on."""
+
+    class_names: list[str]
+    mean: list[float]
+    std: list[float]
+    data: NotRequired[str]
+    splits: NotRequired[dict[str, SplitFacts]]
+    duplicates: NotRequired[int]
+    first_duplicates: NotRequired[list[Any]]
+    unreadable: NotRequired[dict[str, str]]
+    statistics_from: NotRequired[str]
+    crop_pct: NotRequired[float]  # of packed photos
+
+
+class ModelFacts(TypedDict, total=False):
+    """``model.json``: sizes and costs of the network; operations are those of one image."""
+
+    parameters: int  # that are trained
+    parameters_total: int
+    macs: int
+    flops: int
+    tokens: int
+    grid: list[int]
+    img_size: list[int]
+    in_chans: int
+
+
+_WAYS = {
+    Record: "remove it, and it is written anew when the run goes on",
+    Results: "remove it, and measure the run again with `vitlab validate` and `vitlab test`",
+    DataFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it anew",
+    ModelFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it anew",
+}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file, empty if there is none; refuse one that is damaged."""
+    try:
+        content = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is damaged: it must hold names and values, not {type(content).__name__}")
+    return content
+
+
+def read_record(path: Path, kind: type) -> Any:
+    """Return a file as one of the records above, empty if there is none; refuse it if a value is of another type.
+
+    What the record does not name is left as it is: a later vitlab may have written more.
+    """
+    try:
+        content = read_json(path)
+        for name, expected in typing.get_type_hints(kind).items() if content else ():
+            if name in content and not _is(content[name], expected):
+                raise UsageError(f"{path} is damaged: `{name}` must not be {type(content[name]).__name__}")
+            if name in kind.__required_keys__ - content.keys():  # type: ignore[attr-defined]
+                raise UsageError(f"{path} is damaged: it has no `{name}`")
+    except UsageError as error:
+        raise UsageError(f"{error}; {_WAYS[kind]}") from error
+    return content
+
+
+def _is(value: Any, expected: Any) -> bool:
+    origin, parts = typing.get_origin(expected), typing.get_args(expected)
+    if expected is Any:
+        return True
+    if origin is types.UnionType:
+        return any(_is(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(_is(part, parts[0]) for part in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_is(part, parts[1]) for part in value.values())
+    if typing.is_typeddict(expected):
+        hints = typing.get_type_hints(expected)
+        whole = isinstance(value, dict) and expected.__required_keys__ <= value.keys()
+        return whole and all(_is(value[name], hints[name]) for name in hints if name in value)
+    if expected is float:
+        return isinstance(value, int | float)
+    return isinstance(value, expected)
