@@ -24,7 +24,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "analysis": {*NETWORK, "data"},
     "config": {*NETWORK, *BESIDE, "tasks"},
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
-    "ablation": {"config", "jobs", "models"},
+    "ablation": {"config", "jobs", "models", "analysis"},
     "bench": {*NETWORK, *BESIDE, "tasks"},
     "cli": {*NETWORK, *BESIDE, "tasks", "config", "jobs", "ablation", "bench"},
 }

@@ -100,7 +100,7 @@ def test_the_page_names_files_and_targets_that_exist(page):
 
 
 def test_the_page_on_ablations_names_every_key():
-    from vitlab.ablation.file.keys import KEYS
+    from vitlab.ablation.file.schema import KEYS
 
     keys = [f"{section}.{key}".lstrip(".") for section, names in KEYS.items() for key in names if key not in KEYS]
     text = PAGES["docs/ablation.md"]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from vitlab.ablation.file.spec import read
-from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.resolve import known
 
 TOY = Path(__file__).with_name("toy.py")

@@ -56,4 +56,4 @@ def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     assert tokens == 17
     for other in others:
         assert other[0] == tokens
-        assert abs(other[1] / macs - 1) <= ablation.match["flops"] == 0.02
+        assert abs(other[1] / macs - 1) <= ablation.match.flops == 0.02

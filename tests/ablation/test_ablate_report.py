@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from vitlab.ablation.file.spec import read
-from vitlab.ablation.report.report import write_report
-from vitlab.ablation.report.wandb import send_report
+from vitlab.ablation.report.send import send_report
+from vitlab.ablation.report.write import write_report
 from vitlab.ablation.verdict import images
-from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved, cells_of
 
 ARMS = {"none": 0.70, "learned": 0.90, "sincos2d": 0.905}

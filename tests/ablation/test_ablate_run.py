@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.ablation.file.spec import read
-from vitlab.ablation.verdict.results import collect
+from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.identity import code_digest
 from vitlab.ablation.work.resolve import known
 from vitlab.runs.processes import runs

@@ -57,7 +57,7 @@ def test_the_array_has_the_settings_of_the_file(ablation, monkeypatch, tmp_path)
         fake.chmod(fake.stat().st_mode | stat.S_IEXEC)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     said = []
-    assert submit(ablation, "toy.yaml", 2, said.append) == 0
+    submit(ablation, "toy.yaml", 2, said.append)
     assert "4 workers as 77" in said[0]
     script = next((tmp_path / "runs/ablations/toy/slurm").glob("*.sh")).read_text()
     for line in ("--array=0-3%4", "--partition=gpu", "--time=02:00:00", "--gpus-per-node=1", "--job-name=toy"):

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from vitlab.ablation.file.claims import parse_claim
-from vitlab.ablation.file.keys import File
+from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read
 from vitlab.cli.main import main
 from vitlab.errors import UsageError

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.ablation.file.keys import File
+from vitlab.ablation.file.schema import File
 from vitlab.errors import did_you_mean
 
 SIDE = r"(?:[\w.-]+=)?[\w.-]+"

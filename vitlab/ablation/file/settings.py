@@ -1,55 +1,96 @@
 """The sections of an ablation's file on matching, statistics and execution, with their defaults."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from vitlab.ablation.file.keys import File
+from vitlab.ablation.file.schema import File
 from vitlab.errors import did_you_mean
 
 
-def read_match(file: File, axes: Mapping[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Match:
+    """How alike the arms must be; a number is a relative difference to the arm to match."""
+
+    within: tuple[str, ...] = ()  # axes across which arms need not be alike
+    steps: float | str = "exact"
+    params: float | str = 0.02
+    flops: float | str = 0.02
+    on_violation: str = "warn"
+
+
+@dataclass(frozen=True)
+class Stats:
+    """How the numbers are compared."""
+
+    test: str = "auto"
+    ci: float = 0.95
+    margin: float | None = None  # the difference that would not matter
+    sd: float | None = None  # the spread to expect, for the plan
+    pair: bool = False
+
+    @property
+    def alpha(self) -> float:
+        """The level of significance."""
+        return 1 - self.ci
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How the cells are run."""
+
+    executor: str = "local"
+    workers: int | str = "auto"
+    per_gpu: int = 1
+    timeout: float | None = None  # seconds
+    retries: int = 1
+    keep: str = "all"
+    slurm: Mapping[str, Any] = field(default_factory=dict)
+    command: Sequence[str] | None = None
+
+
+def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     """Return how alike the arms must be."""
-    match: dict[str, Any] = {"within": [], "steps": "exact", "params": 0.02, "flops": 0.02, "on_violation": "warn"}
-    match |= file.content.get("match") or {}
-    for axis in match["within"]:
+    given = dict(file.content.get("match") or {})
+    for axis in given.get("within") or ():
         if axis not in axes:
             hint = did_you_mean(str(axis), axes) or f"; there are {', '.join(axes)}"
             raise file.mistake("match/within", f"there is no axis `{axis}`{hint}")
     for key in ("steps", "params", "flops"):
-        if match[key] != "exact":
+        if given.get(key, "exact") != "exact":
             file.number(f"match.{key}", 0.0, 0, 1000)
-    return match
+    return Match(**{**given, "within": tuple(given.get("within") or ())})
 
 
-def read_stats(file: File) -> dict[str, Any]:
+def read_stats(file: File) -> Stats:
     """Return how the numbers are compared."""
     given = file.content.get("stats") or {}
-    return {
-        "test": given.get("test", "auto"),
-        "ci": file.number("stats.ci", 0.95, 0.5, 0.9999),
-        "margin": file.number("stats.margin", None, 1e-12),
-        "sd": file.number("stats.sd", None, 1e-12),
-        "pair": bool(given.get("pair", False)),
-    }
+    return Stats(
+        test=given.get("test", "auto"),
+        ci=file.number("stats.ci", 0.95, 0.5, 0.9999),
+        margin=file.number("stats.margin", None, 1e-12),
+        sd=file.number("stats.sd", None, 1e-12),
+        pair=bool(given.get("pair", False)),
+    )
 
 
-def read_run(file: File) -> dict[str, Any]:
+def read_run(file: File) -> Execution:
     """Return how the cells are run."""
     given = file.content.get("run") or {}
     workers = given.get("workers", "auto")
     if workers != "auto":
         workers = file.number("run.workers", None, 1, 4096, whole=True)
-    return {
-        "executor": given.get("executor", "local"),
-        "workers": workers,
-        "per_gpu": file.number("run.per_gpu", 1, 1, 64, whole=True),
-        "timeout": seconds(file, given.get("timeout")),
-        "retries": file.number("run.retries", 1, 0, 100, whole=True),
-        "keep": given.get("keep", "all"),
-        "slurm": given.get("slurm") or {},
-        "command": given.get("command"),
-    }
+    return Execution(
+        executor=given.get("executor", "local"),
+        workers=workers,
+        per_gpu=file.number("run.per_gpu", 1, 1, 64, whole=True),
+        timeout=seconds(file, given.get("timeout")),
+        retries=file.number("run.retries", 1, 0, 100, whole=True),
+        keep=given.get("keep", "all"),
+        slurm=given.get("slurm") or {},
+        command=given.get("command"),
+    )
 
 
 def seconds(file: File, value: Any) -> float | None:

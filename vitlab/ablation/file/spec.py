@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.keys import File, check_level_name
-from vitlab.ablation.file.settings import read_match, read_run, read_stats
+from vitlab.ablation.file.schema import File, check_level_name
+from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
 from vitlab.errors import did_you_mean
 from vitlab.runs.directory import RUNS
 from vitlab.shipped import find_shipped
@@ -56,9 +56,9 @@ class Ablation:
     evaluate: str
     analyses: tuple[str, ...]  # of `vitlab analyze`, for each cell
     checkpoint: str
-    match: Mapping[str, Any]
-    stats: Mapping[str, Any]
-    run: Mapping[str, Any]
+    match: Match
+    stats: Stats
+    run: Execution
     wandb: Mapping[str, Any] | None
     claims: tuple[Claim, ...] = field(default=())
 

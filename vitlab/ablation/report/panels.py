@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.report.figures import Rows, draw, look
+from vitlab.ablation.report.drawings import Rows, draw, look
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
@@ -20,7 +20,7 @@ def panels(found: Findings) -> dict[str, tuple[str, str, Rows]]:
         if not rows:
             continue
         parts = _parts(name, rows)
-        title = f"{name}: mean over seeds, band: {found.results.ablation.stats['ci']:.0%} t interval"
+        title = f"{name}: mean over seeds, band: {found.results.ablation.stats.ci:.0%} t interval"
         svg = draw(2.9, lambda *axes, parts=parts: _curves(found, parts, axes), columns=len(parts))
         drawn[name] = (title, svg, rows)
         if name == "displacement":

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vitlab.ablation.verdict.results import Results
+from vitlab.ablation.verdict.measured import Results
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")
 

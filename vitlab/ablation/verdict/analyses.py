@@ -7,8 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.verdict.measured import Results, table_of
 from vitlab.ablation.verdict.words import Section
-from vitlab.runs.directory import RunDir
 from vitlab.stats import interval
 
 Rows = list[dict[str, Any]]
@@ -41,33 +41,7 @@ CURVES = {
 }  # fmt: skip
 
 
-def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
-    """Return the table of an analysis of a run; None if there is none."""
-    path = run.path / "analysis" / f"{name}.csv"
-    return pd.read_csv(path) if path.is_file() else None
-
-
-def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
-    """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
-    found: dict[str, float] = {}
-    for name in names:
-        table = table_of(run, name)
-        if table is None:
-            continue
-        if name == "resolution":
-            for protocol, suffix in (("resize", ""), ("canvas", "/canvas")):
-                part = table[table["protocol"] == protocol]
-                found |= {f"{m}{suffix}": float(v) for m, v in zip(part["metric"], part["acc1"], strict=True)}
-        elif name in ("scramble", "scramble_image"):
-            finest = table[table["blocks"] == table["blocks"].max()]
-            found |= {f"{name}/{column}": float(finest[column].mean()) for column in ("acc1", "flipped")}
-        elif name == "shift":
-            for pixels, part in table[table["fill"] == "black"].groupby("pixels"):
-                found |= {f"shift/{column}@{pixels}": float(part[column].mean()) for column in ("acc1", "agreement")}
-    return found
-
-
-def curve_rows(results: Any) -> Rows:
+def curve_rows(results: Results) -> Rows:
     """Return a row for each arm and point of each curve: mean over seeds and its interval."""
     return [
         row
@@ -78,7 +52,7 @@ def curve_rows(results: Any) -> Rows:
     ]
 
 
-def _arm_rows(results: Any, name: str, arm: str) -> Iterator[dict[str, Any]]:
+def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]:
     curve = CURVES[name]
     tables = []
     for seed in results.ablation.seeds:
@@ -94,7 +68,7 @@ def _arm_rows(results: Any, name: str, arm: str) -> Iterator[dict[str, Any]]:
         *line, x = point if isinstance(point, tuple) else (point,)
         for measure in curve.measures:
             values = part[measure].tolist()
-            low, high = interval(values, results.ablation.stats["ci"])
+            low, high = interval(values, results.ablation.stats.ci)
             row = {"analysis": name, "arm": arm, "line": ", ".join(map(str, line)), "measure": measure, "x": float(x)}
             row |= {"n": len(values), "planned": len(results.ablation.seeds), "mean": sum(values) / len(values)}
             yield {**row, "low": low, "high": high, "half": (high - low) / 2}
@@ -106,7 +80,7 @@ def _spread(table: pd.DataFrame) -> pd.DataFrame:
     return heads.groupby("layer").mean().rename("spread").reset_index()
 
 
-def mean_profiles(results: Any) -> dict[str, pd.DataFrame]:
+def mean_profiles(results: Results) -> dict[str, pd.DataFrame]:
     """Return each arm's mean logit over heads and seeds at each layer and displacement."""
     found = {}
     for arm in results.ablation.arms:
@@ -117,13 +91,13 @@ def mean_profiles(results: Any) -> dict[str, pd.DataFrame]:
     return found
 
 
-def sections(results: Any, rows: Rows) -> list[Section]:
+def sections(results: Results, rows: Rows) -> list[Section]:
     """Return a section for each analysis, and one on those that could not be done."""
     found: list[Section] = []
     for name in results.ablation.analyses:
         mine = [row for row in rows if row["analysis"] == name]
         if mine:
-            ci = f"{results.ablation.stats['ci']:.0%}"
+            ci = f"{results.ablation.stats.ci:.0%}"
             notes = sorted(set(_notes(results, name, "note")))
             words = [CURVES[name].words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
             measures = CURVES[name].measures
@@ -138,12 +112,12 @@ def sections(results: Any, rows: Rows) -> list[Section]:
     return found
 
 
-def _notes(results: Any, name: str, key: str) -> list[str]:
+def _notes(results: Results, name: str, key: str) -> list[str]:
     noted = [run.read("analysis/notes.json").get(name, {}) for run in results.runs.values()]
     return [re.split(", pos_embed=|; ", note[key])[0] + "." for note in noted if key in note]
 
 
-def _not_done(results: Any, name: str) -> tuple[list[str], list[str]]:
+def _not_done(results: Results, name: str) -> tuple[list[str], list[str]]:
     arms, texts = [], []
     for (arm, seed), run in results.runs.items():
         note = run.read("analysis/notes.json").get(name)

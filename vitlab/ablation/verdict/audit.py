@@ -72,7 +72,7 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
             continue
         mine, other = found[r.arm.name], found[matched.name]
         words = []
-        for key, rule in (("steps", match["steps"]), ("parameters", match["params"]), ("flops", match["flops"])):
+        for key, rule in (("steps", match.steps), ("parameters", match.params), ("flops", match.flops)):
             share = differing[r.arm.name].get(key, 0.0)
             if abs(share) > (0.0 if rule == "exact" else float(rule)):
                 words.append(f"{share:+.1%} {key} than {matched.name}")
@@ -92,5 +92,5 @@ def reference(ablation: Ablation, arm: Arm) -> Arm | None:
 
     Across every other axis arms must match too, so it stands at the first level of those that the baseline leaves open.
     """
-    wanted = {**ablation.baseline, **{axis: arm.levels[axis] for axis in ablation.match["within"]}}
+    wanted = {**ablation.baseline, **{axis: arm.levels[axis] for axis in ablation.match.within}}
     return next((other for other in ablation.arms if wanted.items() <= dict(other.levels).items()), None)

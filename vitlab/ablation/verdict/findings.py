@@ -6,10 +6,11 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.verdict import analyses, images
+from vitlab.ablation.verdict.arms import ArmRow, arm_rows
 from vitlab.ablation.verdict.audit import facts, shares
-from vitlab.ablation.verdict.results import Results
-from vitlab.ablation.verdict.verdicts import Verdict, summary, verdicts
-from vitlab.stats import detectable
+from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.verdict.verdicts import Verdict, verdicts
+from vitlab.stats import choose_test, detectable
 
 Rows = list[dict[str, Any]]
 
@@ -19,7 +20,7 @@ class Findings:
     """What the finished cells say."""
 
     results: Results
-    arms: Rows  # of each metric
+    arms: list[ArmRow]  # of each metric
     verdicts: list[Verdict]
     curves: Rows
     pairs: Rows
@@ -27,13 +28,13 @@ class Findings:
 
     def power(self, metric: str) -> dict[str, Any] | None:
         """Return the smallest difference that the seeds of a metric can show; None where nothing is tested."""
-        mine = [row for row in self.arms if row["metric"] == metric]
-        tested = [row for row in mine if row["test"]]
+        mine = [row for row in self.arms if row.metric == metric]
+        tested = [row for row in mine if row.test]
         if not tested:
             return None
-        n = min(row["n"] for row in mine if row["n"] > 1)
+        n = min(row.n for row in mine if row.n > 1)
         k = max(1, len(tested) // max(1, len(mine) - len(tested)))
-        test, ci = min(row["test"] for row in tested), self.results.ablation.stats["ci"]
+        test, ci = choose_test(min(row.test for row in tested), [n]), self.results.ablation.stats.ci
         return {"metric": metric, "n": n, "test": test, "detectable_sd": detectable(n, k, test, ci)}
 
     def fairness(self) -> Rows:
@@ -48,7 +49,7 @@ class Findings:
         """Return every number of the report; `kind` tells the rows apart."""
         powers = [self.power(metric) for metric in self.results.metrics()]
         kinds: dict[str, Rows] = {
-            "arm": self.arms,
+            "arm": [row.record() for row in self.arms],
             "claim": [_claim_row(v) for v in self.verdicts],
             "power": [row for row in powers if row],
             "seeds and images": self.joint,
@@ -63,7 +64,7 @@ def find(results: Results) -> Findings:
     """Return what the finished cells say."""
     return Findings(
         results=results,
-        arms=summary(results),
+        arms=arm_rows(results),
         verdicts=verdicts(results),
         curves=analyses.curve_rows(results),
         pairs=images.pairs(results),

@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from vitlab.ablation.file.spec import Arm
+from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
 from vitlab.stats import Difference, mcnemar, seeds_and_images
 
@@ -15,7 +18,7 @@ JOINT = (
 )
 
 
-def _predictions(results: Any, arm: str, seed: int) -> pd.DataFrame | None:
+def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
     run = results.runs.get((arm, seed))
     path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
     if path is None or not path.is_file():
@@ -24,7 +27,7 @@ def _predictions(results: Any, arm: str, seed: int) -> pd.DataFrame | None:
     return table if "target" in table else None  # the numbers of a regression are neither right nor wrong
 
 
-def pairs(results: Any) -> list[dict[str, Any]]:
+def pairs(results: Results) -> list[dict[str, Any]]:
     """Return a row for each arm and seed whose images can be compared with those of the baseline."""
     rows = []
     for arm, baseline in _compared(results):
@@ -39,19 +42,19 @@ def pairs(results: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def joint(results: Any) -> list[dict[str, Any]]:
+def joint(results: Results) -> list[dict[str, Any]]:
     """Return each arm's difference to its baseline in accuracy, with the uncertainty of seeds and images together."""
     rows = []
     for arm, baseline in _compared(results):
         a, b = (_right(results, x.name) for x in (arm, baseline))
         if a is not None and b is not None and min(len(a), len(b)) > 1 and a.shape[1] == b.shape[1]:
-            d = seeds_and_images(a, b, results.ablation.stats["ci"])
+            d = seeds_and_images(a, b, results.ablation.stats.ci)
             row = {"arm": arm.name, "baseline": baseline.name, "n": min(len(a), len(b)), "n_images": a.shape[1]}
             rows.append({**row, **_numbers(d)})
     return rows
 
 
-def section(results: Any, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
+def section(results: Results, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
     """Return the section on images; it names the pairs that could not be compared."""
     there = {(row["arm"], row["seed"]) for row in rows}
     lost = [
@@ -83,12 +86,12 @@ def _numbers(d: Difference) -> dict[str, float]:
     return {"difference": d.value, "difference_low": d.low, "difference_high": d.high, "p": d.p}
 
 
-def _compared(results: Any) -> list[tuple[Any, Any]]:
+def _compared(results: Results) -> list[tuple[Arm, Arm]]:
     found = [(arm, results.ablation.baseline_of(arm)) for arm in results.ablation.arms]
     return [(arm, baseline) for arm, baseline in found if baseline is not None and baseline is not arm]
 
 
-def _right(results: Any, arm: str) -> Any:
+def _right(results: Results, arm: str) -> NDArray[np.float64] | None:
     """Return ``(seeds, images)`` of right and wrong; None unless every finished seed has the same images."""
     tables = [_predictions(results, arm, seed) for seed in results.ablation.seeds if (arm, seed) in results.runs]
     if not tables or any(t is None or not t["target"].equals(tables[0]["target"]) for t in tables):  # type: ignore[index]

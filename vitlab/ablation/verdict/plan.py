@@ -3,17 +3,35 @@
 import math
 import statistics
 from collections import Counter
+from dataclasses import dataclass, field
+
+import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.audit import facts, flags, steps
-from vitlab.ablation.verdict.results import Results, collect
+from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.work.status import ORDER
 from vitlab.stats import choose_test, detectable
 
 
-def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tuple[list[str], bool]:
-    """Return the lines of the plan, and whether it breaks a rule that must not be broken."""
+@dataclass
+class Plan:
+    """What a run will do; as text, the lines that the command prints."""
+
+    arms: pd.DataFrame  # a row for each arm: what it costs and how it differs from the arm that it must match
+    unlike: dict[str, list[str]]  # arm: in what it does not match
+    lines: list[str]
+    is_refused: bool  # arms do not match, and the file says that this must not be
+    starts: list[str] = field(default_factory=list)  # with `check`: how each arm starts
+    starts_alike: bool | None = None
+
+    def __str__(self) -> str:
+        return "\n".join([*self.lines, *self.starts])
+
+
+def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
+    """Return the plan of the cells of resolved arms."""
     cells = cells_of(ablation, resolved)
     states: Counter[str] = Counter(cell.state() for cell in cells)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
@@ -30,7 +48,8 @@ def plan_lines(ablation: Ablation, resolved: list[Resolved], workers: int) -> tu
     lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
     lines += _power(ablation, collect(ablation, resolved))
     lines += _cost(ablation, [cell for cell in cells if not cell.is_finished()], workers)
-    return lines, bool(unfair) and ablation.match["on_violation"] == "fail"
+    rows = [{"arm": r.arm.name, **r.arm.levels, **facts(r)} for r in resolved]
+    return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
 
 
 def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
@@ -81,12 +100,12 @@ def _power(ablation: Ablation, results: Results) -> list[str]:
         return ["power    n = 1: no inference; write `seeds: 3` to explore, 5 for a headline"]
     families = Counter((ablation.baseline_of(arm) or arm).name for arm in ablation.arms)
     k = max(families.values()) - 1
-    test = choose_test(ablation.stats["test"], [n])
-    smallest = detectable(n, max(1, k), test, ablation.stats["ci"])
+    test = choose_test(ablation.stats.test, [n])
+    smallest = detectable(n, max(1, k), test, ablation.stats.ci)
     text = (
         f"power    {n} seeds show a difference of {smallest:.1f} sd of a run in 80 % of cases ({test}, {k} against one)"
     )
-    sd = ablation.stats["sd"] or _spread(results)
+    sd = ablation.stats.sd or _spread(results)
     return [text + (f": {smallest * sd:.3g} at sd {sd:.2g}" if sd else "")]
 
 

@@ -91,15 +91,15 @@ class Board:
 
     Args:
         progress: What to show.
-        say: Prints a line where there is no terminal.
+        say: Prints a line where there is no terminal; None keeps silent.
     """
 
-    def __init__(self, progress: Progress, say: Callable[[str], None]) -> None:
+    def __init__(self, progress: Progress, say: Callable[[str], None] | None) -> None:
         self.progress, self._say = progress, say
         self.live: Live | None = None
 
     def __enter__(self) -> "Board":
-        if sys.stdout.isatty() and self.progress.cells:
+        if self._say and sys.stdout.isatty() and self.progress.cells:
             self.live = Live(get_renderable=self.progress.table, refresh_per_second=0.5, console=Console())
             self.live.start()
         return self
@@ -113,5 +113,5 @@ class Board:
         """Print a line, above the table if there is one."""
         if self.live:
             self.live.console.print(text, markup=False, highlight=False, soft_wrap=True)
-        else:
+        elif self._say:
             self._say(text)

@@ -28,7 +28,7 @@ PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config
 
 def command(ablation: Ablation) -> list[str]:
     """Return the words that start vitlab."""
-    return list(ablation.run["command"] or [sys.executable, "-m", "vitlab"])
+    return list(ablation.run.command or [sys.executable, "-m", "vitlab"])
 
 
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
@@ -122,11 +122,11 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
     run = RunDir(place / "run")
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
     started = time.perf_counter()
-    code, lines = finish(words, environment(workers), place / "log", ablation.run["timeout"])
+    code, lines = finish(words, environment(workers), place / "log", ablation.run.timeout)
     seconds = time.perf_counter() - started
     if code:
         if code == TIMEOUT:
-            raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run['timeout']:.0f} s")
+            raise UsageError(f"20 steps of {arm.name} took longer than `run.timeout`, {ablation.run.timeout:.0f} s")
         raise UsageError(lines[-1].removeprefix("vitlab: ") if lines else f"exit code {code}")
     config = yaml.safe_load(run.config.read_text())
     for key, (_, default) in PROBE.items():

@@ -15,13 +15,13 @@ from vitlab.errors import UsageError, did_you_mean
 
 def worker_words(ablation: Ablation, file: str) -> list[str]:
     """Return the command of one task of the array; it finds its cells by the claims of the others."""
-    own = command(ablation) if not ablation.run["command"] else [sys.executable, "-m", "vitlab"]
+    own = command(ablation) if not ablation.run.command else [sys.executable, "-m", "vitlab"]
     return [*own, "ablate", "run", str(Path(file).resolve()), "--workers", "1"]
 
 
 def parameters(ablation: Ablation, workers: int) -> dict[str, Any]:
     """Return what submitit is told: ``run.slurm``, its keys with the prefix that submitit gives to SLURM's own."""
-    given = dict(ablation.run["slurm"])
+    given = dict(ablation.run.slurm)
     width = int(given.pop("array_parallelism", workers))
     hours = given.pop("time", None)
     named = {f"slurm_{k}" if not k.startswith("slurm_") else k: v for k, v in given.items()}
@@ -58,8 +58,8 @@ def _checked(ablation: Ablation, workers: int) -> dict[str, Any]:
     return settings
 
 
-def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], None]) -> int:
-    """Submit the workers and return the exit code."""
+def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], None]) -> None:
+    """Submit the workers."""
     settings = _checked(ablation, workers)
     import submitit
 
@@ -70,4 +70,3 @@ def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], Non
     words = worker_words(ablation, file)
     jobs = executor.map_array(subprocess.check_call, [words] * settings["slurm_array_parallelism"])
     say(f"submitted {len(jobs)} workers as {jobs[0].job_id.split('_')[0]}; follow: `vitlab ablate status {file}`")
-    return 0

@@ -3,18 +3,44 @@
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, State
 from vitlab.runs import lock
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 ORDER = ("done", "running", "failed", "diverged", "stale", "missing")
 
 
-def status_lines(ablation: Ablation, resolved: list[Resolved | None]) -> list[str]:
-    """Return a line for each arm and one for each cell that runs or has failed."""
+@dataclass
+class Status:
+    """How far each cell is; as text, a line for each arm and one for each cell that runs or has failed."""
+
+    rows: list[dict[str, Any]]  # arm, seed, state, what is to be said of it
+    lines: list[str]
+    failed: list[str] = field(default_factory=list)  # the cells that the call which returns this could not finish
+    interrupted: bool = False
+    submitted: bool = False
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def cells(self) -> "pd.DataFrame":
+        """A row for each cell: arm, its levels, seed, state, and what is to be said of it."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+
+def status_of(ablation: Ablation, resolved: list[Resolved | None]) -> Status:
+    """Return how far every cell is."""
     lines, waiting = [], 0
+    rows: list[dict[str, Any]] = []
     width = max(len(arm.name) for arm in ablation.arms)
     total: Counter[State | str] = Counter()
     for arm, facts in zip(ablation.arms, resolved, strict=True):
@@ -24,13 +50,19 @@ def status_lines(ablation: Ablation, resolved: list[Resolved | None]) -> list[st
         total += counts
         waiting += sum(cell.is_done() and not cell.is_finished() for cell in cells)
         lines.append(f"{arm.name:<{width}}  {_counts(counts)}")
-        for cell, state in zip(cells, states, strict=False):
-            if state == "running":
-                lines.append(f"  s{cell.seed}  {running_words(cell)}")
-            elif failure := cell.failure():
-                lines.append(f"  s{cell.seed}  {failure['stage']}, {failure['kind']}: {failure['last']}")
+        words = [_words(cell, state) for cell, state in zip(cells, states, strict=False)] or [""] * len(states)
+        for seed, state, text in zip(ablation.seeds, states, words, strict=True):
+            rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
+            lines += [f"  s{seed}  {text}"] if text else []
     text = f"; {waiting} of those done miss an analysis" if waiting else ""
-    return [*lines, f"{'all':<{width}}  {_counts(total)}{text}"]
+    return Status(rows, [*lines, f"{'all':<{width}}  {_counts(total)}{text}"])
+
+
+def _words(cell: Cell, state: str) -> str:
+    if state == "running":
+        return running_words(cell)
+    failure = cell.failure()
+    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

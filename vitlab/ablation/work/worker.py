@@ -71,7 +71,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
     """Do what is left to do in a cell; a stage that is interrupted for no fault of its own is repeated."""
     started = time.time()
     env = process.environment(workers, slot, gpus, **_wandb(cell))
-    log, timeout = cell.beside(".log"), cell.ablation.run["timeout"]
+    log, timeout = cell.beside(".log"), cell.ablation.run.timeout
     attempts = 0
     while True:
         words = _next_stage(cell)
@@ -86,7 +86,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
             continue
         kind = _kind(code, lines)
         attempts += 1
-        if kind not in RETRIED or attempts > cell.ablation.run["retries"]:
+        if kind not in RETRIED or attempts > cell.ablation.run.retries:
             return _failed(cell, words, code, kind, lines, attempts)
 
 
@@ -125,9 +125,9 @@ def _done(cell: Cell, started: float) -> None:
 
 def _finished(cell: Cell) -> Outcome:
     cell.beside(".failed.json").unlink(missing_ok=True)
-    if cell.ablation.run["keep"] != "all":
+    if cell.ablation.run.keep != "all":
         shutil.rmtree(cell.run.checkpoints, ignore_errors=True)
-    if cell.ablation.run["keep"] == "none":
+    if cell.ablation.run.keep == "none":
         shutil.rmtree(cell.run.weights, ignore_errors=True)
     value = (cell.result() or {}).get(cell.ablation.primary, float("nan"))
     return Outcome("done", text=f"{cell.ablation.primary} {value:.4f}")

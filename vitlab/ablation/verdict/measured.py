@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation, Arm
-from vitlab.ablation.verdict.analyses import metrics_of
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.runs.directory import RunDir
 
@@ -71,3 +70,29 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
             results.runs[key] = run
             results.numbers[key] = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)}
     return results
+
+
+def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
+    """Return the table of an analysis of a run; None if there is none."""
+    path = run.path / "analysis" / f"{name}.csv"
+    return pd.read_csv(path) if path.is_file() else None
+
+
+def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
+    """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
+    found: dict[str, float] = {}
+    for name in names:
+        table = table_of(run, name)
+        if table is None:
+            continue
+        if name == "resolution":
+            for protocol, suffix in (("resize", ""), ("canvas", "/canvas")):
+                part = table[table["protocol"] == protocol]
+                found |= {f"{m}{suffix}": float(v) for m, v in zip(part["metric"], part["acc1"], strict=True)}
+        elif name in ("scramble", "scramble_image"):
+            finest = table[table["blocks"] == table["blocks"].max()]
+            found |= {f"{name}/{column}": float(finest[column].mean()) for column in ("acc1", "flipped")}
+        elif name == "shift":
+            for pixels, part in table[table["fill"] == "black"].groupby("pixels"):
+                found |= {f"shift/{column}@{pixels}": float(part[column].mean()) for column in ("acc1", "agreement")}
+    return found

@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from vitlab.ablation.verdict.results import Results
+from vitlab.ablation.verdict.arms import ArmRow
+from vitlab.ablation.verdict.measured import Results
 from vitlab.stats import interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")  # Okabe and Ito
@@ -25,19 +26,19 @@ def look(results: Results, name: str) -> tuple[str, str]:
     return COLOURS[i % len(COLOURS)], MARKS[(i + i // len(COLOURS)) % len(MARKS)]
 
 
-def figures(results: Results, rows: Rows) -> dict[str, tuple[str, str, Rows]]:
+def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, str, Rows]]:
     """Return title, SVG and data of every figure that there are numbers for."""
     primary = results.ablation.primary
-    mine = [row for row in rows if row["metric"] == primary and row["n"]]
+    mine = [row for row in rows if row.metric == primary and row.n]
     dots = [
         {"arm": arm.name, "seed": seed, "value": value}
         for arm in results.ablation.arms
         for seed, value in results.by_seed(arm, primary)
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
-    title = f"{primary} of every seed, mean and {results.ablation.stats['ci']:.0%} t interval"
+    title = f"{primary} of every seed, mean and {results.ablation.stats.ci:.0%} t interval"
     found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine)), dots)}
-    compared = [row for row in mine if row["difference"] == row["difference"]]
+    compared = [row.record() for row in mine if row.test]
     if compared:
         data = [{k: r[k] for k in ("arm", "difference", "difference_low", "difference_high")} for r in compared]
         svg = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared))
@@ -66,24 +67,24 @@ def draw(height: float, paint: Callable[..., None], columns: int = 1, rows: int 
     return text[text.index("<svg") :]
 
 
-def _dots(ax: Axes, results: Results, rows: Rows) -> None:
+def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
     for y, row in enumerate(rows):
-        arm = next(a for a in results.ablation.arms if a.name == row["arm"])
+        arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
         colour, mark = look(results, arm.name)
-        low, high = interval(values, results.ablation.stats["ci"])
+        low, high = interval(values, results.ablation.stats.ci)
         if low == low:
             ax.plot([low, high], [y, y], color=colour, lw=1.5, zorder=1)
         ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)
-        ax.plot([row["mean"]] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
-        if row["verdict"] == "baseline":
-            ax.axvline(row["mean"], color="0.6", lw=0.8, ls="--", zorder=0)
-    _arms(ax, rows)
+        ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
+        if row.verdict == "baseline":
+            ax.axvline(row.mean, color="0.6", lw=0.8, ls="--", zorder=0)
+    _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
 
 
 def _forest(ax: Axes, results: Results, rows: Rows) -> None:
-    margin = results.ablation.stats["margin"]
+    margin = results.ablation.stats.margin
     if margin:
         ax.axvspan(-margin, margin, color="0.9", zorder=0)
     ax.axvline(0, color="0.4", lw=0.8)
@@ -91,13 +92,13 @@ def _forest(ax: Axes, results: Results, rows: Rows) -> None:
         colour, mark = look(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=colour, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=colour)
-    _arms(ax, rows)
+    _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
     band = f" (grey: the margin of ±{margin:g})" if margin else ""
     ax.set_xlabel(f"difference in {results.ablation.primary} to the baseline{band}")
 
 
-def _arms(ax: Axes, rows: Rows) -> None:
-    ax.set_yticks(range(len(rows)), [f"{row['arm']}  ({row['n']}/{row['planned']})" for row in rows])
+def _arms(ax: Axes, rows: list[tuple[str, int, int]]) -> None:
+    ax.set_yticks(range(len(rows)), [f"{arm}  ({n}/{planned})" for arm, n, planned in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
 
 

@@ -36,26 +36,27 @@ class Interrupts:
             self.say("no new cells; the running ones finish (Ctrl-C again: end them too; `run` continues them)")
 
 
-class Run:
-    """One call of ``vitlab ablate run``.
+class Pool:
+    """The workers of one call of ``vitlab ablate run``.
 
     Args:
         cells: The cells, in the order to do them.
         workers: How many at a time.
-        say: Prints a line.
+        say: Prints a line; None keeps silent.
         fail_fast: Start no new cells after a failure.
     """
 
-    def __init__(self, cells: list[Cell], workers: int, say: Say, fail_fast: bool = False) -> None:
+    def __init__(self, cells: list[Cell], workers: int, say: Say | None, fail_fast: bool = False) -> None:
         self.cells, self.workers, self.fail_fast = cells, workers, fail_fast
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
+        self.interrupted = False
         self._mutex = threading.Lock()
         self._gpus = gpu_count()
 
-    def work_off(self) -> int:
-        """Return the exit code: 0 all done, 1 some failed, 130 interrupted."""
+    def work_off(self) -> None:
+        """Work until every cell is done or has failed, or until Ctrl-C."""
         with self.board, Interrupts(self.board.say) as self._interrupts:
             threads = [threading.Thread(target=self._worker, args=(slot,)) for slot in range(self.workers)]
             for thread in threads:
@@ -63,9 +64,11 @@ class Run:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
-        if self._interrupts.count:
-            return 130
-        return 1 if self.failures else 0
+        self.interrupted = self._interrupts.count > 0
+
+    def failed(self, cell: Cell) -> bool:
+        """Return whether a cell has failed in this call."""
+        return any(cell is failed for failed, _ in self.failures)
 
     def _worker(self, slot: int) -> None:
         while not self._interrupts.count and not (self.fail_fast and self.failures):
@@ -86,7 +89,7 @@ class Run:
     def _take(self) -> tuple[Cell, lock.Claim] | None:
         """Claim the first cell that nobody works on, has done, or has failed at."""
         for cell in self.cells:
-            if cell.is_finished() or cell.failure() or any(cell is failed for failed, _ in self.failures):
+            if cell.is_finished() or cell.failure() or self.failed(cell):
                 continue
             claim = lock.take(cell.claim)
             if claim is None:

@@ -1,0 +1,62 @@
+"""The laboratory from Python: what it returns is what the command prints."""
+
+import pytest
+
+from vitlab.ablation.lab import Lab
+from vitlab.errors import UsageError
+
+
+@pytest.fixture
+def toy(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    return Lab("toy.yaml")
+
+
+def test_a_comparison_goes_from_plan_to_verdict_in_python_without_a_word(toy, lab, capfd):
+    plan = toy.plan()
+    assert list(plan.arms["arm"]) == ["none", "learned", "rope2d"]
+    assert not plan.is_refused and "6 cells (6 missing)" in str(plan)
+    assert not lab.counts()
+    done = toy.run()
+    assert set(done.cells["state"]) == {"done"} and not done.failed and not done.interrupted
+    report = toy.report()
+    assert list(report.arms["arm"]) == ["none", "learned", "rope2d"]
+    assert report.arms["difference"].iloc[1] == pytest.approx(0.2, abs=0.05)
+    (verdict,) = report.verdicts
+    assert report.claims["verdict"].tolist() == [verdict.word]
+    assert str(report).startswith(f"**{verdict.word}**: `learned > none`")
+    assert report.results["value"].notna().all() and len(report.results) == 12  # acc1 and loss of six cells
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_command_prints_what_python_returns(toy, lab):
+    assert lab("plan")[1] == f"{toy.plan()}\n"
+    assert lab("run")[0] == 0
+    assert lab("status")[1] == f"{toy.status()}\n"
+    assert lab("report")[1].splitlines() == [str(path) for path in toy.report().files]
+    assert lab("run", "--dry_run", "--only", "pos_embed=learned")[1].splitlines()[1:] == []
+
+
+def test_what_fails_is_named_and_the_conditions_of_a_run_are_kept(toy, lab, monkeypatch):
+    monkeypatch.setenv("TOY", '{"learned 1": "fail"}')
+    said = []
+    status = toy.run(only=["pos_embed=learned"], say=said.append)
+    assert [name.split("-")[0] for name in status.failed] == ["learned/s1"]
+    assert status.cells.groupby("arm")["state"].apply(list).to_dict() == {
+        "none": ["missing", "missing"],
+        "learned": ["done", "failed"],
+        "rope2d": ["missing", "missing"],
+    }
+    assert "the toy broke" in status.cells["note"].max()
+    assert any(line.startswith("failed   learned/s1") for line in said)
+    with pytest.raises(UsageError, match="AXIS=LEVEL, got pos_embed=lerned"):
+        toy.run(only=["pos_embed=lerned"])
+
+
+def test_a_missing_file_and_a_report_of_nothing_are_one_line_each(toy):
+    with pytest.raises(UsageError, match="no cell of toy is done; start with `vitlab ablate run"):
+        toy.report()
+    with pytest.raises(
+        UsageError, match=r'`ablate position_embedding/probe`.*did you mean "position_embeddings/probe"'
+    ):
+        Lab("position_embedding/probe")

@@ -1,0 +1,175 @@
+"""The laboratory from Python: ``Lab("mine.yaml")``, then ``plan``, ``run``, ``status`` and ``report``.
+
+The command ``vitlab ablate`` does nothing else than to call it and to print what it returns.
+"""
+
+import os
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlab.ablation.file import spec
+from vitlab.ablation.work.cells import Cell, cells_of
+from vitlab.ablation.work.process import worker_count
+from vitlab.ablation.work.resolve import known, resolve
+from vitlab.ablation.work.status import Status, status_of
+from vitlab.analysis import ANALYSES
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.shipped import find_file
+
+if TYPE_CHECKING:
+    from vitlab.ablation.report.write import Report
+    from vitlab.ablation.verdict.plan import Plan
+
+Say = Callable[[str], None]
+
+
+def _silent(text: str) -> None:
+    """Say nothing."""
+
+
+class Lab:
+    """A comparison that one file describes, from the question to the verdict.
+
+    >>> lab = Lab("position_embeddings/probe")
+    >>> [arm.name for arm in lab.ablation.arms]
+    ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
+
+    Args:
+        file: A YAML file, or the name of a shipped experiment.
+        caller: How the message about a missing file names the call.
+
+    Raises:
+        UsageError: The file is not there or has a mistake; the message has its line.
+    """
+
+    def __init__(self, file: str | Path, caller: str = "ablate") -> None:
+        self.file = str(file)
+        self.ablation = spec.read(find_file(self.file, caller, "experiments"))
+        for i, name in enumerate(self.ablation.analyses):
+            if name not in ANALYSES:
+                hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
+                raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
+
+    def plan(self, workers: int | None = None, check: bool = False) -> "Plan":
+        """Resolve every arm by a probe of 20 steps; say what a run will do, cost and can show.
+
+        Args:
+            workers: Probes and cells at a time; as the file says by default.
+            check: Also build every arm and see that arms of one seed start alike.
+        """
+        from vitlab.ablation.verdict.plan import plan_of
+
+        count = self._workers(workers)
+        plan = plan_of(self.ablation, resolve(self.ablation, count), count)
+        if check:
+            from vitlab.ablation.work.check import check_lines
+
+            plan.starts, plan.starts_alike = check_lines(self.ablation)
+        return plan
+
+    def run(
+        self,
+        workers: int | None = None,
+        only: Sequence[str] = (),
+        fail_fast: bool = False,
+        retry_failed: bool = False,
+        say: Say | None = None,
+    ) -> Status:
+        """Work off the cells that are not done, and return how far it is; again continues.
+
+        Args:
+            workers: Cells at a time; as the file says by default.
+            only: Conditions such as ``pos_embed=none`` that a cell must meet.
+            fail_fast: Start no new cells after a failure.
+            retry_failed: Try the failed cells again.
+            say: Gets a line whenever something happens; with it a terminal shows a table of the progress, too.
+        """
+        from vitlab.ablation.work.pool import Pool
+
+        ablation, count = self.ablation, self._workers(workers)
+        cells = self._cells(count, only, say or _silent)
+        if retry_failed:
+            for cell in cells:
+                cell.beside(".failed.json").unlink(missing_ok=True)
+        if ablation.run.executor == "slurm" and "SLURM_ARRAY_JOB_ID" not in os.environ:
+            from vitlab.ablation.work.slurm import submit
+
+            submit(ablation, str(ablation.file.path), count, say or _silent)
+            return replace(status_of(ablation, known(ablation)), submitted=True)
+        pool = Pool(cells, count, say, fail_fast)
+        pool.work_off()
+        failed = [cell.name for cell in cells if cell.failure() or pool.failed(cell)]
+        return replace(status_of(ablation, known(ablation)), failed=failed, interrupted=pool.interrupted)
+
+    def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
+        """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
+        from vitlab.ablation.work.worker import analyze_words, evaluate_words, fit_words, write_overrides
+
+        count = self._workers(workers)
+        cells = self._cells(count, only, say)
+        if self.ablation.run.executor == "slurm":
+            from vitlab.ablation.work.slurm import script
+
+            return script(self.ablation, str(self.ablation.file.path), count)
+        lines = []
+        for cell in cells:
+            commands = [analyze_words(cell)] if cell.missing_analyses() else []
+            if not cell.is_done():
+                write_overrides(cell)
+                commands = [fit_words(cell), evaluate_words(cell), *commands]
+            lines += [f"# {cell.name}", *map(shlex.join, commands)] if commands else []
+        return "\n".join(lines)
+
+    def status(self) -> Status:
+        """Return how far it is; reads files alone."""
+        return status_of(self.ablation, known(self.ablation))
+
+    def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
+        """Write tables, figures and verdicts of what is done to ``runs/ablations/NAME/report``, and return them.
+
+        Args:
+            output: Folder that report.md, summary.csv and the figures are copied to.
+            accept_stale: Take cells that other code has trained.
+
+        Raises:
+            UsageError: No cell is done.
+        """
+        from vitlab.ablation.report.write import write_report
+
+        resolved = [arm for arm in known(self.ablation) if arm]
+        if not any(cell.is_done() or cell.stale() for cell in cells_of(self.ablation, resolved)):
+            raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
+        report = write_report(self.ablation, resolved, str(output) if output else None, accept_stale)
+        if self.ablation.wandb and self.ablation.wandb.get("mode") != "disabled":
+            from vitlab.ablation.report.send import send_report
+
+            project, mode = self.ablation.wandb.get("project", "vitlab"), self.ablation.wandb.get("mode")
+            page, summary = report.files[0], report.files[2]
+            report.sent = send_report(self.ablation.name, project, mode, self.ablation.directory, page, summary)
+        return report
+
+    def _workers(self, given: int | None) -> int:
+        return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
+
+    def _cells(self, workers: int, only: Sequence[str], say: Say) -> list[Cell]:
+        """Resolve the arms and return the cells to work on; refuse arms that do not match where the file says so."""
+        from vitlab.ablation.verdict.audit import flags
+
+        ablation = self.ablation
+        say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
+        resolved = resolve(ablation, workers)
+        unfair = flags(ablation, resolved)
+        for name, words in unfair.items():
+            say(f"note     {name}: {'; '.join(words)}")
+        if unfair and ablation.match.on_violation == "fail":
+            raise UsageError(f"{ablation.file.path}: arms that do not match, and `match.on_violation` is fail")
+        cells = cells_of(ablation, resolved)
+        for text in only:
+            axis, _, level = text.partition("=")
+            if level not in ablation.axes.get(axis, {}):
+                raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; the axes are {', '.join(ablation.axes)}")
+            cells = [cell for cell in cells if cell.arm.levels[axis] == level]
+        return cells
