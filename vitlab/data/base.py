@@ -79,16 +79,14 @@ class ImageData(Named, L.LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
         _check_at_least(1, batch_size=batch_size, repeats=repeats)
         _check_at_least(0, num_workers=num_workers)
-        self.img_size = as_size(img_size, native_size)
-        self.in_chans = in_chans
+        self.img_size, self.in_chans = as_size(img_size, native_size), in_chans
         self.mode: Mode = "L" if in_chans == 1 else "RGB"  # what files are decoded to
         self.class_names = list(class_names)
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
-        self.rule = SplitRule(
-            None if self.has_test_split else test_share, val_share, split_seed, fold, subset, split_file
-        )
+        cut = None if self.has_test_split else test_share
+        self.rule = SplitRule(cut, val_share, split_seed, fold, subset, split_file)
         self.splits: dict[SplitName, Images] = {}
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self._restored: dict[str, Any] = {}
