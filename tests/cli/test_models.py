@@ -10,9 +10,9 @@ from vitlab.cli import models
 from vitlab.cli.main import main
 from vitlab.config.options import POLICIES
 from vitlab.layers.resample import ResizePolicy
+from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.published import PUBLISHED
-from vitlab.models.vit import SIZES, VisionTransformer
 
 
 @pytest.mark.parametrize("name", SIZES)

@@ -1,3 +1,4 @@
+import inspect
 from functools import partial
 
 import pytest
@@ -6,6 +7,7 @@ from timm.layers import AttentionPoolLatent
 from torch import nn
 
 from vitlab.layers.attention import Attention
+from vitlab.layers.block import Block
 from vitlab.layers.norm import build_norm
 from vitlab.layers.pool import AttentionPool
 from vitlab.layers.pos_embed import PosEmbed, build_pos_embed
@@ -158,3 +160,11 @@ def test_rmsnorm_is_the_formula_and_an_unknown_norm_is_refused():
     torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt())
     with pytest.raises(ValueError, match="`norm_layer` must be one of layernorm, rmsnorm, got 'batchnorm'"):
         build_norm("batchnorm", 8, 0.1)
+
+
+@pytest.mark.parametrize("cls", [Attention, Block, AttentionPool])
+def test_what_is_not_width_or_heads_is_given_by_name(cls):
+    with pytest.raises(TypeError, match="positional arguments"):
+        cls(16, 2, True)
+    names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert names == ["dim", "num_heads"]

@@ -53,16 +53,16 @@ def test_the_first_row_alone_is_the_first_row_of_all(pos_embed, kernel):
     attn = Attention(16, 2, qk_norm=True)
     attn.kernel = kernel
     x = torch.randn(2, 7, 16)
-    torch.testing.assert_close(attn(x, position, 1, class_token_only=True), attn(x, position, 1)[:, :1])
+    torch.testing.assert_close(attn(x, position, 1, first_only=True), attn(x, position, 1)[:, :1])
 
 
 @pytest.mark.parametrize("qkv_bias", [True, False])
 def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
-    attn, position = Attention(16, 2, qkv_bias).double(), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
+    attn, position = Attention(16, 2, qkv_bias=qkv_bias).double(), build_pos_embed("none", (2, 3), 16, 2, 1, 1)
     attn.kernel = products  # the counter misses the fused kernel of a CPU
     x = torch.randn(3, 7, 16, dtype=torch.float64, requires_grad=True)
     with FlopCounterMode(display=False) as counter:
-        short = attn(x, position, 0, class_token_only=True)
+        short = attn(x, position, 0, first_only=True)
     keys_and_values, query_and_output, scores_and_sums = 7 * 16 * 32, 2 * 16 * 16, 2 * 7 * 16
     assert counter.get_total_flops() == 2 * 3 * (keys_and_values + query_and_output + scores_and_sums)
     of = [x, *attn.parameters()]

@@ -1,9 +1,11 @@
+import inspect
 from typing import get_args
 
 import pytest
 import torch
 
-from vitlab.layers.pos_embed import PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed.added import AddedPosEmbed
 
 NAMES = get_args(PosEmbedName)
 SIZE = {"grid_size": (14, 14), "embed_dim": 384, "num_heads": 6, "depth": 12, "num_prefix_tokens": 1}
@@ -152,3 +154,40 @@ def test_order_must_be_a_permutation_and_ends_with_the_block(name):
     with module.permute_positions(torch.randperm(6)):
         assert module.order is not None
     assert module.order is None
+
+
+def test_the_names_are_those_of_the_table():
+    assert tuple(POS_EMBEDS) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_class_says_of_itself_is_what_it_does(name):
+    cls, parameters = POS_EMBEDS[name], inspect.signature(POS_EMBEDS[name]).parameters
+    assert ("join" in parameters) == (len(cls.joins) > 1)
+    trained = [build(name, join=join, trainable=trainable) for join in cls.joins for trainable in [True] * cls.trains]
+    assert all(any(p.requires_grad for p in module.parameters()) for module in trained)
+    assert cls.trains or not list(build(name).parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_acts_after_a_block_changes_its_tokens(name):
+    module, x = build(name, depth=2, grid_size=(2, 3)), torch.randn(1, 7, 384)
+    for layer in (0, 1):
+        assert module.acts_after(layer) == (not torch.equal(module.leave(x, layer), x))
+
+
+def test_adding_one_is_a_class_and_a_name(monkeypatch):
+    class Tilt(AddedPosEmbed):
+        joins = ("stem",)
+
+        def __init__(self, grid_size, embed_dim):
+            super().__init__(grid_size)
+            self.slope = torch.nn.Parameter(torch.ones(embed_dim))
+
+        def table(self, layer=0):
+            return torch.arange(196.0)[:, None] * self.slope
+
+    monkeypatch.setitem(POS_EMBEDS, "tilt", Tilt)
+    assert build("tilt")(torch.zeros(1, 196, 384))[0, 3, 0] == 3
+    with pytest.raises(ValueError, match="`pos_embed_join` must be one of stem for pos_embed='tilt'"):
+        build("tilt", join="every_layer")

@@ -3,8 +3,8 @@ import torch
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from vitlab.layers.pos_embed import build_pos_embed
-from vitlab.layers.resample import resample_pos_embed, resize_axis, resize_bias_table, resize_table
+from vitlab.layers.pos_embed import build_pos_embed, resample_pos_embed
+from vitlab.layers.resample import resize_axis, resize_bias_table, resize_table
 
 
 def network(name, grid_size, num_prefix_tokens=1, **options):

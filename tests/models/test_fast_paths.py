@@ -11,7 +11,8 @@ import yaml
 from torch import nn
 
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedName
-from vitlab.models.vit import SIZES, VisionTransformer
+from vitlab.models import SIZES, VisionTransformer
+from vitlab.tasks import Classifier
 from vitlab.tokenizers import splits
 from vitlab.tokenizers.t2t import T2TTokenizer
 
@@ -50,9 +51,11 @@ def test_a_last_block_for_the_class_token_alone_changes_nothing(pos_embed, grad_
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     assert model.reads_class_token_only()
     seen = []
-    model.norm.register_forward_hook(lambda _, x, y: seen.append(tuple(y.shape)))
-    short, long = model(images), model.forward_head(model.forward_features(images))
-    assert seen == [(2, 1, 16), (2, 26, 16)]
+    model.blocks[-1].register_forward_hook(lambda block, args, y: seen.append(tuple(y.shape)))
+    long = model(images)
+    model.skips_unread_tokens = True
+    short = model(images)
+    assert seen == [(2, 26, 16), (2, 1, 16)]
     torch.testing.assert_close(short, long, rtol=0, atol=1e-12)
     for one, other in zip(gradients(model, short), gradients(model, long), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
@@ -76,7 +79,7 @@ def test_a_foreign_position_embedding_that_acts_after_a_block_is_asked():
             return 2 * x
 
     model = randomised(pos_embed="none")
-    model.pos_embed = Doubles()
+    model.pos_embed, model.skips_unread_tokens = Doubles(), True
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))
 
@@ -125,6 +128,15 @@ def test_no_published_network_leaves_the_fast_way(name):
         model = VisionTransformer(**SIZES[name])
     assert model.tokenizer.is_fused(torch.empty(1, 3, 224, 224))
     assert model.reads_class_token_only()
+
+
+def test_tasks_skip_what_no_one_reads_in_training_and_evaluation():
+    task, seen = Classifier(**TINY), []
+    task.net.blocks[-1].register_forward_hook(lambda block, args, y: seen.append(y.shape[1]))
+    images, labels = torch.randn(2, 1, 16, 24), torch.zeros(2, dtype=torch.long)
+    task.training_step((images, labels), 0)
+    task.eval().predict_step(images, 0)
+    assert seen == [1, 1]
 
 
 def one_graph(model):

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from vitlab.layers.pos_embed.sincos import SinCos1d
+from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.convert import from_t2t
-from vitlab.models.vit import SIZES, VisionTransformer
 
 GOLDENS = Path(__file__).parents[1] / "goldens"
 KEYS = json.loads((GOLDENS / "t2t_keys.json").read_text())

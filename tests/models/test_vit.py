@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitlab.layers.pos_embed import PosEmbedName
-from vitlab.models.vit import SIZES, VisionTransformer
+from vitlab.models import SIZES, VisionTransformer
 from vitlab.tokenizers.build import TokenizerName
 
 TINY = {
@@ -390,7 +390,7 @@ def test_the_frozen_position_table_is_frozen():
 
 
 def test_every_argument_is_described_in_one_line():
-    lines = inspect.getdoc(VisionTransformer).split("Args:\n")[1].splitlines()
+    lines = inspect.getdoc(VisionTransformer).split("Args:\n")[1].split("\n\n")[0].splitlines()
     described = [line.strip().split(":")[0] for line in lines]
     assert described == list(inspect.signature(VisionTransformer).parameters)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from vitlab.tokenizers.splits import inverse_deviation, soft_split, split_linear, split_norm_linear
+from vitlab.tokenizers.fused import inverse_deviation, layer_from_map, split_linear, split_norm_linear
+from vitlab.tokenizers.splits import soft_split
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer
 
@@ -110,7 +111,7 @@ def test_a_token_layer_takes_a_map_or_its_windows(layer):
     x = torch.randn(2, 3, 10, 14)
     expected = randomised(layer)(soft_split(x, 3, 2, 1))
     for is_image in (True, False):
-        torch.testing.assert_close(layer.from_map(x, (3, 2, 1), is_image), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(layer_from_map(layer, x, (3, 2, 1), is_image), expected, rtol=0, atol=1e-5)
 
 
 def test_a_split_and_a_linear_layer_are_one_convolution():

@@ -57,13 +57,23 @@ def test_the_twelfth_patch_of_the_mountains_is_the_articles():
     assert sorted({round(v, 4) for v in patch.tolist()}) == [0, 0.0846, 0.1393, 0.4677]
 
 
-@pytest.mark.parametrize(
-    ("img_size", "patch_size"), [((60, 100), 50), ((224, 224), 15), ((100, 60), 50), ((8, 8), 0), ((8, 8), 16)]
-)
+@pytest.mark.parametrize(("img_size", "patch_size"), [((60, 100), 50), ((224, 224), 15), ((100, 60), 50), ((8, 8), 16)])
 def test_patches_that_do_not_fit_are_refused_with_both_values(img_size, patch_size):
     message = rf"`patch_size` must divide .* got patch_size={patch_size} and img_size=\[{img_size[0]}, {img_size[1]}\]"
     with pytest.raises(ValueError, match=message):
         PatchEmbed(img_size, patch_size, in_chans=1, embed_dim=8)
+
+
+@pytest.mark.parametrize("patch_size", [0, (4, 0), (4, 4, 4), (4.5, 4)])
+def test_a_patch_has_one_side_or_two(patch_size):
+    with pytest.raises(ValueError, match=r"`patch_size` must be one side or \[height, width\], in pixels, got"):
+        PatchEmbed((8, 8), patch_size, in_chans=1, embed_dim=8)
+
+
+def test_rectangular_patches_are_the_convolution():
+    tokenizer, images = PatchEmbed((40, 30), (20, 10), in_chans=3, embed_dim=8), torch.randn(2, 3, 40, 30)
+    assert tokenizer.grid_size == (2, 3)
+    torch.testing.assert_close(tokenizer(images), tokenizer.proj(images).flatten(2).transpose(1, 2))
 
 
 def test_an_unknown_tokenizer_is_refused_with_the_known_ones():

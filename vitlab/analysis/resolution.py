@@ -10,7 +10,8 @@ from torch import Tensor
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.layers.resample import ResizePolicy, resample_pos_embed
+from vitlab.layers.pos_embed import resample_pos_embed
+from vitlab.layers.resample import ResizePolicy
 from vitlab.models.vit import VisionTransformer
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)

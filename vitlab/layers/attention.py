@@ -24,12 +24,20 @@ class Attention(nn.Module):
         dropout: Share of outputs that training sets to zero, 0 to 1.
         norm_layer: Kind of the normalisation that ``qk_norm`` adds.
         norm_eps: Epsilon of that normalisation.
+
+    Example:
+        >>> attention, positions = Attention(16, num_heads=2), PosEmbed()
+        >>> attention(torch.randn(3, 5, 16), positions, layer=0).shape
+        torch.Size([3, 5, 16])
+        >>> attention.weights(torch.randn(3, 5, 16), positions, layer=0).shape
+        torch.Size([3, 2, 5, 5])
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
+        *,
         qkv_bias: bool = True,
         qk_norm: bool = False,
         qk_scale: float | None = None,
@@ -50,11 +58,11 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.kernel: Callable[..., Tensor] = attend
 
-    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first row of it, ``(B, 1, D)``."""
-        q, k, v = self._qkv(x, pos_embed, layer, class_token_only)
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first token's row of it, ``(B, 1, D)``."""
+        q, k, v = (self._first_qkv if first_only else self._qkv)(x, pos_embed, layer)
         bias = self._bias(q, pos_embed, layer)
-        if class_token_only and bias is not None:
+        if first_only and bias is not None:
             bias = bias[..., :1, :]
         x = self.kernel(q, k, v, bias, self.qk_scale)
         return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
@@ -70,13 +78,13 @@ class Attention(nn.Module):
         bias = self._bias(q, pos_embed, layer)
         return logits if bias is None else logits + bias
 
-    def _qkv(
-        self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, ``(B, A, L, d)`` each, with the first token's query alone if asked to."""
-        if not class_token_only:
-            q, k, v = self._heads(self.qkv(x), 3)
-            return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
+    def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, ``(B, A, L, d)`` each."""
+        q, k, v = self._heads(self.qkv(x), 3)
+        return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
+
+    def _first_qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the first token's query, ``(B, A, 1, d)``, and all keys and values."""
         widths = [x.shape[2], 2 * x.shape[2]]
         (of_q, of_kv), bias = self.qkv.weight.split(widths), self.qkv.bias
         bias_of_q, bias_of_kv = (None, None) if bias is None else bias.split(widths)
@@ -94,7 +102,13 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them."""
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)  # three of 2 images, 4 heads, 5 tokens, 8 channels
+        >>> attend(q, k, v).shape
+        torch.Size([2, 4, 5, 8])
+    """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gradients = v.requires_grad, bias is not None and bias.requires_grad
     if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, q.shape[:3], *gradients):
@@ -103,12 +117,24 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory."""
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory.
+
+    Example:
+        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)
+        >>> torch.allclose(sdpa(q, k, v, None, 0.5), products(q, k, v, None, 0.5), atol=1e-5)
+        True
+    """
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by two products and a softmax."""
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by two products and a softmax.
+
+    Example:
+        >>> q, k, v = torch.zeros(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
+        >>> torch.allclose(products(q, k, v, None, 1.0)[:, :, 0], v.mean(dim=2), atol=1e-5)  # a flat query, the mean
+        True
+    """
     logits = (q * scale) @ k.transpose(-2, -1)  # fewer queries than logits to scale
     return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
 
@@ -121,6 +147,10 @@ def prefers_sdpa(
     It is, but for two cases on a CPU: its backward pass is slow in half precision, and for the gradient of a bias it
     keeps the scores after all. ``vitlab bench attention`` measures this. Where the scores would take more than 1 GiB it
     is taken anyway.
+
+    Example:
+        >>> prefers_sdpa("cpu", torch.float32, (8, 6, 197), gradient=True)
+        True
     """
     B, A, L = queries
     if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:

@@ -17,6 +17,10 @@ def build_act(act_layer: ActName) -> nn.Module:
     """Build the activation called ``act_layer``.
 
     ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` its approximation.
+
+    Example:
+        >>> build_act("relu")(torch.tensor([-1.0, 2.0]))
+        tensor([0., 2.])
     """
     match act_layer:
         case "gelu":
@@ -38,6 +42,10 @@ class Mlp(nn.Module):
         hidden_dim: Width between the two layers; ``None`` is ``dim``.
         act_layer: The activation.
         dropout: Share of values that training sets to zero after each layer, 0 to 1.
+
+    Example:
+        >>> Mlp(8, hidden_dim=32)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
     """
 
     def __init__(
@@ -61,6 +69,10 @@ class LayerScale(nn.Module):
     Args:
         dim: Token width D.
         layer_scale: Value all factors start at.
+
+    Example:
+        >>> LayerScale(3, layer_scale=0.1)(torch.ones(1, 3)).tolist()[0][0]
+        0.10000000149011612
     """
 
     def __init__(self, dim: int, layer_scale: float) -> None:
@@ -80,8 +92,13 @@ class DropPath(nn.Module):
     of samples is drawn and their branches alone are computed.
 
     Args:
-        rate: Share of samples whose branch training drops, 0 up to but without 1.
+        rate: Share of samples whose branch training drops, in [0, 1).
         subset: Whether to draw a fixed number of samples and to compute their branches alone.
+
+    Example:
+        >>> x = DropPath(0.5)(torch.zeros(1000, 1, 1), torch.ones_like)  # in training: 0 or 2, 1 on average
+        >>> sorted(set(x.flatten().tolist()))
+        [0.0, 2.0]
     """
 
     def __init__(self, rate: float, subset: bool = False) -> None:
@@ -126,12 +143,18 @@ class Block(nn.Module):
         dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
         drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
+
+    Example:
+        >>> block = Block(16, num_heads=2, layer_scale=1e-5)
+        >>> block(torch.randn(3, 5, 16), PosEmbed(), layer=0).shape
+        torch.Size([3, 5, 16])
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
+        *,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
         qk_norm: bool = False,
@@ -148,19 +171,28 @@ class Block(nn.Module):
         if int(dim * mlp_ratio) < 1:
             raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got mlp_ratio={mlp_ratio}")
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
-        self.attn = Attention(dim, num_heads, qkv_bias, qk_norm, qk_scale, dropout, norm_layer, norm_eps)
+        self.attn = Attention(
+            dim,
+            num_heads,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            qk_scale=qk_scale,
+            dropout=dropout,
+            norm_layer=norm_layer,
+            norm_eps=norm_eps,
+        )
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path_rate, drop_path_subset)
 
-    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, class_token_only: bool = False) -> Tensor:
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0.
 
-        With ``class_token_only`` return the first token alone, ``(B, 1, D)``, without the hook after the block.
+        With ``first_only`` return the first token alone, ``(B, 1, D)``, without the position's hook after the block.
         """
         x = pos_embed.enter(x, layer)
-        x = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, class_token_only)))
+        x = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)))
         x = self.drop_path(x, lambda x: self.ls2(self.mlp(self.norm2(x))))
-        return x if class_token_only else pos_embed.leave(x, layer)
+        return x if first_only else pos_embed.leave(x, layer)

@@ -1,11 +1,15 @@
 """Pooling by attention: one trained query reads all patch tokens."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.block import ActName, Mlp
 from vitlab.layers.norm import NormName, build_norm
+
+PoolName = Literal["token", "avg", "max", "map"]
 
 
 class AttentionPool(nn.Module):
@@ -18,12 +22,17 @@ class AttentionPool(nn.Module):
         act_layer: Activation of the MLP.
         norm_layer: Kind of normalisation before the MLP.
         norm_eps: Epsilon of that normalisation.
+
+    Example:
+        >>> AttentionPool(16, num_heads=2)(torch.randn(3, 5, 16)).shape
+        torch.Size([3, 16])
     """
 
     def __init__(
         self,
         dim: int,
         num_heads: int,
+        *,
         mlp_ratio: float = 4.0,
         act_layer: ActName = "gelu",
         norm_layer: NormName = "layernorm",
@@ -37,7 +46,7 @@ class AttentionPool(nn.Module):
         self.kv = nn.Linear(dim, 2 * dim)
         self.proj = nn.Linear(dim, dim)
         self.norm = build_norm(norm_layer, dim, norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=act_layer)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` to ``(B, D)``."""

@@ -1,53 +1,22 @@
-"""Position embeddings at another grid."""
+"""Tables of positions, interpolated to another grid."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from vitlab.layers.pos_embed.base import PosEmbed
+from torch import Tensor
 
 ResizePolicy = Literal["interpolate", "rescale", "extrapolate"]
 Grid = tuple[int, int]
 
 
-def resample_pos_embed(
-    state_dict: dict[str, Tensor],
-    model: nn.Module,
-    old_grid: Grid,
-    policy: ResizePolicy | None,
-    antialias: bool = True,
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a model's state dict as the grid of ``model`` needs it, and a sentence for each change.
-
-    Nothing is computed in ``model``: what a fixed method needs to know about the old grid travels in the state dict, is
-    picked up by ``load_state_dict`` and is saved with the model from then on.
-
-    Args:
-        state_dict: State dict of a vitlab network that was trained at ``old_grid``.
-        model: The network that will load it; has a ``pos_embed``.
-        old_grid: Patch tokens per column and per row, (h, w), in training.
-        policy: How to carry positions over; must be given where the grids differ.
-        antialias: Whether bicubic interpolation smooths when the grid shrinks.
-    """
-    prefix = "pos_embed."
-    pos_embed: PosEmbed = model.pos_embed  # type: ignore[assignment]
-    old = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-    new = pos_embed.resized_state(old, (old_grid[0], old_grid[1]), policy, antialias)
-    if new is old:
-        return state_dict, []
-    others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
-    (h, w), (new_h, new_w) = old_grid, pos_embed.grid_size
-    sentence = f"positions: {policy} from {h} x {w} to {new_h} x {new_w}"
-    ratio = _norm_ratio(old, new)
-    sentences = [sentence if ratio is None else f"{sentence}, norm of a position x {ratio:.2f}"]
-    return others | {prefix + key: value for key, value in new.items()}, sentences
-
-
 def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = True) -> Tensor:
-    """Interpolate ``(J, N, D)`` tables to ``(J, N', D)`` by bicubic splines, as published ViTs are fine-tuned."""
+    """Interpolate ``(J, N, D)`` tables to ``(J, N', D)`` by bicubic splines, as published ViTs are fine-tuned.
+
+    Example:
+        >>> resize_table(torch.randn(1, 14 * 14, 8), (14, 14), (16, 12)).shape
+        torch.Size([1, 192, 8])
+    """
     if old_grid == grid:
         return table
     images = table.float().transpose(1, 2).unflatten(2, old_grid)  # (J, D, h, w)
@@ -56,7 +25,12 @@ def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = Tr
 
 
 def resize_axis(table: Tensor, size: int) -> Tensor:
-    """Interpolate ``(J, h, D)`` tables of one axis linearly to ``(J, size, D)``."""
+    """Interpolate ``(J, h, D)`` tables of one axis linearly to ``(J, size, D)``.
+
+    Example:
+        >>> resize_axis(torch.randn(1, 14, 8), 16).shape
+        torch.Size([1, 16, 8])
+    """
     if table.shape[1] == size:
         return table
     resized = F.interpolate(table.float().transpose(1, 2), size=size, mode="linear", align_corners=False)
@@ -68,6 +42,10 @@ def resize_bias_table(table: Tensor, old_grid: Grid, grid: Grid) -> Tensor:
 
     BEiT's rule, Bao et al. 2022 (arXiv:2106.08254): the old offsets are spread over the new range in steps that grow
     geometrically from 1, so the entries next to the diagonal stay as they are, and linear interpolation fills in.
+
+    Example:
+        >>> resize_bias_table(torch.randn(1, 27 * 27 + 3, 6), (14, 14), (16, 16)).shape
+        torch.Size([1, 964, 6])
     """
     if old_grid == grid:
         return table
@@ -105,12 +83,3 @@ def _geometric_places(old: int, new: int) -> list[float]:
         middle = (low + high) / 2
         low, high = (low, middle) if places(middle)[-1] > new else (middle, high)
     return places(low)
-
-
-def _norm_ratio(old: dict[str, Tensor], new: dict[str, Tensor]) -> float | None:
-    """Return the mean norm of a position's vector in a table after resizing over the one before."""
-    if "weight" in old and "weight" in new:
-        return float(new["weight"].float().norm(dim=-1).mean() / old["weight"].float().norm(dim=-1).mean())
-    if "interpolated" in new:  # from a table of sines: every squared norm was D / 2
-        return float(new["interpolated"].norm(dim=-1).mean() / (new["interpolated"].shape[-1] / 2) ** 0.5)
-    return None

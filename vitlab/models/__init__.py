@@ -1,0 +1,22 @@
+"""Vision Transformers: the network and its published sizes."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitlab.models.sizes import SIZES
+    from vitlab.models.vit import VisionTransformer
+
+__all__ = ["SIZES", "VisionTransformer"]
+
+_HOMES = {"SIZES": "sizes", "VisionTransformer": "vit"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:  # on first use, so that a list of sizes needs no torch
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

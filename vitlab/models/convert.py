@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.attention import Attention
+from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
-from vitlab.layers.resample import Grid, ResizePolicy, resample_pos_embed
+from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.convert_pos import rename_positions
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import read_weights, some

@@ -18,7 +18,6 @@ def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
         "qkv_bias": False,
         "norm_eps": 1e-5,
         "pos_embed": "sincos1d",
-        "pos_embed_trainable": False,
     }
 
 

@@ -1,11 +1,14 @@
-"""The values that the parts of a network start from."""
+"""What a network is built from: arguments that can be, and the values that its parts start from."""
 
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
+
+from vitlab.layers.pool import PoolName
 
 
 @contextmanager
@@ -13,6 +16,13 @@ def own_numbers(root: int, part: str) -> Iterator[None]:
     """Draw random numbers that depend on ``root`` and the part's name alone, not on what other parts have drawn.
 
     So with one seed two networks share every part that both have, whatever else differs.
+
+    Example:
+        >>> with own_numbers(7, "head"):
+        ...     one = torch.rand(3)
+        >>> with own_numbers(7, "head"):
+        ...     print(torch.equal(torch.rand(3), one))
+        True
     """
     key = hashlib.blake2b(f"{root}:{part}".encode(), digest_size=7).digest()
     with torch.random.fork_rng(devices=[]):
@@ -21,13 +31,70 @@ def own_numbers(root: int, part: str) -> Iterator[None]:
 
 
 def init_token(count: int, embed_dim: int) -> Tensor:
-    """Return ``(1, count, embed_dim)`` start values of prefix tokens."""
+    """Return ``(1, count, embed_dim)`` start values of prefix tokens.
+
+    Example:
+        >>> init_token(1, 384).shape
+        torch.Size([1, 1, 384])
+    """
     return nn.init.trunc_normal_(torch.empty(1, count, embed_dim), std=0.02)
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Start a linear layer or convolution from a truncated normal distribution, its bias from zero."""
+    """Start a linear layer or convolution from a truncated normal distribution, its bias from zero.
+
+    Example:
+        >>> _ = nn.Sequential(nn.Linear(8, 8), nn.GELU()).apply(lambda module: init_weights(module, std=0.02))
+    """
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.trunc_normal_(module.weight, std=std)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
+    """Build a linear head, one with a hidden tanh layer, or, for no classes, none.
+
+    Example:
+        >>> build_head(384, head_hidden=0, num_classes=10)
+        Linear(in_features=384, out_features=10, bias=True)
+    """
+    if not num_classes:
+        return nn.Identity()
+    if not head_hidden:
+        return nn.Linear(embed_dim, num_classes)
+    return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
+
+
+def check_at_least(least: int, **values: int) -> None:
+    """Refuse a value below ``least``, by its name.
+
+    Example:
+        >>> check_at_least(1, depth=12)
+    """
+    for name, value in values.items():
+        if value < least:
+            raise ValueError(f"`{name}` must be at least {least}, got {value}")
+
+
+def check_rates(**values: float) -> None:
+    """Refuse a share that is not in [0, 1), by its name.
+
+    Example:
+        >>> check_rates(dropout=0.1)
+    """
+    for name, value in values.items():
+        if not 0 <= value < 1:
+            raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}")
+
+
+def check_pool(global_pool: str, class_token: bool) -> None:
+    """Refuse an unknown pooling, and one that reads a class token where there is none.
+
+    Example:
+        >>> check_pool("avg", class_token=False)
+    """
+    if global_pool not in get_args(PoolName):
+        raise ValueError(f"`global_pool` must be one of {', '.join(get_args(PoolName))}, got {global_pool!r}")
+    if global_pool == "token" and not class_token:
+        raise ValueError("`global_pool='token'` needs `class_token=True`; without one use 'avg', 'max' or 'map'")

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,17 +9,22 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.block import ActName, Block
 from vitlab.layers.norm import NormName, build_norm
-from vitlab.layers.pool import AttentionPool
-from vitlab.layers.pos_embed import PosEmbed, PosEmbedJoin, PosEmbedName, build_pos_embed
-from vitlab.layers.pos_embed.conv import ConvPosEmbed
-from vitlab.models.sizes import SIZES
-from vitlab.models.start import init_token, init_weights, own_numbers
+from vitlab.layers.pool import AttentionPool, PoolName
+from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName, build_pos_embed
+from vitlab.models.features import forward_intermediates, get_intermediate_layers
+from vitlab.models.parameters import no_weight_decay, stages
+from vitlab.models.start import (
+    build_head,
+    check_at_least,
+    check_pool,
+    check_rates,
+    init_token,
+    init_weights,
+    own_numbers,
+)
 from vitlab.tokenizers.build import TokenizerName, build_tokenizer
+from vitlab.tokenizers.splits import pair
 from vitlab.tokenizers.token_layers import T2TAttn
-
-__all__ = ["SIZES", "VisionTransformer"]
-
-PoolName = Literal["token", "avg", "max", "map"]
 
 
 class VisionTransformer(nn.Module):
@@ -32,8 +36,8 @@ class VisionTransformer(nn.Module):
         img_size: Side of the square images, or their height and width, in pixels.
         in_chans: Number of image channels C.
         num_classes: Number of outputs K; 0 returns the pooled features.
-        tokenizer: How images become tokens: square patches, the splits of T2T-ViT, or overlapping convolutions.
-        patch_size: Side of a patch, in pixels; divides height and width. For tokenizer patch.
+        tokenizer: How images become tokens: patches, the splits of T2T-ViT, or overlapping convolutions.
+        patch_size: Side of a patch, or its height and width, in pixels; divides the image's. For tokenizer patch.
         t2t_attn: Which token layers stand between the splits. For tokenizer t2t.
         t2t_kernels: Window side of each split or convolution, the first in pixels. For tokenizers t2t and conv.
         t2t_strides: Step of each split or convolution; None is half the window, rounded up. For t2t and conv.
@@ -62,7 +66,17 @@ class VisionTransformer(nn.Module):
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, depth=2, num_heads=3)
+        >>> net(torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
+
+    forward_intermediates = forward_intermediates
+    get_intermediate_layers = get_intermediate_layers
+    stages = stages
+    no_weight_decay = no_weight_decay
 
     def __init__(
         self,
@@ -70,7 +84,7 @@ class VisionTransformer(nn.Module):
         in_chans: int = 3,
         num_classes: int = 1000,
         tokenizer: TokenizerName = "patch",
-        patch_size: int = 16,
+        patch_size: int | Sequence[int] = 16,
         t2t_attn: T2TAttn = "performer",
         t2t_kernels: Sequence[int] = (7, 3, 3),
         t2t_strides: Sequence[int] | None = None,
@@ -101,19 +115,19 @@ class VisionTransformer(nn.Module):
         grad_checkpoint: bool = False,
     ) -> None:
         super().__init__()
-        _check_at_least(1, in_chans=in_chans, t2t_dim=t2t_dim, embed_dim=embed_dim, depth=depth)
-        _check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
-        _check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
-        _check_pool(global_pool, class_token)
+        check_at_least(1, in_chans=in_chans, t2t_dim=t2t_dim, embed_dim=embed_dim, depth=depth)
+        check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        check_pool(global_pool, class_token)
         if init_std <= 0:
             raise ValueError(f"`init_std` must be above 0, got {init_std}")
-        self.img_size, self.in_chans = _height_width(img_size), in_chans
+        self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
+        self.embed_dim, self.head_hidden, self.init_std = embed_dim, head_hidden, init_std
         self.num_prefix_tokens = int(class_token) + reg_tokens
-        self.global_pool = global_pool
-        self.grad_checkpoint = grad_checkpoint
+        self.global_pool, self.grad_checkpoint = global_pool, grad_checkpoint
+        self.skips_unread_tokens = False  # set it, and forward leaves out what no head reads in the last block
         part = partial(own_numbers, int(torch.randint(2**62, (), device="cpu")))
         init = partial(init_weights, std=init_std)
-        attn, norm = (num_heads, mlp_ratio, qkv_bias, qk_norm, qk_scale), (act_layer, norm_layer, norm_eps)
         with part("tokenizer"):
             self.tokenizer = build_tokenizer(
                 tokenizer,
@@ -127,7 +141,8 @@ class VisionTransformer(nn.Module):
                 t2t_dim=t2t_dim,
                 norm_eps=norm_eps,
             ).apply(init)
-        self.grid_size = self.tokenizer.grid_size
+        self.grid_size, (height, width) = self.tokenizer.grid_size, self.tokenizer.patch_size
+        self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
         with part("cls_token"):
             self.cls_token = nn.Parameter(init_token(1, embed_dim)) if class_token else None
         with part("reg_token"):
@@ -144,27 +159,57 @@ class VisionTransformer(nn.Module):
                 join=pos_embed_join,
                 theta=rope_theta,
             )
+        make_block = partial(
+            Block,
+            embed_dim,
+            num_heads,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            qk_scale=qk_scale,
+            act_layer=act_layer,
+            norm_layer=norm_layer,
+            norm_eps=norm_eps,
+            layer_scale=layer_scale,
+            dropout=dropout,
+            drop_path_subset=drop_path_subset,
+        )
         self.blocks = nn.ModuleList()
         for i in range(depth):
-            rate = drop_path_rate * i / max(1, depth - 1)
             with part(f"blocks.{i}"):
-                self.blocks.append(
-                    Block(embed_dim, *attn, *norm, layer_scale, dropout, rate, drop_path_subset).apply(init)
-                )
+                self.blocks.append(make_block(drop_path_rate=drop_path_rate * i / max(1, depth - 1)).apply(init))
         self.norm = build_norm(norm_layer, embed_dim, norm_eps)
-        with part("attn_pool"):
-            pool = AttentionPool(embed_dim, num_heads, mlp_ratio, *norm).apply(init) if global_pool == "map" else None
-        self.attn_pool = pool
+        self.attn_pool: AttentionPool | None = None
+        if global_pool == "map":
+            make_pool = partial(AttentionPool, mlp_ratio=mlp_ratio, act_layer=act_layer)
+            with part("attn_pool"):
+                pool = make_pool(embed_dim, num_heads, norm_layer=norm_layer, norm_eps=norm_eps)
+                self.attn_pool = pool.apply(init)
         with part("head"):
-            self.head = _build_head(embed_dim, head_hidden, num_classes).apply(init)
+            self.head = build_head(embed_dim, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs; the last block is spared tokens that no one reads."""
-        return self.forward_head(self.forward_features(images, self.reads_class_token_only()))
+        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
+        return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
 
-    def forward_features(self, images: Tensor, class_token_only: bool = False) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first, or to the first."""
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first."""
+        return self._tokens(images)
+
+    def forward_head(self, x: Tensor) -> Tensor:
+        """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
+        return self.head(self.pool(x))
+
+    def _tokens(self, images: Tensor, first_only: bool = False) -> Tensor:
+        """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
+        x = self.embed(images)
+        for i in range(len(self.blocks)):
+            x = self.run_block(i, x, first_only=first_only and i == len(self.blocks) - 1)
+        return self.norm(x)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
         if images.shape[1:] != (self.in_chans, *self.img_size):
             expected = (self.in_chans, *self.img_size)
             raise ValueError(f"images must be (B, {', '.join(map(str, expected))}), got {tuple(images.shape)}")
@@ -172,24 +217,17 @@ class VisionTransformer(nn.Module):
         x = self.pos_embed(x)
         B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
         prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        x = self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
-        for i, block in enumerate(self.blocks):
-            only_first = class_token_only and i == len(self.blocks) - 1
-            if self.grad_checkpoint and torch.is_grad_enabled():
-                x = checkpoint(block, x, self.pos_embed, i, only_first, use_reentrant=False)
-            else:
-                x = block(x, self.pos_embed, i, only_first)
-        return self.norm(x)
+        return self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
+
+    def run_block(self, i: int, x: Tensor, first_only: bool = False) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
+        if self.grad_checkpoint and torch.is_grad_enabled():
+            return checkpoint(self.blocks[i], x, self.pos_embed, i, first_only, use_reentrant=False)
+        return self.blocks[i](x, self.pos_embed, i, first_only)
 
     def reads_class_token_only(self) -> bool:
         """Return whether the outputs depend on the class token alone, as the last block leaves it."""
-        leave = type(self.pos_embed).leave  # a convolution after the last block stays, so that it has gradients
-        is_early = isinstance(self.pos_embed, ConvPosEmbed) and len(self.pos_embed.convs) < len(self.blocks)
-        return self.global_pool == "token" and (is_early or leave is PosEmbed.leave)
-
-    def forward_head(self, x: Tensor) -> Tensor:
-        """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
-        return self.head(self.pool(x))
+        return self.global_pool == "token" and not self.pos_embed.acts_after(len(self.blocks) - 1)
 
     def pool(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only."""
@@ -204,44 +242,9 @@ class VisionTransformer(nn.Module):
         assert self.attn_pool is not None  # map is what is left
         return self.attn_pool(patches)
 
-    def stages(self) -> list[list[nn.Parameter]]:
-        """Return the parameters from input to output: the embedding, each block, the head."""
-        prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
-        pool = [] if self.attn_pool is None else list(self.attn_pool.parameters())
-        embedding = [*self.tokenizer.parameters(), *prefix, *self.pos_embed.parameters()]
-        head = [*self.norm.parameters(), *pool, *self.head.parameters()]
-        return [embedding, *(list(block.parameters()) for block in self.blocks), head]
-
-
-def _build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
-    if not num_classes:
-        return nn.Identity()
-    if not head_hidden:
-        return nn.Linear(embed_dim, num_classes)
-    return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
-
-
-def _height_width(img_size: int | Sequence[int]) -> tuple[int, int]:
-    sides = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-    if len(sides) != 2 or min(sides) < 1:
-        raise ValueError(f"`img_size` must be one side or [height, width], in pixels, got {img_size}")
-    return sides
-
-
-def _check_at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise ValueError(f"`{name}` must be at least {least}, got {value}")
-
-
-def _check_rates(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value < 1:
-            raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}")
-
-
-def _check_pool(global_pool: str, class_token: bool) -> None:
-    if global_pool not in get_args(PoolName):
-        raise ValueError(f"`global_pool` must be one of {', '.join(get_args(PoolName))}, got {global_pool!r}")
-    if global_pool == "token" and not class_token:
-        raise ValueError("`global_pool='token'` needs `class_token=True`; without one use 'avg', 'max' or 'map'")
+    def reset_head(self, num_classes: int) -> None:
+        """Put a new head in place of the head: ``num_classes`` outputs K, or with 0 the pooled features."""
+        check_at_least(0, num_classes=num_classes)
+        head = build_head(self.embed_dim, self.head_hidden, num_classes).apply(partial(init_weights, std=self.init_std))
+        weight = next(self.norm.parameters())
+        self.num_classes, self.head = num_classes, head.to(weight.device, weight.dtype).train(self.training)

@@ -1,4 +1,7 @@
-"""What passes through a network, caught on its way: nothing in the network knows of it."""
+"""What passes through a network, caught on its way: nothing in the network knows of it.
+
+Gradients are kept where ``gradients=True`` asks for them.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,53 +12,89 @@ from torch import Tensor, nn
 from vitlab.models.vit import VisionTransformer
 
 
-@torch.no_grad()
-def attention_inputs(net: VisionTransformer, images: Tensor) -> list[Tensor]:
-    """Return what the attention of each block gets for ``(B, C, H, W)`` images, ``(B, L, D)`` a block."""
+def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
+    """Return what the attention of each block gets for ``(B, C, H, W)`` images, ``(B, L, D)`` a block.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [x.shape for x in attention_inputs(net, torch.randn(1, 3, 32, 32))]
+        [torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
+    """
     caught: list[Tensor] = []
-    with caught_inputs([block.get_submodule("attn") for block in net.blocks], caught):
+    with (
+        torch.set_grad_enabled(gradients),
+        caught_inputs([block.get_submodule("attn") for block in net.blocks], caught),
+    ):
         net.forward_features(images)
     return caught
 
 
-@torch.no_grad()
-def attention_maps(net: VisionTransformer, images: Tensor, layer: int) -> Tensor:
-    """Return the attention of block ``layer`` for ``(B, C, H, W)`` images, ``(B, A, L, L)``; each row sums to 1."""
-    x = attention_inputs(net, images)[layer]
-    return net.blocks[layer].attn.weights(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
+    """Return the attention of block ``layer`` for ``(B, C, H, W)`` images, ``(B, A, L, L)``; each row sums to 1.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> maps = attention_maps(net, torch.randn(1, 3, 32, 32), layer=1, gradients=True)
+        >>> maps.shape, maps.requires_grad
+        (torch.Size([1, 3, 17, 17]), True)
+    """
+    x = attention_inputs(net, images, gradients)[layer]
+    with torch.set_grad_enabled(gradients):
+        return net.blocks[layer].attn.weights(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
 
 
-@torch.no_grad()
-def attention_logits(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
-    """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` a block."""
-    for layer, (block, x) in enumerate(zip(net.blocks, attention_inputs(net, images), strict=True)):
-        with torch.no_grad():
-            yield block.attn.logits(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = False) -> Iterator[Tensor]:
+    """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` a block.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [logits.shape for logits in attention_logits(net, torch.randn(1, 3, 32, 32))]
+        [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
+    """
+    for layer, (block, x) in enumerate(zip(net.blocks, attention_inputs(net, images, gradients), strict=True)):
+        with torch.set_grad_enabled(gradients):
+            logits = block.attn.logits(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+        yield logits
 
 
-@torch.no_grad()
-def block_tokens(net: VisionTransformer, images: Tensor) -> list[Tensor]:
-    """Return the ``(B, L, D)`` tokens that enter the first block, then those that leave each block."""
-    caught: list[Tensor] = []
-    handles = [block.register_forward_hook(lambda block, args, x: caught.append(x)) for block in net.blocks]
-    try:
-        with caught_inputs([net.blocks[0]], caught):
-            net.forward_features(images)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return caught
+def block_tokens(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
+    """Return the ``(B, L, D)`` tokens that enter the first block, then those that leave each block.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [x.shape for x in block_tokens(net, torch.randn(1, 3, 32, 32))]
+        [torch.Size([1, 17, 48]), torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
+    """
+    with torch.set_grad_enabled(gradients):
+        tokens = [net.embed(images)]
+        for i in range(len(net.blocks)):
+            tokens.append(net.run_block(i, tokens[-1]))
+    return tokens
 
 
-@torch.no_grad()
 def outputs(net: VisionTransformer, images: Tensor) -> Tensor:
-    """Map any number of ``(B, C, H, W)`` images to ``(B, K)`` outputs, a few at a time."""
-    return torch.cat([net(batch) for batch in images.split(32)])
+    """Map any number of ``(B, C, H, W)`` images to ``(B, K)`` outputs, a few at a time, without gradients.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> outputs(net, torch.randn(40, 3, 32, 32)).shape
+        torch.Size([40, 10])
+    """
+    with torch.no_grad():
+        return torch.cat([net(batch) for batch in images.split(32)])
 
 
 @contextmanager
 def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
-    """Append the first argument of each call of one of ``modules`` to ``caught`` inside a ``with`` block."""
+    """Append the first argument of each call of one of ``modules`` to ``caught`` inside a ``with`` block.
+
+    Example:
+        >>> layer, caught = nn.Linear(2, 2), []
+        >>> with caught_inputs([layer], caught):
+        ...     _ = layer(torch.ones(1, 2))
+        >>> caught
+        [tensor([[1., 1.]])]
+    """
     handles = [module.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for module in modules]
     try:
         yield
@@ -66,7 +105,13 @@ def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[No
 
 @contextmanager
 def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let ``module`` return ``change`` of what it returns inside a ``with`` block."""
+    """Let ``module`` return ``change`` of what it returns inside a ``with`` block.
+
+    Example:
+        >>> with changed_output(relu := nn.ReLU(), lambda x: x + 1):
+        ...     relu(torch.zeros(1))
+        tensor([1.])
+    """
     handle = module.register_forward_hook(lambda module, args, output: change(output))
     try:
         yield

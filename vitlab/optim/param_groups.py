@@ -15,12 +15,12 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a ``VisionTransformer`` into optimizer groups.
 
-    Only the weights of linear and convolution layers decay: not biases, norms, class and register tokens, scales, nor
-    anything of the position embedding. Parameters are told apart by the module that holds them and by identity, so
-    that wrapping, compiling or renaming the network changes nothing.
+    What decays is the network's to say. Parameters are told apart by identity, so that wrapping, compiling or renaming
+    the network changes nothing.
 
     Args:
-        net: The bare network; its ``stages()`` lists parameters from input to output.
+        net: The bare network; its ``stages()`` lists parameters from input to output, its ``no_weight_decay()`` names
+            those without decay.
         lr: Peak learning rate of the last stage.
         weight_decay: Decoupled weight decay of linear and convolution weights.
         layer_decay: Learning rate of each stage relative to the stage after it, Clark et al. 2020 (arXiv:2003.10555).
@@ -29,6 +29,12 @@ def param_groups(
 
     Returns:
         Groups with ``params``, ``lr`` and ``weight_decay``; together they hold every trained parameter once.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+        >>> [group["weight_decay"] for group in param_groups(net, lr=1e-3, weight_decay=0.05)]
+        [0.05, 0.0]
     """
     positions = {id(p) for p in net.pos_embed.parameters()}
     factors = dict.fromkeys(positions, pos_embed_lr_mult) | {id(p): head_lr_mult for p in net.head.parameters()}
@@ -36,7 +42,8 @@ def param_groups(
         raise ValueError(
             f"`pos_embed_lr_mult` must stay 1 for a position embedding that trains nothing, got {pos_embed_lr_mult}"
         )
-    decays = {id(m.weight) for m in net.modules() if isinstance(m, nn.Linear | nn.Conv2d)} - positions
+    exempt = net.no_weight_decay()
+    decays = {id(p) for name, p in net.named_parameters() if name.removeprefix("_orig_mod.") not in exempt}
     stages = net.stages()
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for i, stage in enumerate(stages):
@@ -48,7 +55,14 @@ def param_groups(
 
 
 def describe_groups(net: nn.Module, groups: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
-    """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``."""
+    """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+        >>> describe_groups(net, param_groups(net, lr=1e-3, weight_decay=0.05), lr=1e-3)[0]
+        {'name': 'cls_token', 'shape': [1, 1, 48], 'weight_decay': 0.0, 'lr_scale': 1.0}
+    """
     names = {id(p): name for name, p in net.named_parameters()}
     rows = [
         {

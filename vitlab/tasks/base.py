@@ -74,6 +74,7 @@ class Task(Named, L.LightningModule):
         self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
         check_recipe(self.hparams)
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
+        self.net.skips_unread_tokens = True
         _freeze(self.net, freeze)
         check_optimizer(opt)
         self.optimizer_groups()  # a rule that cannot hold is refused here, not at the first step

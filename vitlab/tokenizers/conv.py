@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from vitlab.tokenizers.t2t import soft_splits, split_grids
+from vitlab.tokenizers.splits import soft_splits, split_grids, token_step
 
 
 class ConvStem(nn.Module):
@@ -17,6 +17,10 @@ class ConvStem(nn.Module):
         t2t_kernels: Window side of each convolution, in cells of the grid before it; the first in pixels.
         t2t_strides: Step of each convolution, in the same units; ``None`` is half the window, rounded up.
         t2t_dim: Width of all other convolutions.
+
+    Example:
+        >>> ConvStem((224, 224), in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 224)).shape
+        torch.Size([1, 196, 384])
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class ConvStem(nn.Module):
         super().__init__()
         splits = soft_splits(t2t_kernels, t2t_strides)
         self.grid_size = split_grids(img_size, splits)[-1]
+        self.patch_size = token_step(splits)
         widths = [in_chans, *[t2t_dim] * (len(splits) - 1), embed_dim]
         self.convs = nn.Sequential(
             *(nn.Conv2d(widths[i], widths[i + 1], k, stride=s, padding=p) for i, (k, s, p) in enumerate(splits))

@@ -1,93 +1,83 @@
-"""The soft split, and the soft split with the linear map after it as one convolution, which writes no windows."""
+"""The soft split of T2T-ViT: overlapping windows, and the grids that they leave."""
 
-import itertools
+import math
+from collections.abc import Sequence
 
-import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 Split = tuple[int, int, int]  # kernel, stride, padding
 
 
+def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width, in pixels, of a side or of the two.
+
+    Example:
+        >>> pair("img_size", 224), pair("img_size", [400, 100])
+        ((224, 224), (400, 100))
+    """
+    sides = (value, value) if isinstance(value, int) else tuple(value)
+    if len(sides) != 2 or not all(isinstance(side, int) for side in sides) or min(sides) < 1:
+        raise ValueError(f"`{name}` must be one side or [height, width], in pixels, got {value}")
+    return sides
+
+
 def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, zeros outside."""
+    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, zeros outside.
+
+    Example:
+        >>> soft_split(torch.randn(1, 3, 224, 224), kernel=7, stride=4, padding=2).shape
+        torch.Size([1, 3136, 147])
+    """
     return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
 
 
-def split_linear(x: Tensor, split: Split, linear: nn.Linear) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(soft_split(x, *split))`` does."""
-    k, s, p = split
-    weight = linear.weight.unflatten(1, (-1, k, k))  # a window is in the order of a kernel: channel, row, column
-    return _tokens(F.conv2d(x, weight, linear.bias, stride=s, padding=p))
+def soft_splits(kernels: Sequence[int], strides: Sequence[int] | None = None) -> list[Split]:
+    """Return kernel, stride and padding of each split: stride ceil(k / 2) unless given, padding ceil(k / 4).
 
-
-def split_norm_linear(x: Tensor, split: Split, norm: nn.LayerNorm, linear: nn.Linear, is_image: bool) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
-
-    With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalisation's,
-    W norm(u) + b is r W' (u - m) + shift; and W' (u - m) = (W' less the mean of each of its rows) u. So the convolution
-    needs no m, and r comes from two box filters of one channel.
-
-    The precision is that of normalising first. An image is flat in places, where r is large and what remains of W' u is
-    rounding: so its statistics are float64, its convolution is float32, under autocast too, and takes each pixel as it
-    differs from its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: float32 statistics,
-    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalised yet can
-    overflow.
+    Example:
+        >>> soft_splits([7, 3, 3])
+        [(7, 4, 2), (3, 2, 1), (3, 2, 1)]
     """
-    if is_image and x.is_cuda:  # cuDNN may round to TensorFloat-32, 10 bits, before the mean is subtracted
-        return linear(norm(soft_split(x, *split)))
-    device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
-    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    dtype = torch.bfloat16 if narrow is torch.bfloat16 and not is_image else wide
-    with torch.autocast(device, enabled=False):
-        weight = linear.weight.to(wide)
-        shift = weight @ norm.bias.to(wide)  # (D,)
-        shift = shift if linear.bias is None else shift + linear.bias
-        weight = weight * norm.weight
-        weight = (weight - weight.mean(dim=1, keepdim=True)).unflatten(1, (-1, split[0], split[0])).to(dtype)
-        r = inverse_deviation(x.to(torch.float64 if is_image else wide), split, norm.eps).to(wide)  # (B, 1, h', w')
-        if is_image:
-            return _conv_by_cells(x.to(dtype), weight, r, shift, split).to(x.dtype)
-        y = F.conv2d(x.to(dtype), _channels_last(weight), stride=split[1], padding=split[2])  # (B, D, h', w')
-        return _tokens(torch.addcmul(shift[:, None, None], y, r).to(x.dtype))
+    strides = [-(-k // 2) for k in kernels] if strides is None else strides
+    if not kernels or len(strides) != len(kernels):
+        raise ValueError(
+            f"`t2t_kernels` needs at least one entry and `t2t_strides` as many, got t2t_kernels={list(kernels)} "
+            f"and t2t_strides={list(strides)}"
+        )
+    if not all(isinstance(side, int) for side in (*kernels, *strides)):
+        raise ValueError(f"`t2t_kernels` and `t2t_strides` must be whole numbers, got {kernels} and {strides}")
+    if min(*kernels, *strides) < 1:
+        raise ValueError(f"`t2t_kernels` and `t2t_strides` must be at least 1, got {list(kernels)} and {list(strides)}")
+    return [(k, s, -(-k // 4)) for k, s in zip(kernels, strides, strict=True)]
 
 
-def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Split) -> Tensor:
-    """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; the kernels each sum to 0.
+def split_grids(img_size: tuple[int, int], splits: list[Split]) -> list[tuple[int, int]]:
+    """Return the ``(h, w)`` grid after each split of an image of ``img_size``.
 
-    A window of k pixels with stride s consists of cells of s pixels, the last ones cut. The mean of a cell, of what is
-    left of it where it is cut, comes off its pixels; the rest of the kernel acts on these means, and as it sums to 0,
-    on their differences: sum_i a_i m_i = sum_i (a_0 + ... + a_i) (m_i - m_(i+1)). A flat window gives exact zeros.
+    Example:
+        >>> split_grids((224, 160), soft_splits([7, 3, 3]))
+        [(56, 40), (28, 20), (14, 10)]
     """
-    k, s, p = split
-    n = -(-k // s)  # cells on a side of a window
-    h, w = ((side + 2 * p - k) // s + 1 for side in x.shape[2:])
-    H, W = ((side + n - 1) * s for side in (h, w))
-    x = F.pad(x, (p, W - p - x.shape[3], p, H - p - x.shape[2]))
-    means = x.detach().mean(dim=1, keepdim=True)  # constants: they cancel, and need no gradient
-    means = F.avg_pool2d(means, k - (n - 1) * s, s)
-    x = x - means.repeat_interleave(s, dim=2).repeat_interleave(s, dim=3)
-    y = _tokens(F.conv2d(x, _channels_last(weight), stride=s))
-    r = r.flatten(1)[:, :, None]  # (B, N, 1)
-    of_windows = [means[:, 0, i : i + h, j : j + w].flatten(1) for i in range(n) for j in range(n)]
-    steps = [(a - b)[:, :, None] * r for a, b in itertools.pairwise(of_windows)]
-    of_cells = F.pad(weight.sum(dim=1), (0, n * s - k, 0, n * s - k)).unflatten(2, (n, s)).unflatten(1, (n, s))
-    partial = of_cells.sum(dim=(2, 4)).flatten(1).cumsum(dim=1)[:, :-1]  # (D, n n - 1)
-    rest = torch.cat([*steps, torch.ones_like(r)], dim=2) @ torch.cat([partial.T, shift[None]])
-    return rest.addcmul_(y, r)
+    grids: list[tuple[int, int]] = []
+    for k, s, p in splits:
+        h, w = grids[-1] if grids else img_size
+        grids.append(((h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1))
+        if min(grids[-1]) < 1:
+            raise ValueError(
+                f"`img_size` must leave every split at least one token, but a window of {k} does not fit on "
+                f"{h} x {w} cells, got img_size={list(img_size)} and t2t_kernels={[k for k, _, _ in splits]}; "
+                f"use larger images, or smaller `t2t_kernels` or `t2t_strides`"
+            )
+    return grids
 
 
-def inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
-    """Return ``1 / sqrt(variance + eps)`` of every window of ``(B, C, h, w)``, zeros outside: ``(B, 1, h', w')``."""
-    k, s, p = split
-    moments = torch.cat([x.mean(dim=1, keepdim=True), x.square().mean(dim=1, keepdim=True)], dim=1)
-    mean, square = F.avg_pool2d(F.pad(moments, (p, p, p, p)), k, s).chunk(2, dim=1)
-    return ((square - mean.square()).clamp(min=0) + eps).rsqrt()
+def token_step(splits: Sequence[Split]) -> tuple[int, int]:
+    """Return the pixels from one token to the next, down and across: the product of all strides.
 
-
-def _channels_last(weight: Tensor) -> Tensor:
-    return weight.contiguous(memory_format=torch.channels_last)  # so that the tokens come out channels last
-
-
-def _tokens(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).flatten(1, 2)  # (B, D, h, w), channels last, to (B, h w, D) without a copy
+    Example:
+        >>> token_step(soft_splits([7, 3, 3]))
+        (16, 16)
+    """
+    step = math.prod(stride for _, stride, _ in splits)
+    return step, step

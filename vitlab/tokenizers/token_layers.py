@@ -6,15 +6,18 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.attention import attend
 from vitlab.layers.block import Mlp
-from vitlab.tokenizers.splits import Split, split_norm_linear
 
 T2TAttn = Literal["performer", "transformer"]
 
 
 def build_token_layer(t2t_attn: T2TAttn, in_dim: int, t2t_dim: int, norm_eps: float) -> nn.Module:
-    """Build the token layer called ``t2t_attn``."""
+    """Build the token layer called ``t2t_attn``.
+
+    Example:
+        >>> build_token_layer("performer", in_dim=147, t2t_dim=64, norm_eps=1e-5)(torch.randn(1, 9, 147)).shape
+        torch.Size([1, 9, 64])
+    """
     match t2t_attn:
         case "performer":
             return TokenPerformer(in_dim, t2t_dim, norm_eps)
@@ -29,6 +32,10 @@ class TokenAttention(nn.Module):
     Args:
         in_dim: Width of the tokens that come in.
         dim: Width of the tokens that leave.
+
+    Example:
+        >>> TokenAttention(49, 64).weights(torch.randn(1, 9, 49)).shape
+        torch.Size([1, 1, 9, 9])
     """
 
     def __init__(self, in_dim: int, dim: int) -> None:
@@ -41,11 +48,6 @@ class TokenAttention(nn.Module):
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
         q, k, v = self.qkv(x).chunk(3, dim=-1)  # three of (B, N, dim)
         return v + self.proj((q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v)
-
-    def mix(self, qkv: Tensor) -> Tensor:
-        """Map the ``(B, N, 3 dim)`` that ``qkv`` returns to ``(B, N, dim)``, as :meth:`forward` goes on."""
-        q, k, v = qkv[:, None].chunk(3, dim=-1)  # three of (B, 1, N, dim)
-        return v[:, 0] + self.proj(attend(q, k, v, scale=self.scale)[:, 0])
 
     def weights(self, x: Tensor) -> Tensor:
         """Return the map that :meth:`forward` applies to the values, ``(B, 1, N, N)``; each row sums to 1."""
@@ -60,6 +62,10 @@ class TokenTransformer(nn.Module):
         in_dim: Width of the tokens that come in.
         dim: Width of the tokens that leave, and of the MLP.
         norm_eps: Epsilon of both normalisations.
+
+    Example:
+        >>> TokenTransformer(49, 64)(torch.randn(1, 9, 49)).shape
+        torch.Size([1, 9, 64])
     """
 
     def __init__(self, in_dim: int, dim: int, norm_eps: float = 1e-5) -> None:
@@ -74,11 +80,6 @@ class TokenTransformer(nn.Module):
         x = self.attn(self.norm1(x))
         return x + self.mlp(self.norm2(x))
 
-    def from_map(self, x: Tensor, split: Split, is_image: bool) -> Tensor:
-        """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as :meth:`forward` does after a soft split."""
-        x = self.attn.mix(split_norm_linear(x, split, self.norm1, self.attn.qkv, is_image))
-        return x + self.mlp(self.norm2(x))
-
 
 class TokenPerformer(nn.Module):
     """Token layer with linear attention, Yuan et al. 2021 (arXiv:2101.11986).
@@ -91,6 +92,10 @@ class TokenPerformer(nn.Module):
         in_dim: Width of the tokens that come in.
         dim: Width of the tokens that leave, and of the MLP; at least 2.
         norm_eps: Epsilon of both normalisations.
+
+    Example:
+        >>> TokenPerformer(49, 64)(torch.randn(1, 9, 49)).shape
+        torch.Size([1, 9, 64])
     """
 
     def __init__(self, in_dim: int, dim: int, norm_eps: float = 1e-5) -> None:
@@ -113,28 +118,6 @@ class TokenPerformer(nn.Module):
         x = v + self.dropout(self.proj(self.attend(q, k, v)))
         return x + self.mlp(self.norm2(x))
 
-    def from_map(self, x: Tensor, split: Split, is_image: bool) -> Tensor:
-        """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as :meth:`forward` does after a soft split."""
-        k, q, v = split_norm_linear(x, split, self.norm1, self.kqv, is_image).chunk(3, dim=-1)
-        x = v + self.dropout(self.attend_and_project(q, k, v))
-        return x + self.mlp(self.norm2(x))
-
-    def attend_and_project(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Map three of ``(B, N, dim)`` to ``proj(attend(q, k, v))`` in fewer passes over the tokens.
-
-        The features' common factor cancels once the epsilon has its square, the projection acts on the context, and
-        the queries' features, half as wide as the values, are what is divided.
-        """
-        dtype = torch.promote_types(v.dtype, torch.float32)
-        with torch.autocast(_autocast_device(v), enabled=False):
-            w, proj, bias = self.w.to(dtype), self.proj.weight.to(dtype), self.proj.bias.to(dtype)
-            of_features = w.T.expand(len(q), -1, -1)
-            q, k = q.to(dtype), k.to(dtype)
-            q, k = (torch.baddbmm(x.square().sum(-1, keepdim=True) / -2, x, of_features).exp_() for x in (q, k))
-            context = k.transpose(-2, -1) @ v.to(dtype) @ proj.T  # (B, m, dim)
-            total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
-            return torch.baddbmm(bias, q / (q @ total + 1e-8 * len(w)), context).to(v.dtype)
-
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.
 
@@ -142,7 +125,7 @@ class TokenPerformer(nn.Module):
         they are off by per cents. Autocast would cast the products back, so it is switched off here.
         """
         dtype = torch.promote_types(v.dtype, torch.float32)
-        with torch.autocast(_autocast_device(v), enabled=False):
+        with torch.autocast(autocast_device(v), enabled=False):
             q, k = self.features(q.to(dtype)), self.features(k.to(dtype))  # (B, N, m)
             context = k.transpose(-2, -1) @ v.to(dtype)  # (B, m, dim)
             total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
@@ -154,5 +137,11 @@ class TokenPerformer(nn.Module):
         return torch.exp(x @ w.T - x.square().sum(dim=-1, keepdim=True) / 2) / math.sqrt(len(w))
 
 
-def _autocast_device(x: Tensor) -> str:
-    return "cpu" if x.device.type == "meta" else x.device.type  # the meta device has no autocast to switch off
+def autocast_device(x: Tensor) -> str:
+    """Return the device whose autocast reaches ``x``: the meta device has none to switch off.
+
+    Example:
+        >>> autocast_device(torch.empty(1, device="meta"))
+        'cpu'
+    """
+    return "cpu" if x.device.type == "meta" else x.device.type

@@ -1,6 +1,15 @@
 """Position embeddings: how patch tokens come to know where they are."""
 
-from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin, PosEmbedName
-from vitlab.layers.pos_embed.build import build_pos_embed
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.build import POS_EMBEDS, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed.resizable import grid_cells, resample_pos_embed
 
-__all__ = ["PosEmbed", "PosEmbedJoin", "PosEmbedName", "build_pos_embed"]
+__all__ = [
+    "POS_EMBEDS",
+    "PosEmbed",
+    "PosEmbedJoin",
+    "PosEmbedName",
+    "build_pos_embed",
+    "grid_cells",
+    "resample_pos_embed",
+]

@@ -14,8 +14,17 @@ class AddedPosEmbed(PosEmbed):
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         join: Add after the tokenizer (stem), or before each block: its own table (every_layer) or one for all.
+
+    Example:
+        >>> class Ramp(AddedPosEmbed):
+        ...     def table(self, layer=0):
+        ...         return torch.arange(6.0)[:, None].expand(6, 4)
+        >>> Ramp((2, 3))(torch.zeros(1, 6, 4))[0, :, 0]
+        tensor([0., 1., 2., 3., 4., 5.])
     """
 
+    joins: tuple[PosEmbedJoin, ...] = ("stem", "every_layer", "every_layer_shared")
+    trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
 
     def __init__(self, grid_size: Grid, join: PosEmbedJoin = "stem") -> None:
@@ -50,6 +59,10 @@ class Learned(AddedPosEmbed):
         embed_dim: Token width D.
         depth: Number of blocks, each with a table of its own if ``join`` is every_layer.
         join: See :class:`AddedPosEmbed`.
+
+    Example:
+        >>> Learned((2, 3), embed_dim=8)(torch.zeros(1, 6, 8)).shape
+        torch.Size([1, 6, 8])
     """
 
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
@@ -76,6 +89,10 @@ class Factorized(AddedPosEmbed):
         embed_dim: Token width D.
         depth: Number of blocks, each with vectors of its own if ``join`` is every_layer.
         join: See :class:`AddedPosEmbed`.
+
+    Example:
+        >>> Factorized((2, 3), embed_dim=8)(torch.zeros(1, 6, 8)).shape
+        torch.Size([1, 6, 8])
     """
 
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:

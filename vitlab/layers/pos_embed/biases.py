@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin, grid_cells
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy, resize_bias_table
 
 
@@ -16,6 +17,13 @@ class BiasPosEmbed(PosEmbed):
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         num_prefix_tokens: Number of prefix tokens P.
+
+    Example:
+        >>> class Itself(BiasPosEmbed):  # every token looks at itself a little more
+        ...     def biases(self, layer):
+        ...         return torch.eye(6)[None]
+        >>> Itself((2, 3), num_prefix_tokens=0).bias(layer=0).shape
+        torch.Size([1, 6, 6])
     """
 
     keeps_float32 = True
@@ -45,8 +53,14 @@ class RelPos(BiasPosEmbed):
         depth: Number of blocks, each with a table of its own if ``join`` is every_layer.
         num_prefix_tokens: Number of prefix tokens P.
         join: Own table in every block (every_layer), or one for all (every_layer_shared).
+
+    Example:
+        >>> RelPos((2, 3), num_heads=2).bias(layer=0).shape
+        torch.Size([2, 6, 6])
     """
 
+    joins = ("every_layer", "every_layer_shared")
+    trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
     index: Tensor  # (L, L), rows of the table
 
@@ -90,8 +104,15 @@ class Alibi2d(BiasPosEmbed):
         grid_size: Patch tokens per column and per row, (h, w).
         num_heads: Number of heads A.
         num_prefix_tokens: Number of prefix tokens P.
+
+    Example:
+        >>> Alibi2d((1, 3), num_heads=8).bias(layer=0)[0]  # half a distance
+        tensor([[-0.0000, -0.5000, -1.0000],
+                [-0.5000, -0.0000, -0.5000],
+                [-1.0000, -0.5000, -0.0000]])
     """
 
+    joins = ("every_layer_shared",)
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
     distances: Tensor  # (L, L), in cells
     slopes: Tensor  # (A, 1, 1)
@@ -118,7 +139,14 @@ class Alibi2d(BiasPosEmbed):
 
 
 def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
-    """Return ``(L, L)`` rows of the bias table: query minus key, row-major, then the three of prefix tokens."""
+    """Return ``(L, L)`` rows of the bias table: query minus key, row-major, then the three of prefix tokens.
+
+    Example:
+        >>> displacement_index((1, 3), num_prefix_tokens=0)
+        tensor([[2, 1, 0],
+                [3, 2, 1],
+                [4, 3, 2]])
+    """
     h, w = grid_size
     y, x = (cell.long() for cell in grid_cells(grid_size))
     index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1  # (N, N)
@@ -131,7 +159,12 @@ def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return a slope for each head, powers of 2 where ``num_heads`` is one."""
+    """Return a slope for each head, powers of 2 where ``num_heads`` is one.
+
+    Example:
+        >>> alibi_slopes(4)
+        [0.25, 0.0625, 0.015625, 0.00390625]
+    """
     power = 2 ** (num_heads.bit_length() - 1)  # the largest power of two up to num_heads
     slopes = [2.0 ** (-8 * a / power) for a in range(1, power + 1)]
     between = [2.0 ** (-4 * a / power) for a in range(1, 2 * power + 1, 2)]

@@ -17,7 +17,15 @@ class ConvPosEmbed(PosEmbed):
         embed_dim: Token width D.
         depth: Number of blocks.
         join: Once, after the first block (stem), or another convolution after each block (every_layer).
+
+    Example:
+        >>> peg = ConvPosEmbed((2, 3), embed_dim=8)
+        >>> peg.leave(torch.randn(1, 1 + 6, 8), layer=0).shape, peg.acts_after(0), peg.acts_after(1)
+        (torch.Size([1, 7, 8]), True, False)
     """
+
+    joins = ("stem", "every_layer")
+    trains = True
 
     def __init__(self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size)
@@ -26,9 +34,13 @@ class ConvPosEmbed(PosEmbed):
             nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) for _ in range(num_convs)
         )
 
+    def acts_after(self, layer: int) -> bool:
+        """Return whether a convolution follows block ``layer``."""
+        return layer < len(self.convs)
+
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``; prefix tokens pass by."""
-        if layer >= len(self.convs):
+        if not self.acts_after(layer):
             return x
         h, w = self.grid_size
         prefix, patches = x.split([x.shape[1] - h * w, h * w], dim=1)

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin, grid_cells
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy
 
 
@@ -18,6 +19,13 @@ class RotaryPosEmbed(PosEmbed):
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         num_prefix_tokens: Number of prefix tokens P.
+
+    Example:
+        >>> class QuarterTurn(RotaryPosEmbed):
+        ...     def cos_sin(self, layer):
+        ...         return torch.zeros(6, 2), torch.ones(6, 2)
+        >>> QuarterTurn((2, 3), num_prefix_tokens=0).rotate(torch.ones(1, 1, 6, 4), layer=0)[0, 0, 0]
+        tensor([-1.,  1., -1.,  1.])
     """
 
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
@@ -53,8 +61,13 @@ class RoPE2d(RotaryPosEmbed):
         head_dim: Width d of a head, divisible by 4.
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies, above 1.
+
+    Example:
+        >>> RoPE2d((2, 3), head_dim=8).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
+        torch.Size([1, 2, 6, 8])
     """
 
+    joins = ("every_layer_shared",)
     cos: Tensor  # (L, d / 2)
     sin: Tensor  # (L, d / 2)
 
@@ -91,8 +104,14 @@ class RoPEMixed(RotaryPosEmbed):
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies at the start, above 1.
         join: Own frequencies in every block (every_layer), or one set for all (every_layer_shared).
+
+    Example:
+        >>> RoPEMixed((2, 3), head_dim=8, num_heads=2).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
+        torch.Size([1, 2, 6, 8])
     """
 
+    joins = ("every_layer", "every_layer_shared")
+    trains = True
     cells: Tensor  # (2, L): y, x
 
     def __init__(
@@ -125,7 +144,12 @@ class RoPEMixed(RotaryPosEmbed):
 
 
 def mixed_freqs(turn: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Return ``(2, J, A, d / 2)`` frequencies of x and y: two orthogonal directions, turned by ``(J, A, 1)``."""
+    """Return ``(2, J, A, d / 2)`` frequencies of x and y: two orthogonal directions, turned by ``(J, A, 1)``.
+
+    Example:
+        >>> mixed_freqs(torch.zeros(12, 6, 1), head_dim=64, theta=10.0).shape
+        torch.Size([2, 12, 6, 32])
+    """
     size = theta ** -(4 * torch.arange(head_dim // 4, dtype=torch.float32) / head_dim)
     directions = [turn, turn + math.pi / 2]
     fx = torch.cat([size * angle.cos() for angle in directions], dim=-1)  # (J, A, d / 2)

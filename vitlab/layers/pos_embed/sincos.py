@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.added import AddedPosEmbed
-from vitlab.layers.pos_embed.base import PosEmbedJoin, grid_cells
+from vitlab.layers.pos_embed.base import PosEmbedJoin
+from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy, resize_table
 
 
@@ -21,6 +22,11 @@ class SinCosPosEmbed(AddedPosEmbed):
         embed_dim: Token width D.
         join: See :class:`AddedPosEmbed`.
         trainable: Whether the table is trained.
+
+    Example:
+        >>> position: SinCosPosEmbed = SinCos2d((2, 3), embed_dim=8)
+        >>> position.formula((4, 6)).shape  # at another grid
+        torch.Size([24, 8])
     """
 
     weight: Tensor  # (J, N, D); J is 1 unless every layer trains its own
@@ -84,6 +90,11 @@ class SinCos1d(SinCosPosEmbed):
         depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
         join: See :class:`AddedPosEmbed`.
         trainable: Whether the table is trained; it starts at the formula.
+
+    Example:
+        >>> SinCos1d((1, 2), embed_dim=2).table()  # sin 1, cos 1; sin 2, cos 2
+        tensor([[ 0.8415,  0.5403],
+                [ 0.9093, -0.4161]])
     """
 
     policies: tuple[ResizePolicy, ...] = ("interpolate", "extrapolate")
@@ -115,6 +126,13 @@ class SinCos2d(SinCosPosEmbed):
         join: See :class:`AddedPosEmbed`.
         trainable: Whether the table is trained; it starts at the formula.
         style: Whose channel order and frequencies to follow.
+
+    Example:
+        >>> SinCos2d((2, 2), embed_dim=4).table()  # sin x, cos x, sin y, cos y
+        tensor([[0.0000, 1.0000, 0.0000, 1.0000],
+                [0.8415, 0.5403, 0.0000, 1.0000],
+                [0.0000, 1.0000, 0.8415, 0.5403],
+                [0.8415, 0.5403, 0.8415, 0.5403]])
     """
 
     policies: tuple[ResizePolicy, ...] = ("rescale", "interpolate", "extrapolate")

@@ -1,0 +1,159 @@
+"""What position embeddings have in common beside their hooks: tensors of a grid, resized, loaded, cast and filled."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.resample import Grid, ResizePolicy
+
+
+class Resizable(nn.Module):
+    """A module for a grid that takes the weights of another grid.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+
+    Example:
+        >>> Resizable((2, 3)).resized_state({}, (4, 4), policy=None)  # nothing of the grid's size, nothing to do
+        {}
+    """
+
+    policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the usual one first
+    keeps_float32 = False  # whether a cast of the model to half precision passes this module by
+    trained_grid: Tensor | None  # (2,), saved; set where coordinates are rescaled to those of another grid
+
+    def __init__(self, grid_size: Grid = (0, 0)) -> None:
+        super().__init__()
+        self.grid_size = grid_size
+        self.register_buffer("trained_grid", None)
+
+    def resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
+    ) -> dict[str, Tensor]:
+        """Return the state dict of such a module at ``old_grid`` as this module, at its own grid, can load it.
+
+        The same dictionary comes back where there is nothing to do: equal grids, or a method without a grid.
+        """
+        if old_grid == self.grid_size:
+            return state
+        allowed = self.policies_for(state)
+        if not allowed and policy is None:
+            return state
+        if policy is None or policy not in allowed:
+            choices = ", ".join(allowed) + f"; usual is {allowed[0]}" if allowed else "null: there is nothing to resize"
+            (h, w), (new_h, new_w) = old_grid, self.grid_size
+            raise ValueError(
+                f"the positions were trained on a {h} x {w} grid and the model has {new_h} x {new_w}: "
+                f"the resize policy must be one of {choices}; got {policy}"
+            )
+        return self._resized_state(state, old_grid, policy, antialias)
+
+    def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
+        """Return the policies that ``state`` allows: coordinates that were rescaled once can only be so again."""
+        return ("rescale",) if "trained_grid" in state else self.policies
+
+    def fill_tables(self) -> None:
+        """Compute the unsaved buffers, which follow from the grids by a formula."""
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        return {"trained_grid": torch.tensor(old_grid)} | state if policy == "rescale" else dict(state)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if "rescale" in self.policies and prefix + "trained_grid" in state_dict:
+            self.trained_grid = state_dict[prefix + "trained_grid"].clone()
+            self.fill_tables()
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        was_meta = any(buffer.is_meta for buffer in self.buffers())
+        super()._apply(_keeping_float32(fn) if self.keeps_float32 else fn, recurse)
+        if was_meta and not any(buffer.is_meta for buffer in self.buffers()):
+            self.fill_tables()
+        return self
+
+
+def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return ``fn``, a move or a cast of tensors, without its casts to half precision."""
+
+    def moved(x: Tensor) -> Tensor:
+        y = fn(x)
+        return x.to(y.device) if x.is_floating_point() and y.dtype.itemsize < x.dtype.itemsize else y
+
+    return moved
+
+
+def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Return row y and column x of each cell in raster order, two ``(N,)`` float64 tensors.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        trained_grid: Where given, cells are measured in cells of this grid over the same image.
+        half_cell: Where in a cell its zero lies: 0.0 keeps the first cell's at 0, 0.5 aligns the centres of the grids.
+
+    Example:
+        >>> y, x = grid_cells((2, 3))
+        >>> y.tolist(), x.tolist()
+        ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
+    """
+    old = grid_size if trained_grid is None else trained_grid.tolist()
+    sides = [
+        (torch.arange(side, dtype=torch.float64) + half_cell) * (trained / side) - half_cell
+        for side, trained in zip(grid_size, old, strict=True)
+    ]
+    y, x = torch.meshgrid(*sides, indexing="ij")
+    return y.flatten(), x.flatten()
+
+
+def resample_pos_embed(
+    state_dict: dict[str, Tensor],
+    model: nn.Module,
+    old_grid: Grid,
+    policy: ResizePolicy | None,
+    antialias: bool = True,
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return a model's state dict as the grid of ``model`` needs it, and a sentence for each change.
+
+    Nothing is computed in ``model``: what a fixed method needs to know about the old grid travels in the state dict, is
+    picked up by ``load_state_dict`` and is saved with the model from then on.
+
+    Args:
+        state_dict: State dict of a vitlab network that was trained at ``old_grid``.
+        model: The network that will load it; has a ``pos_embed``.
+        old_grid: Patch tokens per column and per row, (h, w), in training.
+        policy: How to carry positions over; must be given where the grids differ.
+        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+
+    Example:
+        >>> from vitlab.layers.pos_embed import build_pos_embed
+        >>> model = nn.Module()
+        >>> model.pos_embed = build_pos_embed("learned", (4, 4), 8, num_heads=2, depth=1, num_prefix_tokens=1)
+        >>> trained = {"pos_embed.weight": torch.ones(1, 4, 8)}
+        >>> state, sentences = resample_pos_embed(trained, model, (2, 2), "interpolate")
+        >>> state["pos_embed.weight"].shape, sentences
+        (torch.Size([1, 16, 8]), ['positions: interpolate from 2 x 2 to 4 x 4, norm of a position x 1.00'])
+    """
+    prefix = "pos_embed."
+    pos_embed: Resizable = model.pos_embed  # type: ignore[assignment]
+    old = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    new = pos_embed.resized_state(old, (old_grid[0], old_grid[1]), policy, antialias)
+    if new is old:
+        return state_dict, []
+    others = {key: value for key, value in state_dict.items() if not key.startswith(prefix)}
+    (h, w), (new_h, new_w) = old_grid, pos_embed.grid_size
+    sentence = f"positions: {policy} from {h} x {w} to {new_h} x {new_w}"
+    ratio = _norm_ratio(old, new)
+    sentences = [sentence if ratio is None else f"{sentence}, norm of a position x {ratio:.2f}"]
+    return others | {prefix + key: value for key, value in new.items()}, sentences
+
+
+def _norm_ratio(old: dict[str, Tensor], new: dict[str, Tensor]) -> float | None:
+    """Return the mean norm of a position's vector in a table after resizing over the one before."""
+    if "weight" in old and "weight" in new:
+        return float(new["weight"].float().norm(dim=-1).mean() / old["weight"].float().norm(dim=-1).mean())
+    if "interpolated" in new:  # from a table of sines: every squared norm was D / 2
+        return float(new["interpolated"].norm(dim=-1).mean() / (new["interpolated"].shape[-1] / 2) ** 0.5)
+    return None

@@ -1,0 +1,101 @@
+"""The tokens between the blocks, as feature extractors ask for them: timm's arguments, with gradients."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens
+
+
+def forward_intermediates(
+    net: Any,
+    images: Tensor,
+    indices: int | Sequence[int] | None = None,
+    return_prefix_tokens: bool = False,
+    norm: bool = False,
+    stop_early: bool = False,
+    output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+    intermediates_only: bool = False,
+) -> list[Tokens] | tuple[Tensor, list[Tokens]]:
+    """Map ``(B, C, H, W)`` images to the normalised ``(B, P + N, D)`` tokens and what leaves the blocks asked for.
+
+    Args:
+        net: The network, a :class:`VisionTransformer`, whose method this is.
+        images: The images.
+        indices: Numbers of blocks from 0, negative ones from the end, or how many of the last; None takes all.
+        return_prefix_tokens: Whether each one is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
+        norm: Whether the final normalisation is applied to each.
+        stop_early: Whether no block runs after the last one asked for; the first result is then what it leaves.
+        output_fmt: Patches as ``(B, D, h, w)`` maps, or as ``(B, N, D)`` tokens.
+        intermediates_only: Whether to return the list alone.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
+        >>> tokens, maps = net.forward_intermediates(torch.randn(2, 3, 32, 32), indices=[0, 3])
+        >>> tokens.shape, maps[0].shape
+        (torch.Size([2, 65, 48]), torch.Size([2, 48, 8, 8]))
+    """
+    if output_fmt not in ("NCHW", "NLC"):
+        raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
+    wanted = block_numbers(len(net.blocks), indices)
+    found: list[Tokens] = []
+    x = net.embed(images)
+    for i in range(max(wanted) + 1 if stop_early else len(net.blocks)):
+        x = net.run_block(i, x)
+        if i in wanted:
+            y = net.norm(x) if norm else x
+            prefix, patches = y[:, : net.num_prefix_tokens], y[:, net.num_prefix_tokens :]
+            if output_fmt == "NCHW":
+                patches = patches.transpose(1, 2).unflatten(2, net.grid_size)  # (B, D, h, w)
+            found.append((patches, prefix) if return_prefix_tokens else patches)
+    return found if intermediates_only else (net.norm(x), found)
+
+
+def get_intermediate_layers(
+    net: Any,
+    images: Tensor,
+    n: int | Sequence[int] = 1,
+    reshape: bool = False,
+    return_prefix_tokens: bool = False,
+    norm: bool = False,
+) -> list[Tokens]:
+    """Return the patch tokens that leave the last ``n`` blocks, or the blocks numbered ``n``, ``(B, N, D)`` each.
+
+    Args:
+        net: The network, a :class:`VisionTransformer`, whose method this is.
+        images: The images.
+        n: How many of the last blocks, or the blocks' numbers from 0.
+        reshape: Whether each is a ``(B, D, h, w)`` map.
+        return_prefix_tokens: Whether each is ``(patches, prefix tokens)``.
+        norm: Whether the final normalisation is applied to each; DINO's code does, timm's does not.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
+        >>> [tokens.shape for tokens in net.get_intermediate_layers(torch.randn(2, 3, 32, 32), n=2)]
+        [torch.Size([2, 64, 48]), torch.Size([2, 64, 48])]
+    """
+    output_fmt: Literal["NCHW", "NLC"] = "NCHW" if reshape else "NLC"
+    found = forward_intermediates(
+        net, images, n, return_prefix_tokens, norm, output_fmt=output_fmt, intermediates_only=True
+    )
+    assert isinstance(found, list)
+    return found
+
+
+def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
+    """Return the numbers of the blocks that ``indices`` names: the last few, these, or all ``depth``.
+
+    Example:
+        >>> sorted(block_numbers(12, 3)), sorted(block_numbers(12, [0, -1]))
+        ([9, 10, 11], [0, 11])
+    """
+    if isinstance(indices, int):
+        numbers = set(range(depth - indices, depth))
+    else:
+        numbers = {i + depth if i < 0 else i for i in (range(depth) if indices is None else indices)}
+    if not numbers or min(numbers) < 0 or max(numbers) >= depth:
+        raise ValueError(f"the network has {depth} blocks, 0 to {depth - 1}, got {indices}")
+    return numbers

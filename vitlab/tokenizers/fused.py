@@ -1,0 +1,178 @@
+"""The fast way through the T2T tokenizer: convolutions and views in place of windows, on the same parameters.
+
+Nothing here is needed to understand the network: :mod:`vitlab.tokenizers.t2t` is the reference, and tests hold the two
+together.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.attention import attend
+from vitlab.tokenizers.splits import Split, soft_split
+from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer, autocast_device
+
+
+def fused_tokens(
+    images: Tensor,
+    splits: Sequence[Split],
+    grids: Sequence[tuple[int, int]],
+    layers: Sequence[nn.Module],
+    last: nn.Linear,
+) -> Tensor:
+    """Map ``(B, C, H, W)`` to ``(B, N, D)``: a token layer after each split but the last, which ``last`` follows.
+
+    Example:
+        >>> from vitlab.tokenizers.t2t import T2TTokenizer
+        >>> t2t, images = T2TTokenizer((32, 32), 3, embed_dim=8, fused=False).eval(), torch.randn(1, 3, 32, 32)
+        >>> fast = fused_tokens(images, t2t.splits, t2t.grids, [t2t.attention1, t2t.attention2], t2t.project)
+        >>> torch.allclose(fast, t2t(images), atol=1e-5)
+        True
+    """
+    x = images
+    for i, (split, layer) in enumerate(zip(splits[:-1], layers, strict=True)):
+        x = layer_from_map(layer, x, split, is_image=i == 0)  # (B, h w, dim)
+        x = x.unflatten(1, grids[i]).permute(0, 3, 1, 2)  # (B, dim, h, w), channels last
+    return split_linear(x, splits[-1], last)
+
+
+def layer_from_map(layer: nn.Module, x: Tensor, split: Split, is_image: bool) -> Tensor:
+    """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as ``layer(soft_split(x, *split))`` does.
+
+    Example:
+        >>> x, layer = torch.randn(1, 3, 32, 32), TokenTransformer(147, 64)
+        >>> torch.allclose(layer_from_map(layer, x, (7, 4, 2), True), layer(soft_split(x, 7, 4, 2)), atol=1e-5)
+        True
+    """
+    if isinstance(layer, TokenTransformer):
+        attn = layer.attn
+        q, k, v = split_norm_linear(x, split, layer.norm1, attn.qkv, is_image)[:, None].chunk(
+            3, dim=-1
+        )  # (B, 1, N, dim)
+        x = v[:, 0] + attn.proj(attend(q, k, v, scale=attn.scale)[:, 0])
+    else:
+        assert isinstance(layer, TokenPerformer)
+        k, q, v = split_norm_linear(x, split, layer.norm1, layer.kqv, is_image).chunk(3, dim=-1)
+        x = v + layer.dropout(attend_and_project(layer, q, k, v))
+    return x + layer.mlp(layer.norm2(x))
+
+
+def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Map three of ``(B, N, dim)`` to ``layer.proj(layer.attend(q, k, v))`` in fewer passes over the tokens.
+
+    The features' common factor cancels once the epsilon has its square, the projection acts on the context, and the
+    queries' features, half as wide as the values, are what is divided.
+
+    Example:
+        >>> layer, (q, k, v) = TokenPerformer(49, 8), torch.randn(3, 1, 9, 8)
+        >>> torch.allclose(attend_and_project(layer, q, k, v), layer.proj(layer.attend(q, k, v)), atol=1e-5)
+        True
+    """
+    dtype = torch.promote_types(v.dtype, torch.float32)
+    with torch.autocast(autocast_device(v), enabled=False):
+        w, proj, bias = layer.w.to(dtype), layer.proj.weight.to(dtype), layer.proj.bias.to(dtype)
+        of_features = w.T.expand(len(q), -1, -1)
+        q, k = q.to(dtype), k.to(dtype)
+        q, k = (torch.baddbmm(x.square().sum(-1, keepdim=True) / -2, x, of_features).exp_() for x in (q, k))
+        context = k.transpose(-2, -1) @ v.to(dtype) @ proj.T  # (B, m, dim)
+        total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
+        return torch.baddbmm(bias, q / (q @ total + 1e-8 * len(w)), context).to(v.dtype)
+
+
+def split_linear(x: Tensor, split: Split, linear: nn.Linear) -> Tensor:
+    """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(soft_split(x, *split))`` does.
+
+    Example:
+        >>> x, linear = torch.randn(1, 3, 32, 32), nn.Linear(147, 64)
+        >>> torch.allclose(split_linear(x, (7, 4, 2), linear), linear(soft_split(x, 7, 4, 2)), atol=1e-5)
+        True
+    """
+    k, s, p = split
+    weight = linear.weight.unflatten(1, (-1, k, k))  # a window is in the order of a kernel: channel, row, column
+    return _tokens(F.conv2d(x, weight, linear.bias, stride=s, padding=p))
+
+
+def split_norm_linear(x: Tensor, split: Split, norm: nn.LayerNorm, linear: nn.Linear, is_image: bool) -> Tensor:
+    """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
+
+    With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalisation's,
+    W norm(u) + b is r W' (u - m) + shift; and W' (u - m) = (W' less the mean of each of its rows) u. So the convolution
+    needs no m, and r comes from two box filters of one channel.
+
+    The precision is that of normalising first. An image is flat in places, where r is large and what remains of W' u is
+    rounding: so its statistics are float64, its convolution is float32, under autocast too, and takes each pixel as it
+    differs from its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: float32 statistics,
+    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalised yet can
+    overflow.
+
+    Example:
+        >>> x, norm, linear = torch.randn(1, 3, 32, 32), nn.LayerNorm(147), nn.Linear(147, 64)
+        >>> y = split_norm_linear(x, (7, 4, 2), norm, linear, is_image=True)
+        >>> torch.allclose(y, linear(norm(soft_split(x, 7, 4, 2))), atol=1e-5)
+        True
+    """
+    if is_image and x.is_cuda:  # cuDNN may round to TensorFloat-32, 10 bits, before the mean is subtracted
+        return linear(norm(soft_split(x, *split)))
+    device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
+    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    dtype = torch.bfloat16 if narrow is torch.bfloat16 and not is_image else wide
+    with torch.autocast(device, enabled=False):
+        weight = linear.weight.to(wide)
+        shift = weight @ norm.bias.to(wide)  # (D,)
+        shift = shift if linear.bias is None else shift + linear.bias
+        weight = weight * norm.weight
+        weight = (weight - weight.mean(dim=1, keepdim=True)).unflatten(1, (-1, split[0], split[0])).to(dtype)
+        r = inverse_deviation(x.to(torch.float64 if is_image else wide), split, norm.eps).to(wide)  # (B, 1, h', w')
+        if is_image:
+            return _conv_by_cells(x.to(dtype), weight, r, shift, split).to(x.dtype)
+        y = F.conv2d(x.to(dtype), _channels_last(weight), stride=split[1], padding=split[2])  # (B, D, h', w')
+        return _tokens(torch.addcmul(shift[:, None, None], y, r).to(x.dtype))
+
+
+def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Split) -> Tensor:
+    """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; the kernels each sum to 0.
+
+    A window of k pixels with stride s consists of cells of s pixels, the last ones cut. The mean of a cell, of what is
+    left of it where it is cut, comes off its pixels; the rest of the kernel acts on these means, and as it sums to 0,
+    on their differences: sum_i a_i m_i = sum_i (a_0 + ... + a_i) (m_i - m_(i+1)). A flat window gives exact zeros.
+    """
+    k, s, p = split
+    n = -(-k // s)  # cells on a side of a window
+    h, w = ((side + 2 * p - k) // s + 1 for side in x.shape[2:])
+    H, W = ((side + n - 1) * s for side in (h, w))
+    x = F.pad(x, (p, W - p - x.shape[3], p, H - p - x.shape[2]))
+    means = x.detach().mean(dim=1, keepdim=True)  # constants: they cancel, and need no gradient
+    means = F.avg_pool2d(means, k - (n - 1) * s, s)
+    x = x - means.repeat_interleave(s, dim=2).repeat_interleave(s, dim=3)
+    y = _tokens(F.conv2d(x, _channels_last(weight), stride=s))
+    r = r.flatten(1)[:, :, None]  # (B, N, 1)
+    of_windows = [means[:, 0, i : i + h, j : j + w].flatten(1) for i in range(n) for j in range(n)]
+    steps = [(a - b)[:, :, None] * r for a, b in itertools.pairwise(of_windows)]
+    of_cells = F.pad(weight.sum(dim=1), (0, n * s - k, 0, n * s - k)).unflatten(2, (n, s)).unflatten(1, (n, s))
+    partial = of_cells.sum(dim=(2, 4)).flatten(1).cumsum(dim=1)[:, :-1]  # (D, n n - 1)
+    rest = torch.cat([*steps, torch.ones_like(r)], dim=2) @ torch.cat([partial.T, shift[None]])
+    return rest.addcmul_(y, r)
+
+
+def inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
+    """Return ``1 / sqrt(variance + eps)`` of every window of ``(B, C, h, w)``, zeros outside: ``(B, 1, h', w')``.
+
+    Example:
+        >>> inverse_deviation(torch.randn(1, 3, 32, 32), (7, 4, 2), eps=1e-5).shape
+        torch.Size([1, 1, 8, 8])
+    """
+    k, s, p = split
+    moments = torch.cat([x.mean(dim=1, keepdim=True), x.square().mean(dim=1, keepdim=True)], dim=1)
+    mean, square = F.avg_pool2d(F.pad(moments, (p, p, p, p)), k, s).chunk(2, dim=1)
+    return ((square - mean.square()).clamp(min=0) + eps).rsqrt()
+
+
+def _channels_last(weight: Tensor) -> Tensor:
+    return weight.contiguous(memory_format=torch.channels_last)  # so that the tokens come out channels last
+
+
+def _tokens(x: Tensor) -> Tensor:
+    return x.permute(0, 2, 3, 1).flatten(1, 2)  # (B, D, h, w), channels last, to (B, h w, D) without a copy
