@@ -7,7 +7,7 @@ from small_nets import small_net
 from vitlab.analysis.resolution import analyze_resolution, canvas, resized_net, sizes
 from vitlab.analysis.scramble import compare
 from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
-from vitlab.models.convert import load_weights
+from vitlab.models.load import load_weights
 
 IMAGES = torch.arange(1.0, 25).view(1, 1, 4, 6)
 

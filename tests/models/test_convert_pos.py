@@ -5,7 +5,8 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
 
-from vitlab.models.convert import from_timm, load_weights
+from vitlab.models.convert import from_timm
+from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 
 GRID = {"img_size": (24, 40), "patch_size": 8}  # 3 x 5

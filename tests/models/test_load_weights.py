@@ -10,7 +10,8 @@ from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
 
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
-from vitlab.models.convert import from_t2t, load_weights, to_timm
+from vitlab.models.convert import from_t2t, to_timm
+from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
 
 TINY = {

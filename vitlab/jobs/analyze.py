@@ -18,7 +18,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import restore
 from vitlab.jobs.terminal import say
-from vitlab.models.convert import load_weights, of_network
+from vitlab.models.load import load_weights, of_network
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
 

@@ -13,7 +13,7 @@ from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.jobs.close import checkpoint_facts
 from vitlab.jobs.rebuild import evaluation_args
-from vitlab.models.convert import load_weights
+from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.added import AddedPosEmbed
-from vitlab.models.convert import load_weights, to_timm
+from vitlab.models.convert import to_timm
+from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
 
 Arguments = dict[str, Any]  # of VisionTransformer
@@ -53,10 +54,7 @@ def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -
 
 
 def _read_safetensors(path: Path, network: Arguments) -> Outputs:
-    model = VisionTransformer(**network).eval()
-    changes = load_weights(model, path)
-    assert not changes, changes
-    return model
+    return load_network(path)
 
 
 def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:

@@ -8,10 +8,10 @@ from safetensors.torch import save_file
 from vitlab.config.parser import user_mistakes
 from vitlab.jobs.job import Job
 from vitlab.jobs.terminal import say
-from vitlab.models.convert import load_weights
+from vitlab.models.create import timm_model
+from vitlab.models.load import load_weights
 from vitlab.runs.directory import find_run
 from vitlab.runs.manifest import check_whole
-from vitlab.tasks.teacher import timm_network
 
 
 def load_initial_weights(job: Job, source: str) -> None:
@@ -28,6 +28,6 @@ def load_initial_weights(job: Job, source: str) -> None:
 
 
 def _fetch_timm(name: str, folder: Path) -> Path:
-    state = timm_network(name).state_dict()
+    state = timm_model(name, pretrained=True).state_dict()
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "timm.safetensors")
     return folder / "timm.safetensors"

@@ -22,6 +22,10 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
     Args:
         state_dict: timm's names and tensors, or those of naver-ai/rope-vit.
         num_heads: Number of heads A, which only naver-ai/rope-vit's own files do not show.
+
+    Example:
+        >>> list(rename_positions({"embeds.pos_embed_y": torch.zeros(1, 14, 8), "blocks.0.gamma_1": torch.ones(8)}))
+        ['pos_embed.row', 'blocks.0.ls1.gamma']
     """
     state, tables = {}, {}
     for name, value in state_dict.items():

@@ -8,7 +8,12 @@ from vitlab.models.vit import VisionTransformer
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """Return the number of trained values."""
+    """Return the number of trained values.
+
+    Example:
+        >>> count_parameters(torch.nn.Linear(3, 2))
+        8
+    """
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -17,12 +22,24 @@ def count_macs(model: VisionTransformer) -> int:
 
     Counted on the meta device, where fused attention is counted too and T2T takes the plain way; all tokens pass
     through the last block, as in published numbers, though ``forward`` may spare it some. The FLOPs are twice as many.
+
+    Example:
+        >>> from vitlab.models import create_model
+        >>> count_macs(create_model("vit_ti16"))
+        1253683200
     """
     return macs_of_modules(model)[""]
 
 
 def macs_of_modules(model: VisionTransformer) -> dict[str, int]:
-    """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the network's own name is empty."""
+    """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the network's own name is empty.
+
+    Example:
+        >>> from vitlab.models import create_model
+        >>> macs = macs_of_modules(create_model("vit_ti16", depth=1))
+        >>> macs["tokenizer"], macs["blocks.0.mlp"]
+        (28901376, 58097664)
+    """
     walk = _AllTokens(model)
     state = {**dict(walk.named_parameters()), **dict(walk.named_buffers())}
     meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
@@ -45,5 +62,11 @@ class _AllTokens(torch.nn.Module):
 
 
 def count_tokens(model: VisionTransformer) -> int:
-    """Return the number of tokens L in every block: prefix tokens and patches."""
+    """Return the number of tokens L in every block: prefix tokens and patches.
+
+    Example:
+        >>> from vitlab.models import create_model
+        >>> count_tokens(create_model("vit_ti16"))
+        197
+    """
     return model.num_prefix_tokens + model.grid_size[0] * model.grid_size[1]

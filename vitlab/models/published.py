@@ -18,6 +18,10 @@ class Published(NamedTuple):
         top1: ImageNet-1k accuracy in percent when trained on ImageNet-1k alone at 224 pixels; None where unpublished.
         source: Who published the accuracy.
         again: Top-1 and top-5 of the published weights when others measured them.
+
+    Example:
+        >>> PUBLISHED["t2t_vit_14"].top1
+        81.5
     """
 
     parameters: int

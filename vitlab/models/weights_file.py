@@ -30,6 +30,10 @@ class WeightsFile:
         state_dict: Names and tensors, without the prefixes that wrappers add.
         arguments: How the network was built, where the file says so.
         sentences: What was chosen or left out, for the user.
+
+    Example:
+        >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
+        {'num_classes': 10}
     """
 
     state_dict: dict[str, Tensor]
@@ -38,7 +42,15 @@ class WeightsFile:
 
 
 def read_weights(path: str | Path) -> WeightsFile:
-    """Read a safetensors file, or a torch file in the mode that cannot run code."""
+    """Read a safetensors file, or a torch file in the mode that cannot run code.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save({"state_dict": {"module.head.bias": torch.zeros(10)}}, f"{folder}/last.pth")
+        ...     list(read_weights(f"{folder}/last.pth").state_dict)
+        ['head.bias']
+    """
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
@@ -69,7 +81,14 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a torch file that is damaged or holds more than weights, without reading its tensors."""
+    """Refuse a torch file that is damaged or holds more than weights, without reading its tensors.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save({"head.bias": torch.zeros(10)}, f"{folder}/weights.pt")
+        ...     check_readable(Path(folder) / "weights.pt")
+    """
     _load(path, map_location="meta", mmap=True)
 
 
@@ -109,6 +128,11 @@ def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], l
 
 
 def some(names: Any) -> str:
-    """Return the first few names, and how many there are beside them."""
+    """Return the first few names, and how many there are beside them.
+
+    Example:
+        >>> some(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
     names = list(names)
     return ", ".join(map(str, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

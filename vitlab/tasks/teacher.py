@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.convert import of_network
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.create import timm_model
+from vitlab.models.load import load_network
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import find_run
 
@@ -76,29 +76,18 @@ def read_teacher(source: str) -> Teacher:
         source: A run or one of its files, a file that ``vitlab export`` wrote, or ``timm:NAME``.
     """
     if source.startswith("timm:"):
-        net: Any = timm_network(source.removeprefix("timm:"))
+        net: Any = timm_model(source, pretrained=True)
         facts = net.pretrained_cfg
         channels, height, width = facts["input_size"]
         size = (channels, height, width) if facts.get("fixed_input_size") else (channels, None, None)
         return Teacher(net, tuple(facts["mean"]), tuple(facts["std"]), size, net.num_classes)
     path, facts = _facts(source)
-    file = read_weights(path)
-    if "num_classes" not in file.arguments:
+    if "num_classes" not in read_weights(path).arguments:
         raise ValueError(f"`model.teacher` must be a classifier, and {path} does not say how many classes it knows")
-    network = VisionTransformer(**of_network(file.arguments))
-    network.load_state_dict(file.state_dict)
+    network = load_network(path)
+    network.skips_unread_tokens = True
     size = (network.in_chans, *network.img_size)
     return Teacher(network, tuple(facts["mean"]), tuple(facts["std"]), size, list(facts["class_names"]))
-
-
-def timm_network(name: str) -> nn.Module:
-    """Return a network of timm with its published weights, from timm's cache or the network."""
-    import timm
-
-    try:
-        return timm.create_model(name, pretrained=True)
-    except Exception as error:  # timm and the hub raise many kinds
-        raise ValueError(f"timm has no weights to give for {name}: {' '.join(str(error).split())[:300]}") from error
 
 
 def _facts(source: str) -> tuple[Path, dict[str, Any]]:

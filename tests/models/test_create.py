@@ -1,0 +1,166 @@
+import logging
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+
+import vitlab.models
+from vitlab.models import SIZES, VisionTransformer, create_model, load_network
+
+TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    net = VisionTransformer(**TINY)
+    arguments = {**TINY, "lr": 0.1}  # as a task saves them
+    state = {f"net.{name}": value for name, value in net.state_dict().items()}
+    torch.save({"state_dict": state, "hyper_parameters": arguments}, tmp_path / "last.ckpt")
+    return net.eval(), tmp_path / "last.ckpt"
+
+
+def test_the_room_shows_what_it_offers_and_knows_nothing_else():
+    assert dir(vitlab.models) == ["SIZES", "VisionTransformer", "create_model", "load_network"]
+    with pytest.raises(AttributeError, match="no attribute 'creat_model'"):
+        vitlab.models.creat_model  # noqa: B018
+
+
+def test_a_size_is_the_network_with_its_arguments_and_ours_go_before():
+    net = create_model("vit_ti16", pos_embed="rope2d", img_size=(32, 48), depth=2, num_classes=7)
+    assert (net.embed_dim, net.grid_size, len(net.blocks), net.num_classes) == (192, (2, 3), 2, 7)
+    assert type(net.pos_embed).__name__ == "RoPE2d"
+    assert create_model(**TINY).state_dict().keys() == VisionTransformer(**TINY).state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        (
+            "t2t_vit_15",
+            {},
+            r"a network is called vit_ti16, .* or timm:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
+        ),
+        ("vit_s16", {"pos_embd": "none"}, "a network has no argument 'pos_embd'; did you mean \"pos_embed\""),
+        ("timm:vit_tiny_patch16_22", {}, 'timm has no .* for timm:vit_tiny_patch16_22: .*did you mean "vit_tiny'),
+        ("vit_s16", {"weights": "nowhere.pt"}, "no such file: nowhere.pt"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_one_line_with_the_closest(name, arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        create_model(name, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_bring_their_classes_unless_others_are_asked_for(checkpoint, caplog):
+    net, path = checkpoint
+    images = torch.randn(2, 1, 16, 16)
+    again = create_model(weights=path, **{**TINY, "num_classes": 5}).eval()
+    assert torch.equal(again(images), net(images))
+    arguments = {name: value for name, value in TINY.items() if name != "num_classes"}
+    assert torch.equal(create_model(weights=path, **arguments).eval()(images), net(images))
+    with caplog.at_level(logging.INFO, logger="vitlab.models.create"):
+        other = create_model(weights=path, **{**TINY, "num_classes": 3})
+    assert other(images).shape == (2, 3) and torch.equal(other.norm.weight, net.norm.weight)
+    assert caplog.messages == ["head: not loaded, the file's has 5 outputs and the model's new one 3"]
+
+
+def test_positions_are_carried_to_another_grid(checkpoint, caplog):
+    path = checkpoint[1]
+    with caplog.at_level(logging.INFO, logger="vitlab.models.create"):
+        larger = create_model(weights=path, **{**TINY, "img_size": 32})
+    assert larger.pos_embed.weight.shape == (1, 64, 16)
+    assert caplog.messages[0].startswith("positions: interpolate from 4 x 4 to 8 x 8")
+    with pytest.raises(ValueError, match="the resize policy must be one of interpolate"):
+        create_model(weights=path, resize=None, **{**TINY, "img_size": 32})
+
+
+def saved_timm(name, folder):
+    theirs = timm.create_model(name).eval()
+    for p in theirs.parameters():
+        torch.nn.init.normal_(p, std=0.05)
+    torch.save(theirs.state_dict(), folder / "timm.pt")
+    return theirs, folder / "timm.pt"
+
+
+def test_a_network_of_timm_is_rebuilt_with_its_weights(tmp_path):
+    theirs, path = saved_timm("test_vit", tmp_path)
+    ours = create_model("timm:test_vit", weights=path).eval()
+    images = torch.randn(2, 3, 160, 160)
+    torch.testing.assert_close(ours(images), theirs(images), rtol=0, atol=1e-5)
+    small = create_model("timm:test_vit", weights=path, num_classes=2, img_size=96)
+    assert small(torch.randn(1, 3, 96, 96)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(("name", "missing"), [("test_vit2", "fc_norm"), ("test_vit3", "pool_include_prefix")])
+def test_a_network_of_timm_that_ours_lacks_is_refused_by_what_is_missing(name, missing, tmp_path):
+    _, path = saved_timm(name, tmp_path)
+    with pytest.raises(ValueError, match=f"has no counterpart here: it has {missing}"):
+        create_model(f"timm:{name}", weights=path)
+
+
+def test_another_family_of_timm_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"timm's ResNet has no counterpart here"):
+        create_model("timm:test_resnet", weights=tmp_path / "never_read.pt")
+
+
+def test_a_network_that_answers_otherwise_is_not_taken_for_ours(tmp_path, monkeypatch):
+    def with_attention_scale(name, pretrained=False):
+        model = timm.models.VisionTransformer(img_size=32, patch_size=16, embed_dim=16, depth=1, num_heads=2)
+        model.blocks[0].attn.scale = 3.0
+        model.blocks[0].attn.fused_attn = False
+        return model
+
+    monkeypatch.setattr(timm, "create_model", with_attention_scale)
+    torch.save(with_attention_scale("").state_dict(), tmp_path / "timm.pt")
+    with pytest.raises(ValueError, match="computes something else than ours"):
+        create_model("timm:scaled", weights=tmp_path / "timm.pt")
+
+
+# A network from its file
+
+
+def test_a_checkpoint_gives_its_network_ready_to_evaluate(checkpoint):
+    net, path = checkpoint
+    again = load_network(path)
+    images = torch.randn(2, 1, 16, 16)
+    assert not again.training and torch.equal(again(images), net(images))
+
+
+def test_the_head_of_the_file_says_how_many_outputs_there_are(tmp_path):
+    arguments = {name: value for name, value in TINY.items() if name != "num_classes"}  # a regressor's
+    for outputs in (1, 0):
+        net = VisionTransformer(**arguments, num_classes=outputs, head_hidden=3 * outputs)
+        content = {"state_dict": net.state_dict(), "hyper_parameters": {**arguments, "head_hidden": 3 * outputs}}
+        torch.save(content, tmp_path / "last.ckpt")
+        assert load_network(tmp_path / "last.ckpt").num_classes == outputs
+
+
+def test_safetensors_with_arguments_give_their_network(checkpoint, tmp_path):
+    net, _ = checkpoint
+    metadata = {"hyper_parameters": '{"img_size": 16, "patch_size": 4, "in_chans": 1, "embed_dim": 16, '}
+    metadata["hyper_parameters"] += '"depth": 2, "num_heads": 2}'
+    save_file(net.state_dict(), tmp_path / "net.safetensors", metadata)
+    images = torch.randn(2, 1, 16, 16)
+    assert torch.equal(load_network(tmp_path / "net.safetensors")(images), net(images))
+
+
+def test_a_file_that_does_not_describe_its_network_is_refused(tmp_path):
+    torch.save(VisionTransformer(**TINY).state_dict(), tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="does not say how its network was built; build it by its arguments"):
+        load_network(tmp_path / "weights.pt")
+
+
+def test_a_file_that_does_not_fit_its_own_arguments_is_refused(tmp_path):
+    state = VisionTransformer(**TINY).state_dict()
+    torch.save({"state_dict": state, "hyper_parameters": {**TINY, "depth": 1}}, tmp_path / "torn.ckpt")
+    with pytest.raises(ValueError, match=r"does not fit the model: 12 unexpected \(blocks.1"):
+        load_network(tmp_path / "torn.ckpt")
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_says_its_width_and_step(name):
+    with torch.device("meta"):
+        net = create_model(name)
+    assert (net.embed_dim, net.num_classes) == (SIZES[name]["embed_dim"], 1000)
+    assert net.patch_size == SIZES[name].get("patch_size", 16)

@@ -1,0 +1,167 @@
+"""A network from a name: a published size, or one of timm's."""
+
+import inspect
+import logging
+import tempfile
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from vitlab.errors import did_you_mean
+from vitlab.layers.pool import PoolName
+from vitlab.layers.resample import ResizePolicy
+from vitlab.models.load import load_weights, outputs_of
+from vitlab.models.sizes import SIZES
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import read_weights
+
+_log = logging.getLogger(__name__)
+
+
+def create_model(
+    name: str | None = None,
+    *,
+    weights: str | Path | None = None,
+    resize: ResizePolicy | Literal["usual"] | None = "usual",
+    **arguments: Any,
+) -> VisionTransformer:
+    """Build a network by its name, change what ``arguments`` say, and fill it with weights if there are some.
+
+    Args:
+        name: A size of ``SIZES``, or ``timm:NAME``; None builds from ``arguments`` alone.
+        weights: A local file, of vitlab, timm or the official T2T-ViT, or ``timm:NAME``, which timm fetches. A network
+            called ``timm:NAME`` has timm's own where none are given. The head takes as many classes as the weights
+            have, unless ``num_classes`` says otherwise: then it is new.
+        resize: How to carry the positions of the weights to another grid; ``usual`` is the method's usual way.
+        **arguments: Arguments of :class:`VisionTransformer`.
+
+    Returns:
+        The network, in training mode as any new one. What was changed in the weights is logged, level INFO.
+
+    Raises:
+        ValueError: For a name or an argument that does not exist, with the closest one, or weights that do not fit.
+
+    Example:
+        >>> net = create_model("t2t_vit_7", pos_embed="rope2d", img_size=(224, 320), num_classes=10)
+        >>> net.grid_size, net.embed_dim, net.num_classes
+        ((14, 20), 256, 10)
+    """
+    known = list(inspect.signature(VisionTransformer).parameters)
+    for argument in arguments:
+        if argument not in known:
+            raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
+    if name is not None and name not in SIZES and not name.startswith("timm:"):
+        raise ValueError(
+            f"a network is called {', '.join(SIZES)} or timm:NAME, got {name!r}{did_you_mean(name, SIZES)}"
+        )
+    base = SIZES.get(name or "", {})
+    with tempfile.TemporaryDirectory() as folder:
+        if name is not None and name.startswith("timm:"):
+            theirs = timm_model(name, pretrained=weights is None)
+            base, own = timm_arguments(theirs), _saved(theirs, folder)
+            _check_same(theirs, base, own)
+            weights = weights or own
+        elif str(weights).startswith("timm:"):
+            weights = _saved(timm_model(str(weights), pretrained=True), folder)
+        if weights is None:
+            return VisionTransformer(**{**base, **arguments})
+        outputs = outputs_of(read_weights(weights).state_dict)
+        net = VisionTransformer(**{**base, "num_classes": outputs, **arguments})
+        for sentence in load_weights(net, weights, resize):
+            _log.info(sentence)
+    return net
+
+
+def timm_model(name: str, pretrained: bool) -> nn.Module:
+    """Return timm's network called ``timm:NAME``, with published weights from its cache or the network if asked to.
+
+    Example:
+        >>> timm_model("timm:vit_tiny_patch16_224", pretrained=False).embed_dim
+        192
+    """
+    import timm
+
+    try:
+        return timm.create_model(name.removeprefix("timm:"), pretrained=pretrained).eval()
+    except Exception as error:  # timm and the hub raise many kinds
+        reason = " ".join(str(error).split())[:300]
+        close = did_you_mean(name.removeprefix("timm:"), timm.list_models())
+        raise ValueError(
+            f"timm has no {'weights to give' if pretrained else 'model'} for {name}: {reason}{close}"
+        ) from error
+
+
+def timm_arguments(theirs: Any) -> dict[str, Any]:
+    """Return the arguments of the network that computes what timm's ``theirs`` does, or refuse it by what is missing.
+
+    Example:
+        >>> arguments = timm_arguments(timm_model("timm:vit_tiny_patch16_224", pretrained=False))
+        >>> arguments["embed_dim"], arguments["depth"], arguments["num_heads"]
+        (192, 12, 3)
+    """
+    from timm.models import VisionTransformer as TimmViT
+
+    if type(theirs) is not TimmViT:
+        raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: its VisionTransformer alone has one")
+    block: Any = theirs.blocks[0]
+    norm, act = _known_layers(theirs)
+    return {
+        "img_size": tuple(theirs.patch_embed.img_size),
+        "in_chans": theirs.patch_embed.proj.in_channels,
+        "num_classes": theirs.num_classes,
+        "patch_size": tuple(theirs.patch_embed.patch_size),
+        "embed_dim": theirs.embed_dim,
+        "depth": len(theirs.blocks),
+        "num_heads": block.attn.num_heads,
+        "mlp_ratio": block.mlp.fc1.out_features / theirs.embed_dim,
+        "qkv_bias": block.attn.qkv.bias is not None,
+        "qk_norm": not isinstance(block.attn.q_norm, nn.Identity),
+        "act_layer": act,
+        "norm_layer": norm,
+        "norm_eps": block.norm1.eps,
+        "pos_embed": "none" if theirs.pos_embed is None else "learned",
+        "class_token": theirs.cls_token is not None,
+        "reg_tokens": theirs.num_reg_tokens,
+        "global_pool": theirs.global_pool,
+        "layer_scale": None if isinstance(block.ls1, nn.Identity) else 1.0,  # the factors come with the weights
+    }
+
+
+def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
+    """Return our names of timm's normalisation and activation, or refuse what we have no layer for."""
+    block = theirs.blocks[0]
+    norms, acts = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}, {"GELU": "gelu", "ReLU": "relu", "SiLU": "silu"}
+    norm, act = type(block.norm1).__name__, type(getattr(block.mlp, "act", None)).__name__
+    missing = {
+        "pre_norm": not isinstance(theirs.norm_pre, nn.Identity),
+        "fc_norm": not isinstance(theirs.fc_norm, nn.Identity),
+        "pool_include_prefix": theirs.pool_include_prefix,
+        f"embed_layer={type(theirs.patch_embed).__name__}": type(theirs.patch_embed).__name__ != "PatchEmbed",
+        f"global_pool={theirs.global_pool!r}": theirs.global_pool not in get_args(PoolName),
+        f"norm_layer={norm}": norm not in norms,
+        f"act_layer={act}": act not in acts,
+        f"mlp_layer={type(block.mlp).__name__}": type(block.mlp).__name__ != "Mlp",
+        f"block_fn={type(block).__name__}": type(block).__name__ != "Block",
+    }
+    if any(missing.values()):
+        names = ", ".join(name for name, is_missing in missing.items() if is_missing)
+        raise ValueError(f"this network of timm has no counterpart here: it has {names}")
+    return norms[norm], acts[act]
+
+
+def _saved(theirs: nn.Module, folder: str) -> Path:
+    torch.save(theirs.state_dict(), Path(folder) / "timm.pt")
+    return Path(folder) / "timm.pt"
+
+
+def _check_same(theirs: nn.Module, arguments: dict[str, Any], weights: Path) -> None:
+    """Refuse a network of timm that ``arguments`` do not rebuild: both must answer one random image alike."""
+    ours = VisionTransformer(**arguments).eval()
+    load_weights(ours, weights)
+    images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        one, other = theirs(images), ours(images)
+    if (one - other).abs().max() > 1e-4 * one.abs().max().clamp(min=1.0):
+        raise ValueError("this network of timm computes something else than ours with its weights: it is not rebuilt")

@@ -1,0 +1,203 @@
+"""Weights from files: into a network that is there, or with the network that the file describes."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.pos_embed import resample_pos_embed
+from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
+from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.models.convert import same_table, to_ours
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import read_weights, some
+
+State = dict[str, Tensor]
+
+
+def load_network(path: str | Path) -> VisionTransformer:
+    """Build the network of a checkpoint or of an exported safetensors file, with its weights, ready to evaluate.
+
+    Args:
+        path: A local file that says how its network was built, as those of vitlab do.
+
+    Raises:
+        ValueError: Where the file does not say it, is damaged, or holds more than weights.
+
+    Example:
+        >>> import tempfile
+        >>> arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 1, "num_heads": 3}
+        >>> content = {"hyper_parameters": arguments, "state_dict": VisionTransformer(**arguments).state_dict()}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save(content, f"{folder}/last.ckpt")
+        ...     load_network(f"{folder}/last.ckpt").grid_size
+        (4, 4)
+    """
+    file = read_weights(path)
+    arguments = of_network(file.arguments)
+    if not arguments:
+        raise ValueError(
+            f"{path} does not say how its network was built; build it by its arguments: create_model(..., weights=...)"
+        )
+    net = VisionTransformer(**{**arguments, "num_classes": outputs_of(file.state_dict)})
+    _fill(net, file.state_dict, path)
+    return net.eval()
+
+
+def load_weights(
+    model: VisionTransformer,
+    path: str | Path,
+    resize: ResizePolicy | Literal["usual"] | None = None,
+    antialias: bool = True,
+) -> list[str]:
+    """Load the weights of a file into ``model`` and return a sentence for each change that they needed.
+
+    The file is safetensors or torch's own, from vitlab, timm or the official T2T-ViT. A head for other classes is left
+    as the model has it, positions of another grid are resized; whatever else does not fit is refused.
+
+    Args:
+        model: The network to fill.
+        path: A local file.
+        resize: How to carry positions to another grid; must be given where the grids differ. ``usual`` is the usual
+            way of the model's position embedding.
+        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+
+    Example:
+        >>> import tempfile
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=1, num_heads=3)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     torch.save(net.state_dict(), f"{folder}/weights.pt")
+        ...     load_weights(net, f"{folder}/weights.pt")
+        []
+    """
+    file = read_weights(path)
+    num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
+    shape = {"num_patches": math.prod(model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
+    state, sentences = to_ours(file.state_dict, num_heads=num_heads, **shape)
+    old_grid, grid_sentences = _trained_grid(state, file.arguments, model)
+    state, table_sentences = _drop_formula(state, model, old_grid)
+    policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
+    state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
+    state, head_sentences = _keep_new_head(state, model)
+    _fill(model, state, path)
+    parts = (file.sentences, sentences, grid_sentences, table_sentences, resize_sentences, head_sentences)
+    return [sentence for part in parts for sentence in part]
+
+
+def outputs_of(state: State) -> int:
+    """Return the number of outputs K of a state dict's head; 0 where it has none.
+
+    Example:
+        >>> outputs_of({"head.weight": torch.zeros(10, 48)})
+        10
+    """
+    rows = [len(value) for name, value in state.items() if name.startswith("head.")]
+    return rows[-1] if rows else 0
+
+
+def of_network(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a task's arguments that its network takes.
+
+    Example:
+        >>> of_network({"depth": 3, "lr": 1e-3})
+        {'depth': 3}
+    """
+    names = inspect.signature(VisionTransformer).parameters
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
+    prefix = "pos_embed."
+    positions = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+    policies = model.pos_embed.policies_for(positions)
+    return policies[0] if policies and tuple(old_grid) != tuple(model.grid_size) else None
+
+
+def _trained_grid(state: State, arguments: dict[str, Any], model: VisionTransformer) -> tuple[Grid, list[str]]:
+    """Return the grid that a file's positions belong to, and what is doubtful about them."""
+    if "img_size" in arguments:
+        with torch.device("meta"):
+            trained = VisionTransformer(**of_network(arguments))
+        kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
+        doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
+        return trained.grid_size, doubt
+    if "pos_embed.row" in state:
+        return (state["pos_embed.row"].shape[1], state["pos_embed.col"].shape[1]), []
+    h, w = model.grid_size
+    table, biases = state.get("pos_embed.weight"), state.get("pos_embed.bias_table")
+    if biases is not None:
+        return _bias_grid(biases.shape[1], (h, w)), []
+    if table is None:
+        doubt = (
+            [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
+        )
+        return (h, w), doubt
+    if table.shape[1] == h * w:
+        return (h, w), []
+    side = math.isqrt(table.shape[1])
+    if side * side != table.shape[1]:
+        raise ValueError(f"the file has {table.shape[1]} positions, no square, and does not say their grid")
+    return (side, side), []
+
+
+def _bias_grid(rows: int, grid: Grid) -> Grid:
+    """Return the grid of a bias table with ``rows`` displacements, three entries of prefix tokens perhaps included."""
+    side = (math.isqrt(rows) + 1) // 2
+    for h, w in (grid, (side, side)):
+        if (2 * h - 1) * (2 * w - 1) in (rows, rows - 3):
+            return h, w
+    raise ValueError(f"the file has {rows} relative positions, of no square grid, and does not say their grid")
+
+
+def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[State, list[str]]:
+    """Return the state dict without a table that the model computes by itself."""
+    pos_embed, table = model.pos_embed, state.get("pos_embed.weight")
+    if table is None or not isinstance(pos_embed, SinCosPosEmbed) or pos_embed.trainable:
+        return state, []
+    tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published tables in 2-D are computed in float32
+    if not same_table(table[0], pos_embed.formula(grid), tolerance):
+        raise ValueError(
+            "the file's position table is not the formula's: it was trained, resized or made by another formula; "
+            "build the model with pos_embed='learned' and pos_embed_trainable=False to keep it"
+        )
+    state = {name: value for name, value in state.items() if name != "pos_embed.weight"}
+    return state, ["positions: the file's table is the formula's, which the model computes by itself"]
+
+
+def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
+    """Return the state dict with the model's own head where the file's has other outputs or none."""
+    old = {name: value for name, value in state.items() if name.startswith("head.")}
+    new = {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
+    if {name: value.shape for name, value in old.items()} == {name: value.shape for name, value in new.items()}:
+        return state, []
+    counts = [len(list(head.values())[-1]) if head else 0 for head in (old, new)]
+    others = {name: value for name, value in state.items() if name not in old}
+    return others | new, [f"head: not loaded, the file's has {counts[0]} outputs and the model's new one {counts[1]}"]
+
+
+def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
+    """Load ``state`` into ``model``, or say what does not fit."""
+    own = model.state_dict()
+    resized = {"pos_embed.interpolated", "pos_embed.trained_grid"}  # a module takes these up when it loads them
+    shapes = [
+        f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own
+        if name in state and state[name].shape != own[name].shape
+    ]
+    differences = {
+        "missing": [name for name in own if name not in state],
+        "unexpected": [name for name in state if name not in own and name not in resized],
+        "of another shape": shapes,
+    }
+    found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
+    if found:
+        raise ValueError(f"{path} does not fit the model: {'; '.join(found)}")
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the model: {' '.join(str(error).split())}") from error
