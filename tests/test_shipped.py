@@ -78,8 +78,12 @@ def test_a_job_is_written_from_shipped_files(capsys):
 def installed(tmp_path_factory):
     """What the wheel would install, in a folder of its own."""
     place = tmp_path_factory.mktemp("wheel")
-    unwanted = shutil.ignore_patterns(".git", ".venv", "build", "*.egg-info", "__pycache__", "runs", "tests")
-    shutil.copytree(ROOT, place / "source", ignore=unwanted)
+    unwanted = {".git", ".venv", "build", "runs", "tests"}
+
+    def ignored(folder, names):
+        return [name for name in names if name == "__pycache__" or (folder == str(ROOT) and name in unwanted)]
+
+    shutil.copytree(ROOT, place / "source", ignore=ignored)
     words = [sys.executable, "-c", f"import setuptools.build_meta as b; b.build_wheel({str(place)!r})"]
     subprocess.run(words, cwd=place / "source", check=True, capture_output=True)
     zipfile.ZipFile(next(place.glob("vitlab-*.whl"))).extractall(place / "site")
@@ -89,7 +93,9 @@ def installed(tmp_path_factory):
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_else(installed):
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py")} | {"vitlab" / path for path in YAMLS}
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py*") if path.suffix != ".pyc"} | {
+        "vitlab" / path for path in YAMLS
+    }
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
 
 

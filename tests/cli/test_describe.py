@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data import ImageFolder
-from vitlab.jobs.describe import _data_line
+from vitlab.jobs.train.describe import _data_line
 
 
 def _photos(root):

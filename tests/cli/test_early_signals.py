@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-import vitlab.jobs.build
-import vitlab.jobs.describe
+import vitlab.jobs.train.build
+import vitlab.jobs.train.describe
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
-from vitlab.jobs.build import build
+from vitlab.jobs.train.build import build
 from vitlab.tasks import Classifier
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
 PLACES = {
-    "building": (vitlab.jobs.build, "choose_run"),
+    "building": (vitlab.jobs.train.build, "choose_run"),
     "data": (Digits, "read"),
-    "describing": (vitlab.jobs.describe, "describe_groups"),
+    "describing": (vitlab.jobs.train.describe, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
     "first step": (Classifier, "on_train_batch_start"),
 }

@@ -1,7 +1,9 @@
+import inspect
 import json
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +13,8 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import vitlab.data
+import vitlab.tasks
 from vitlab.cli.main import COMMANDS, main
 from vitlab.layers.pos_embed import PosEmbedName
 
@@ -305,7 +309,8 @@ def test_every_command_answers_help_without_torch_or_lightning():
     assert 'did you mean "fit"?' in done.stderr
 
 
-def test_help_for_fit_names_what_people_set(capsys):
+def test_help_for_fit_names_what_people_set(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "240")
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out
     assert page.count("\n") < 110
@@ -337,3 +342,29 @@ def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     assert measured.returncode == 0, output
     assert read(run / "results.json")["test"]["n"] == 359
     assert pd.read_parquet(run / "predictions/test.parquet")["index"].tolist() == list(range(359))
+
+
+def test_help_for_fit_wraps_at_the_width_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["fit", "--help"]) == 0
+    page = capsys.readouterr().out
+    lines = page.splitlines()
+    assert max(len(line) for line in lines if line.startswith("  --") or line.startswith(" " * 20)) <= 80
+    assert "default None" not in page
+    assert "default null" in page
+
+
+@pytest.mark.parametrize("cls", [vitlab.tasks.Classifier, vitlab.data.ImageFolder], ids=lambda cls: cls.__name__)
+def test_help_for_fit_shows_the_values_of_every_choice(cls, capsys):
+    assert main(["fit", "--help"]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    choices = [_words(parameter.annotation) for parameter in inspect.signature(cls).parameters.values()]
+    assert any(choices)
+    for words in filter(None, choices):
+        assert " | ".join(words) in page
+
+
+def _words(kind):
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(word) for word in typing.get_args(kind)]
+    return [word for part in typing.get_args(kind) for word in _words(part)]

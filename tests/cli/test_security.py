@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-PAYLOADS = ["os.system", "subprocess.Popen", "shutil.rmtree", "builtins.exec", "vitlab.jobs.train.shutil.rmtree"]
+PAYLOADS = ["os.system", "subprocess.Popen", "shutil.rmtree", "builtins.exec", "vitlab.jobs.train.fit.shutil.rmtree"]
 
 
 PLACES = ["data", "model", "trainer.callbacks", "trainer.logger", "trainer.strategy"]

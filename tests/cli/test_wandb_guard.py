@@ -6,7 +6,7 @@ import pytest
 import wandb
 from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.jobs.wandb import LOG, protect
+from vitlab.jobs.train.wandb import LOG, protect
 
 
 @pytest.fixture

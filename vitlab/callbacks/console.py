@@ -13,7 +13,11 @@ from vitlab.callbacks.record import RunRecord
 LOG = logging.getLogger("vitlab")
 
 
-class _Bar(ProgressBar):
+class Bar(ProgressBar):
+    """A bar of tqdm where there is a terminal; ``hidden`` leaves it out and nothing else."""
+
+    hidden = False
+
     def __init__(self, quiet: bool) -> None:
         super().__init__()
         self.quiet = quiet
@@ -24,7 +28,7 @@ class _Bar(ProgressBar):
         self.quiet = True
 
     def _open(self, total: float, title: str | None = None) -> None:
-        if not self.quiet and sys.stderr.isatty():
+        if not (self.quiet or self.hidden) and sys.stderr.isatty():
             self.bar = tqdm(total=total, desc=title, leave=False, mininterval=0.2)
 
     def _close(self) -> None:
@@ -33,7 +37,7 @@ class _Bar(ProgressBar):
             self.bar = None
 
 
-class Console(_Bar):
+class Console(Bar):
     """Show loss, accuracy, images/s and the time left; without a terminal, only the lines of the epochs.
 
     Args:
@@ -88,7 +92,7 @@ class Console(_Bar):
         )
 
 
-class EvaluationConsole(_Bar):
+class EvaluationConsole(Bar):
     """Show a bar while a split is measured; nothing without a terminal.
 
     Args:

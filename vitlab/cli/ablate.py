@@ -2,9 +2,13 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
-from vitlab.ablation.lab import Lab
+from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser
+
+if TYPE_CHECKING:
+    from vitlab.api import Lab
 
 WORDS = {
     "plan": "resolve every arm; show the grid, what is done, fairness, the smallest effect it can show, the time",
@@ -22,7 +26,7 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
-    lab = Lab(options.file, f"ablate {options.word}")
+    lab = ablate(options.file)
     return {"plan": _plan, "run": _run, "status": _status, "report": _report}[options.word](lab, options)
 
 
@@ -65,7 +69,7 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _plan(lab: Lab, options: argparse.Namespace) -> int:
+def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
     _say(str(plan))
     if plan.starts_alike is False:
@@ -73,7 +77,7 @@ def _plan(lab: Lab, options: argparse.Namespace) -> int:
     return 2 if plan.is_refused else 0
 
 
-def _run(lab: Lab, options: argparse.Namespace) -> int:
+def _run(lab: "Lab", options: argparse.Namespace) -> int:
     only = options.only or []
     if options.dry_run:
         if text := lab.commands(options.workers, only, _say):
@@ -86,12 +90,12 @@ def _run(lab: Lab, options: argparse.Namespace) -> int:
     return 130 if status.interrupted else int(bool(status.failed))
 
 
-def _status(lab: Lab, options: argparse.Namespace) -> int:
+def _status(lab: "Lab", options: argparse.Namespace) -> int:
     _say(str(lab.status()))
     return 0
 
 
-def _report(lab: Lab, options: argparse.Namespace) -> int:
+def _report(lab: "Lab", options: argparse.Namespace) -> int:
     report = lab.report(options.output, options.accept_stale)
     for line in (*report.files, *filter(None, [report.sent])):
         _say(str(line))

@@ -195,7 +195,7 @@ def loading() -> Iterator[Finding]:
 
 def wandb_mode() -> Iterator[Finding]:
     """Tell where metrics go, beside metrics.jsonl."""
-    from vitlab.jobs.wandb import has_key
+    from vitlab.jobs.train.wandb import has_key
 
     mode = os.environ.get("WANDB_MODE")
     if mode:

@@ -1,13 +1,12 @@
 """``vitlab export``: the network of a run in a form that other programs load."""
 
 import sys
-from pathlib import Path
 
 from vitlab.cli.evaluate import run_parser
-from vitlab.errors import RunFailed, UsageError
+from vitlab.errors import RunFailed
+from vitlab.runs.choose import SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 
-SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}
 EPILOG = """safetensors: weights, and how the network is built. timm: weights for timm's VisionTransformer. onnx: a
 graph for onnxruntime and others. pt2: a graph of torch.export. Graphs take any number of images at a time. A .json
 beside the file says how images are prepared and what the outputs mean."""
@@ -24,10 +23,7 @@ def main(argv: list[str]) -> int:
     parser.epilog = EPILOG
     options = parser.parse_args(argv)
     run, checkpoint = find_run(options.run)
-    output = Path(options.output or run.path / "export" / f"{checkpoint.stem}{SUFFIXES[options.to]}")
-    suffix = f".{SUFFIXES[options.to].split('.')[-1]}"
-    if output.suffix != suffix:
-        raise UsageError(f"`--output` must end with {suffix}, got {output}")
+    output = export_path(run, checkpoint, options.to, options.output)
     from vitlab.jobs.export import export
     from vitlab.jobs.terminal import open_terminal, say
 

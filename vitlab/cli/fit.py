@@ -58,7 +58,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _fit(options: FitOptions, rest: list[str]) -> int:
     if options.resume:
         resumed_run(options)  # a wrong name is answered before anything heavy is imported
-    from vitlab.jobs.train import fit
+    from vitlab.jobs.train.fit import fit
 
     fit(rest, options)
     return 0

@@ -1,8 +1,13 @@
 """The arguments of the commands: the parser of their own, and how others are found among the words."""
 
 import argparse
+import json
+import os
+from collections.abc import Mapping
 from itertools import pairwise
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import yaml
 
 from vitlab.errors import UsageError
 
@@ -28,3 +33,20 @@ def values_of(args: list[str], *names: str) -> list[str]:
 def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
     return values_of(args, "c", "config")
+
+
+def as_words(values: Mapping[str, Any] | None) -> list[str]:
+    """Return dotted keys and values as the arguments of a command line that mean the same.
+
+    >>> as_words({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
+    ['--model.pos_embed=rope2d', '--data.img_size=[32, 64]', '--trainer.logger=false']
+    """
+    return [f"--{key}={_as_word(value)}" for key, value in (values or {}).items()]
+
+
+def _as_word(value: Any) -> str:
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and yaml.safe_load(value or "''") == value and "\n" not in value:
+        return value
+    return json.dumps(value)  # which is YAML too

@@ -1,7 +1,10 @@
 """``vitlab fit --help``: what people set, on two screens, from the docstrings of the classes themselves."""
 
 import argparse
+import json
+import shutil
 import sys
+import textwrap
 import typing
 from contextlib import suppress
 from typing import Any
@@ -25,6 +28,9 @@ TRAINER = {
     "logger": "a logger's class_path, or false",
     "callbacks": "class_paths of more callbacks",
 }
+
+
+_WIDTH = 33  # columns of the flags
 
 
 def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: bool) -> int:
@@ -59,16 +65,31 @@ def _class_lines(group: str, cls: type) -> list[str]:
     for action in parser._actions:
         name = action.dest
         if name not in ("help", *(LINKS if group == "model" else ())):
-            text = str(action.help or "").rstrip(".").split(" (type: ")[0]
-            default = "required" if action.required else f"default {action.default}"
+            text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
+            default = "required" if action.required else f"default {_yaml(action.default)}"
             lines.append(_line(f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")))
     return lines
 
 
+def _yaml(value: Any) -> str:
+    """Return a value as one writes it in a config."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
 def _choices(action: Any) -> str:
-    names = [a for a in typing.get_args(getattr(action, "_typehint", None)) if isinstance(a, str)]
+    names = _words(getattr(action, "_typehint", None))
     return f"{' | '.join(names)}; " if names else ""
 
 
+def _words(kind: Any) -> list[str]:
+    """Return the words that a type allows, also behind a ``| None``."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(word) for word in typing.get_args(kind)]
+    return [word for part in typing.get_args(kind) for word in _words(part)]
+
+
 def _line(flag: str, text: str) -> str:
-    return f"  {flag:<30} {text}"
+    width = max(_WIDTH + 24, shutil.get_terminal_size((120, 24)).columns)
+    lines = textwrap.wrap(" ".join(text.split()), width - _WIDTH - 1, break_on_hyphens=False)
+    first = f"  {flag:<{_WIDTH - 3}} " if len(flag) <= _WIDTH - 3 else f"  {flag}\n{' ' * _WIDTH}"
+    return first + f"\n{' ' * _WIDTH}".join(lines)

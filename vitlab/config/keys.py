@@ -1,29 +1,65 @@
-"""Which keys of a configuration make an experiment another one."""
+"""Which keys of a configuration make an experiment another one: the one table of them."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
-# Configurations that differ in these keys alone are one experiment: a run may be resumed with the other.
-FREE_KEYS = (
-    *(f"trainer.{key}" for key in ("accelerator", "devices", "num_nodes", "strategy", "logger", "log_every_n_steps")),
-    *(f"data.{key}" for key in ("num_workers", "root", "download")),
-)
+
+class Key(NamedTuple):
+    """What holds for a key, or for all keys below it.
+
+    Args:
+        resume: Whether a run may be continued with another value.
+        identity: Whether another value makes a cell of an ablation another one.
+        table: Whether a table of results shows the value.
+    """
+
+    resume: bool = False
+    identity: bool = True
+    table: bool = True
 
 
-def check_same_config(run: RunDir, old: dict[str, Any], new: dict[str, Any]) -> None:
+_TRAINER = {
+    "accelerator": Key(resume=True),
+    "strategy": Key(resume=True),
+    "devices": Key(resume=True, identity=False),
+    "num_nodes": Key(resume=True, identity=False),
+    **dict.fromkeys(
+        ("logger", "log_every_n_steps", "enable_progress_bar", "enable_model_summary", "profiler", "default_root_dir"),
+        Key(resume=True, identity=False, table=False),
+    ),
+}
+KEYS = {
+    "seed_everything": Key(identity=False, table=False),  # counted apart: seeds of one command stand together
+    **{f"trainer.{name}": key for name, key in _TRAINER.items()},
+    **{f"checkpoint.{name}": Key(True, False, False) for name in ("every_minutes", "every_n_steps")},
+    **{f"data.{name}": Key(True, False, False) for name in ("num_workers", "root", "download")},
+}
+
+
+def key_of(name: str) -> Key:
+    """Return what holds for a dotted key of a configuration, written with ``init_args`` or without.
+
+    >>> key_of("trainer.logger.init_args.project").resume, key_of("model.init_args.depth").resume
+    (True, False)
+    """
+    parts = [part for part in name.split(".") if part != "init_args"]
+    for count in range(len(parts), 0, -1):
+        if found := KEYS.get(".".join(parts[:count])):
+            return found
+    return Key()
+
+
+def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Refuse to continue ``run`` with a configuration that would make it another experiment."""
     changed = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         longer = key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
         sharded = key == "trainer.strategy" and "fsdp2" in (before, after)  # it numbers the moments in its own order
-        if (
-            before != after
-            and not longer
-            and (sharded or not any(key == k or key.startswith(f"{k}.") for k in FREE_KEYS))
-        ):
+        if before != after and not longer and (sharded or not key_of(key).resume):
             changed.append(f"{key}: {before} -> {after}")
     if changed:
         raise UsageError(

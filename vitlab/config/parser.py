@@ -21,6 +21,7 @@ import vitlab.config.strategies
 import vitlab.data
 import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths
 from vitlab.config.explain import explain, read_yaml
 from vitlab.config.options import options_parser
@@ -105,6 +106,13 @@ class VitlabCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
+        if (
+            config.get("enable_progress_bar") is False
+        ):  # Lightning would refuse ours, which print the lines of epochs too
+            config["enable_progress_bar"] = True
+            for callback in self.added_callbacks:
+                if isinstance(callback, Bar):
+                    callback.hidden = True
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 

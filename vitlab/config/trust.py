@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vitlab.errors import UsageError
@@ -26,10 +26,15 @@ class Trust(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Remember the packages."""
-        for name in str(values).split(","):
-            if not all(part.isidentifier() for part in name.split(".")):
-                raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
-            TRUSTED.append(name)
+        trust(str(values).split(","))
+
+
+def trust(packages: Iterable[str]) -> None:
+    """Let class paths of some packages be imported from now on."""
+    for name in packages:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
+        TRUSTED.append(name)
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,1 @@
+"""What is done with a run: train it, measure it, look at it, load it."""

@@ -11,8 +11,8 @@ from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
-from vitlab.jobs.close import checkpoint_facts
 from vitlab.jobs.rebuild import evaluation_args
+from vitlab.jobs.train.close import checkpoint_facts
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitlab.config.parser import VitlabCLI
 from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
 from vitlab.jobs.restore import restore
@@ -80,7 +81,7 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     difference = largest_difference(net, read(unfinished, network)) if check else None
     if difference is not None and not difference <= LIMIT:  # this way round, no number is not small
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
-    facts = {"format": to, **_facts(run, checkpoint, cli.model), "network": network, **hints}
+    facts = {"format": to, **_facts(run, checkpoint, cli), "network": network, **hints}
     beside.write_text(json.dumps(facts, indent=1) + "\n")
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     mode = beside.stat().st_mode
@@ -90,14 +91,19 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     return Exported(output, megabytes, hints, difference)
 
 
-def _facts(run: RunDir, checkpoint: Path, task: Any) -> dict[str, Any]:
+def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
     """Return what a user of the file must know: whose weights, which images, what the outputs are."""
-    data = run.data
-    shape = ["batch", task.net.in_chans, *task.net.img_size]
-    prepared = {"shape": shape, "values": "(x - mean) / std of x in [0, 1]", "mean": data["mean"], "std": data["std"]}
+    data, net, pipeline = run.data, cli.model.net, cli.datamodule.pipeline
+    prepared = {
+        "shape": ["batch", net.in_chans, *net.img_size],
+        "values": "(x - mean) / std of x in [0, 1]",
+        "mean": data["mean"],
+        "std": data["std"],
+        **{name: getattr(pipeline, name) for name in ("native_size", "crop_pct", "interpolation")},
+    }
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": file_digest(checkpoint)},
         "images": prepared,
-        "outputs": "numbers" if isinstance(task, Regressor) else data["class_names"],
+        "outputs": "numbers" if isinstance(cli.model, Regressor) else data["class_names"],
     }

@@ -7,12 +7,12 @@ from typing import Any
 import yaml
 
 from vitlab.config.arguments import config_paths
+from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.models.published import PUBLISHED
 from vitlab.runs.directory import RunDir
 from vitlab.tables import table
 
-_FREE = ("seed_everything", "name", "run_dir", "trainer.logger", "data.root", "data.num_workers")  # change no number
 _COLUMNS = {
     "command": "`{command}`",
     "tokens": "{tokenizer}",
@@ -94,6 +94,6 @@ def _published(command: str) -> str:
 
 def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
     """Return how the run was started, without what only names it or says where its images lie."""
-    changed = {key: value for key, value in (overrides or {}).items() if key not in _FREE}
+    changed = {key: value for key, value in (overrides or {}).items() if key_of(key).table}
     words = [f"--config {name}" for name in config_paths(argv)] + [f"--{key}={value}" for key, value in changed.items()]
     return " ".join(["vitlab fit", *words])

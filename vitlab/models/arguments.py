@@ -5,19 +5,22 @@ from typing import TypedDict
 
 from vitlab.layers.block import ActName
 from vitlab.layers.norm import NormName
+from vitlab.layers.pool import PoolName
 from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName
-from vitlab.models.vit import PoolName
 from vitlab.tokenizers.build import TokenizerName
 from vitlab.tokenizers.token_layers import T2TAttn
 
 
 class NetworkArgs(TypedDict, total=False):
-    """Arguments of :class:`vitlab.models.vit.VisionTransformer` beside ``num_classes``."""
+    """Arguments of :class:`vitlab.models.vit.VisionTransformer` beside ``num_classes``.
+
+    >>> arguments: NetworkArgs = {"depth": 3, "pos_embed": "rope2d"}
+    """
 
     img_size: int | Sequence[int]
     in_chans: int
     tokenizer: TokenizerName
-    patch_size: int
+    patch_size: int | Sequence[int]
     t2t_attn: T2TAttn
     t2t_kernels: Sequence[int]
     t2t_strides: Sequence[int] | None
@@ -46,3 +49,12 @@ class NetworkArgs(TypedDict, total=False):
     drop_path_rate: float
     drop_path_subset: bool
     grad_checkpoint: bool
+
+
+class ModelArgs(NetworkArgs, total=False):
+    """All arguments of :class:`vitlab.models.vit.VisionTransformer`.
+
+    >>> arguments: ModelArgs = {"depth": 3, "num_classes": 10}
+    """
+
+    num_classes: int

@@ -4,7 +4,7 @@ import inspect
 import logging
 import tempfile
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Unpack, get_args
 
 import torch
 from torch import nn
@@ -12,6 +12,7 @@ from torch import nn
 from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
+from vitlab.models.arguments import ModelArgs
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -25,7 +26,7 @@ def create_model(
     *,
     weights: str | Path | None = None,
     resize: ResizePolicy | Literal["usual"] | None = "usual",
-    **arguments: Any,
+    **arguments: Unpack[ModelArgs],
 ) -> VisionTransformer:
     """Build a network by its name, change what ``arguments`` say, and fill it with weights if there are some.
 

@@ -1,11 +1,14 @@
-"""Which run directory a training uses."""
+"""Which run directory a training uses, and where a file that is made of a run goes."""
 
 import os
+from pathlib import Path
 from typing import Any, Protocol
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, launched_rank
+
+SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}  # of exports
 
 
 class Options(Protocol):
@@ -56,3 +59,12 @@ def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -
     elif run.path.exists() and not run.path.is_dir():
         raise UsageError(f"`--run_dir` must be a directory, and {run.path} is a file")
     return run
+
+
+def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathLike[str] | None = None) -> Path:
+    """Return the file that a network is exported to; refuse a suffix that is not the form's."""
+    path = Path(output or run.path / "export" / f"{checkpoint.stem}{SUFFIXES[form]}")
+    suffix = f".{SUFFIXES[form].split('.')[-1]}"
+    if path.suffix != suffix:
+        raise UsageError(f"`--output` must end with {suffix}, got {path}")
+    return path

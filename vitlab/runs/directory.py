@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import DataFacts, ModelFacts, Record, Results, read_json, read_record
 
@@ -140,8 +140,11 @@ def find_directory(text: str) -> RunDir:
     for directory in (Path(text), RUNS / text):
         if (directory / "config.yaml").is_file():
             return RunDir(directory)
-    known = ", ".join(run.path.name for run in all_runs()[-3:]) or "none yet"
-    raise UsageError(f'no run or checkpoint called "{text}" (newest in {RUNS}/: {known})')
+    names = [run.path.name for run in all_runs()]
+    hint = did_you_mean(text, names)
+    raise UsageError(
+        f'no run or checkpoint called "{text}"{hint} (newest in {RUNS}/: {", ".join(names[-3:]) or "none yet"})'
+    )
 
 
 def all_runs() -> list[RunDir]:

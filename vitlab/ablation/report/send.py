@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from vitlab.jobs.wandb import has_key, prepare_environment
+from vitlab.jobs.train.wandb import has_key, prepare_environment
 
 
 def send_report(name: str, project: str, mode: str | None, folder: Path, page: Path, summary: Path) -> str:

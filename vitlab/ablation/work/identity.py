@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import vitlab
+from vitlab.config.keys import key_of
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
-NO_EFFECT = (  # dotted keys of a resolved config that cannot change a number; the seed is counted apart
-    "seed_everything",
-    *(f"trainer.{key}" for key in ("logger", "devices", "num_nodes", "default_root_dir", "profiler")),
-    *(f"trainer.{key}" for key in ("enable_progress_bar", "enable_model_summary", "log_every_n_steps")),
-    *(f"data.init_args.{key}" for key in ("num_workers", "root", "download")),
-)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -36,8 +31,7 @@ def digest(content: Any) -> str:
 
 def effective(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a resolved config under dotted keys, without what cannot change a number."""
-    hidden = tuple(f"{key}." for key in NO_EFFECT)
-    return {k: v for k, v in flatten(config).items() if k not in NO_EFFECT and not k.startswith(hidden)}
+    return {name: value for name, value in flatten(config).items() if key_of(name).identity}
 
 
 def code_digest(package: Path | None = None) -> str:

@@ -16,7 +16,7 @@ from vitlab.callbacks.record import now_utc
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
-from vitlab.jobs.job import Job
+from vitlab.jobs.train.job import Job
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
 from vitlab.runs.directory import write_text

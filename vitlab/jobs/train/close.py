@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vitlab.jobs.job import Job
 from vitlab.jobs.terminal import say
+from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import whole
 from vitlab.runs.manifest import file_digest
 

@@ -11,14 +11,14 @@ from vitlab.config.arguments import config_paths
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import RunFailed, Stopped, UsageError
-from vitlab.jobs.build import build
-from vitlab.jobs.close import close
-from vitlab.jobs.describe import header
-from vitlab.jobs.endings import told
-from vitlab.jobs.job import Job
 from vitlab.jobs.terminal import close_log, complain, open_terminal, say
-from vitlab.jobs.wandb import finish
-from vitlab.jobs.weights import load_initial_weights
+from vitlab.jobs.train.build import build
+from vitlab.jobs.train.close import close
+from vitlab.jobs.train.describe import header
+from vitlab.jobs.train.endings import told
+from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.wandb import finish
+from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import resumed_run
 from vitlab.runs.directory import RunDir

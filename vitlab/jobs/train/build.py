@@ -16,10 +16,10 @@ from vitlab.config.keys import check_same_config
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, flatten
 from vitlab.config.strategies import check_strategy
-from vitlab.jobs.describe import describe, header, model_facts
-from vitlab.jobs.job import Job
 from vitlab.jobs.terminal import complain, log_to, say
-from vitlab.jobs.wandb import place_loggers, protect
+from vitlab.jobs.train.describe import describe, header, model_facts
+from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.wandb import place_loggers, protect
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir, write_text
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from vitlab.config.parser import user_mistakes
-from vitlab.jobs.job import Job
 from vitlab.jobs.terminal import say
+from vitlab.jobs.train.job import Job
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_weights
 from vitlab.runs.directory import find_run

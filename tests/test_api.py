@@ -1,0 +1,242 @@
+"""The library: what a notebook calls does what the command does."""
+
+import subprocess
+import sys
+import typing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sklearn.datasets import load_digits
+
+import vitlab
+from vitlab.cli.main import main
+from vitlab.errors import RunFailed
+
+SHORT = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        return vitlab.fit("t2t", {**SHORT, "model.pos_embed": "sincos2d"}, name="first", quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def _there(place, monkeypatch):
+    monkeypatch.chdir(place)
+
+
+@pytest.fixture(scope="module")
+def digit(place):
+    pixels = (load_digits().images[0] * 15.9375).round().astype(np.uint8)
+    Image.fromarray(pixels).save(place / "digit.png")
+    return place / "digit.png"
+
+
+def test_every_public_name_can_be_imported():
+    for name in vitlab.__all__:
+        assert getattr(vitlab, name).__class__ is not None
+    assert set(vitlab.__all__) <= set(dir(vitlab))
+    with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+        vitlab.fitt  # noqa: B018
+
+
+def test_what_type_checkers_see_is_what_there_is():
+    shown = Path(vitlab.__file__).read_text().split("if TYPE_CHECKING:")[1].split("__version__")[0]
+    assert all(name in shown for name in vitlab.__all__)
+    assert {name for names in vitlab._HOMES.values() for name in names} == set(vitlab.__all__)
+
+
+def test_importing_vitlab_imports_no_torch():
+    code = "import sys, vitlab; print([m for m in ('torch', 'lightning', 'numpy', 'yaml') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_run_knows_what_it_is(run, place):
+    assert run.path == Path("runs/first")
+    assert (run.name, run.status) == ("first", "done")
+    assert run.config["model"]["init_args"]["pos_embed"] == "sincos2d"
+    assert run.record["argv"][:2] == ["vitlab", "fit"]
+    assert repr(run) == "Run('runs/first', done)"
+    rows = run.metrics
+    assert {"step", "train/loss", "val/acc1"} <= set(rows.columns)
+    assert run.results["val"]["acc1"] == rows["val/acc1"].dropna().iloc[-1]
+
+
+def test_what_python_started_runs_again_from_the_command_with_the_same_numbers(run, place):
+    words = [word for word in run.record["argv"][1:] if word != "--quiet"]
+    assert main([*words, "--name", "again", "--quiet"]) == 0
+    assert vitlab.Run("again").results["val"]["loss"] == run.results["val"]["loss"]
+
+
+def test_a_run_is_measured_as_by_the_command(run, capsys):
+    values = run.test()
+    assert 0 < values["acc1"] <= 1
+    assert run.results["test"]["acc1"] == values["acc1"]
+    assert main(["test", "first", "--quiet"]) == 0
+    assert run.results["test"]["acc1"] == values["acc1"]
+    assert run.validate()["loss"] == pytest.approx(run.results["val"]["loss"])
+    assert run.test({"data.split_seed": 3})["n"] == values["n"]
+    assert run.results["variations"][0]["overrides"] == {"data.split_seed": 3}
+
+
+@pytest.mark.parametrize("source", ["first", "runs/first", "runs/first/checkpoints/best.ckpt", "run", "weights"])
+def test_a_loaded_network_answers_an_image_as_predict_does(run, digit, source):
+    places = {"run": run, "weights": "runs/first/weights/best.safetensors"}
+    net, transform = vitlab.load(places.get(source, source))
+    assert not net.training
+    with torch.no_grad():
+        mine = net(transform(Image.open(digit))[None]).softmax(dim=1)
+    table = run.predict([digit], topk=1)
+    assert table["class_1"][0] == str(int(mine.argmax()))
+    assert table["probability_1"][0] == pytest.approx(float(mine.max()), abs=1e-6)
+
+
+def test_an_exported_file_prepares_images_as_its_run_does(run, digit):
+    path = run.export("safetensors")
+    assert path == Path("runs/first/export/best.safetensors")
+    image = Image.open(digit)
+    for (net, transform), (other, other_transform) in [(vitlab.load(path), run.load())]:
+        torch.testing.assert_close(transform(image), other_transform(image))
+        torch.testing.assert_close(net(transform(image)[None]), other(transform(image)[None]))
+
+
+def test_an_analysis_is_a_table_with_a_figure(run):
+    finding = run.analyze("distance", num_images=8)
+    assert isinstance(finding.table, pd.DataFrame)
+    assert (run.path / "analysis" / "distance.png").is_file()
+    several = run.analyze(["cost", "position"])
+    assert set(several) == {"cost", "position"}
+
+
+def test_a_run_is_continued_as_by_the_command(place, run):
+    stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
+    longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)
+    assert longer.path == stopped.path
+    assert longer.metrics["epoch"].max() == 1
+
+
+def test_a_run_is_resumed_with_another_saving_interval_and_bar(place, run):
+    more = {"trainer.max_epochs": 3, "checkpoint.every_minutes": 5, "trainer.enable_progress_bar": False}
+    assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: vitlab.create_model("t2t_vit_13"), 'did you mean "t2t_vit_1'),
+        (lambda: vitlab.create_model("t2t_vit_14", pos_embd="none"), 'did you mean "pos_embed"'),
+        (lambda: vitlab.Run("frist"), 'no run or checkpoint called "frist"; did you mean "first"'),
+        (lambda: vitlab.load("no/such.ckpt"), "no run or checkpoint"),
+        (lambda: vitlab.Run("first").analyze("distanse"), 'did you mean "distance"'),
+        (lambda: vitlab.fit("t2t", {"model.pos_embd": "none"}), 'did you mean "model.pos_embed"'),
+        (lambda: vitlab.fit("t2t", {"model.pos_embed": "sincos"}), 'did you mean "sincos2d"'),
+        (lambda: vitlab.fit("t2tt"), 'did you mean "t2t"'),
+        (lambda: vitlab.fit("t2t", name="first"), "exists"),
+        (lambda: vitlab.fit("t2t", trust_imports=["a b"]), "must name packages"),
+        (lambda: vitlab.Run("first").predict("nowhere.png"), "no images found"),
+        (lambda: vitlab.Run("first").export("onnx", "net.pt2"), "must end with .onnx"),
+        (lambda: vitlab.ablate("position_embeddings/prob"), 'did you mean "position_embeddings/probe"'),
+        (lambda: vitlab.Run("first").test({"data.batch_sise": 3}), 'did you mean "data.batch_size"'),
+    ],
+)
+def test_a_mistake_is_one_line_with_the_way_out(run, call, message):
+    with pytest.raises(ValueError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_loading_refuses_a_file_that_holds_more_than_weights(run, place):
+    torch.save({"state_dict": {}, "code": Path}, place / "runs/first/checkpoints/evil.ckpt")
+    with pytest.raises(ValueError, match="holds more than weights"):
+        vitlab.load("runs/first/checkpoints/evil.ckpt")
+
+
+def test_a_file_that_does_not_say_how_images_are_prepared_is_refused_with_the_way_out(place):
+    net = vitlab.create_model("t2t_vit_7", img_size=32)
+    torch.save(net.state_dict(), place / "weights.pt")
+    with pytest.raises(ValueError, match=r"create_model\(..., weights=...\) builds the network alone"):
+        vitlab.load("weights.pt")
+    other = vitlab.create_model("t2t_vit_7", img_size=32, weights="weights.pt")
+    torch.testing.assert_close(other.state_dict(), net.state_dict())
+
+
+def test_a_training_that_fails_raises_what_the_command_prints(place, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device", "x")
+
+    monkeypatch.setattr("vitlab.tasks.Classifier.training_step", full)
+    with pytest.raises(RunFailed, match="No space left on device"):
+        vitlab.fit("t2t", SHORT, name="full", quiet=True)
+
+
+def test_an_interrupt_in_a_notebook_is_a_keyboard_interrupt(place, monkeypatch):
+    import signal
+
+    usual = vitlab.Classifier.training_step
+
+    def interrupted(*words):
+        signal.raise_signal(signal.SIGINT)
+        return usual(*words)
+
+    monkeypatch.setattr("vitlab.tasks.Classifier.training_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        vitlab.fit("t2t", SHORT, name="interrupted", quiet=True)
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    assert vitlab.fit(resume="interrupted", quiet=True).status == "done"
+
+
+def test_values_reach_the_configuration_as_they_are(place):
+    odd = {"model.freeze": ["tokenizer"], "data.fold": "1/3", "trainer.gradient_clip_val": None}
+    run = vitlab.fit("vit", {**SHORT, **odd}, name="odd", quiet=True)
+    assert run.config["model"]["init_args"]["freeze"] == ["tokenizer"]
+    assert run.config["data"]["init_args"]["fold"] == "1/3"
+    overrides = yaml.safe_load((run.path / "overrides.yaml").read_text())
+    assert overrides["trainer.gradient_clip_val"] is None
+    assert overrides["trainer.logger"] is False
+
+
+def test_a_comparison_is_planned_and_reported_from_python():
+    lab = vitlab.ablate("position_embeddings/probe")
+    assert [arm.name for arm in lab.ablation.arms][:2] == ["none", "learned"]
+    assert "15 missing" in str(lab.status())
+
+
+@pytest.mark.slow
+def test_a_user_script_sees_real_types(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import vitlab\n"
+        "net = vitlab.create_model('t2t_vit_14', pos_embed='rope2d', img_size=(224, 320))\n"
+        "reveal_type(net)\n"
+        "task = vitlab.Classifier(num_classes=3, lr=1e-3, depth=2)\n"
+        "wrong = vitlab.Classifier(num_classes=3, depth='two')\n"
+        "also_wrong: int = vitlab.load('first').net.foo if False else vitlab.Run('first').metrics\n"
+    )
+    words = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(script)]
+    done = subprocess.run(words, cwd=Path(vitlab.__file__).parents[1], capture_output=True, text=True)
+    assert 'Revealed type is "vitlab.models.vit.VisionTransformer"' in done.stdout
+    assert 'Argument "depth" to "Classifier" has incompatible type "str"' in done.stdout
+    assert "script.py:4" not in done.stdout
+    assert "script.py:6: error" in done.stdout
+
+
+def test_the_forms_of_an_export_are_those_of_the_command():
+    from vitlab.run import Form
+    from vitlab.runs.choose import SUFFIXES
+
+    assert set(typing.get_args(Form)) == set(SUFFIXES)

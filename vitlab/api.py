@@ -1,0 +1,105 @@
+"""What a notebook uses and the command calls: train, load, compare."""
+
+import os
+import signal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from vitlab.config.arguments import as_words
+from vitlab.config.options import FitOptions, Policy
+from vitlab.config.trust import trust
+from vitlab.errors import Stopped
+from vitlab.run import Overrides, PathLike, Run
+
+if TYPE_CHECKING:
+    from vitlab.ablation.lab import Lab
+    from vitlab.jobs.load import Loaded
+
+
+def fit(
+    config: PathLike | Sequence[PathLike] | None = None,
+    overrides: Overrides | None = None,
+    *,
+    name: str | None = None,
+    run_dir: PathLike | None = None,
+    resume: PathLike | None = None,
+    init_from: PathLike | None = None,
+    resize: Policy | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+    trust_imports: Sequence[str] = (),
+) -> Run:
+    """Train as ``vitlab fit`` does, and return the run.
+
+    Args:
+        config: File, shipped name such as ``t2t``, or several of them, the later over the earlier.
+        overrides: Dotted keys and values that change the configuration, as ``{"model.pos_embed": "rope2d"}``.
+        name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
+        run_dir: Directory of the run, instead of ``name``.
+        resume: Run to continue exactly where its last checkpoint is.
+        init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
+        resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
+        overwrite: Whether to delete the run directory if it exists.
+        quiet: Whether to print errors alone.
+        trust_imports: Packages of your own that class paths of the configuration may import.
+
+    Raises:
+        ValueError: The configuration is wrong, in the words of the command.
+        RunFailed: The training ended early for a reason outside of the program: a full disk, no memory.
+        KeyboardInterrupt: It was interrupted; it is saved, and ``fit(resume=...)`` continues it.
+    """
+    from vitlab.jobs.train.fit import fit as train
+
+    trust(trust_imports)
+    files = [config] if isinstance(config, str | os.PathLike) else list(config or ())
+    words = [word for file in files for word in ("--config", os.fspath(file))]
+    options = FitOptions(
+        name=name,
+        run_dir=_text(run_dir),
+        resume=_text(resume),
+        init_from=_text(init_from),
+        resize=resize,
+        overwrite=overwrite,
+        quiet=quiet,
+    )
+    try:
+        return Run(train([*words, *as_words(overrides)], options).path)
+    except Stopped as stopped:
+        if stopped.args[0] == signal.SIGINT:
+            raise KeyboardInterrupt from stopped
+        raise
+
+
+def load(source: PathLike = "last") -> "Loaded":
+    """Return a trained network and what prepares an image for it, ``(net, transform)``.
+
+    ``net(transform(image)[None])`` of a PIL image gives ``(1, K)`` outputs. The network is in evaluation mode.
+
+    Args:
+        source: A run by name or directory, ``last``, one of its checkpoints or weights, a file that ``vitlab export``
+            wrote, or ``timm:NAME``.
+
+    Raises:
+        ValueError: There is no such run or file, it is damaged, or it holds more than weights.
+    """
+    from vitlab.jobs.load import load_trained
+
+    return load_trained(os.fspath(source))
+
+
+def ablate(file: PathLike) -> "Lab":
+    """Return the comparison that a file describes, to ``plan``, ``run`` and ``report``.
+
+    >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
+    ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
+
+    Args:
+        file: A YAML file, or the name of a shipped experiment such as ``position_embeddings/probe``.
+    """
+    from vitlab.ablation.lab import Lab
+
+    return Lab(os.fspath(file))
+
+
+def _text(path: PathLike | None) -> str | None:
+    return None if path is None else os.fspath(path)

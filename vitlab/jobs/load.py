@@ -1,0 +1,79 @@
+"""A trained network, with what prepares an image for it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.errors import UsageError
+from vitlab.jobs.restore import restore
+from vitlab.models.create import timm_model
+from vitlab.models.load import load_network
+from vitlab.runs.directory import find_run
+
+Transform = Callable[[Image.Image], Tensor]
+ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
+
+
+class Loaded(NamedTuple):
+    """A trained network, ready for images.
+
+    Args:
+        net: The network, in evaluation mode on the CPU; maps ``(B, C, H, W)`` to ``(B, K)``.
+        transform: Maps a PIL image to a normalised ``(C, H, W)``, as in evaluation.
+    """
+
+    net: Any
+    transform: Transform
+
+
+def load_trained(source: str) -> Loaded:
+    """Return what a run, one of its files, an exported file or ``timm:NAME`` holds.
+
+    Args:
+        source: Where to look; a bare name is that of a run.
+    """
+    if source.startswith("timm:"):
+        return _of_timm(timm_model(source, pretrained=True))
+    path, beside = Path(source), Path(f"{source}.json")
+    if path.is_file() and beside.is_file():
+        return _exported(path, beside)
+    if path.is_file() and not (path.parent.parent / "config.yaml").is_file():
+        raise UsageError(
+            f"{path} lies in no run directory and has no {beside.name} beside it, so nothing says how its images are "
+            "prepared; create_model(..., weights=...) builds the network alone"
+        )
+    run, checkpoint = find_run(source)
+    cli = restore(run, checkpoint, ON_CPU)
+    return Loaded(cli.model.net.eval(), cli.datamodule.eval_transform)
+
+
+def _of_timm(net: nn.Module) -> Loaded:
+    from timm.data import create_transform, resolve_model_data_config
+
+    return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))
+
+
+def _exported(path: Path, beside: Path) -> Loaded:
+    """Read what ``vitlab export --to safetensors`` wrote."""
+    facts = json.loads(beside.read_text())
+    if facts.get("format") != "safetensors":
+        raise UsageError(f"{path} is exported for other programs ({facts.get('format')}): load its run instead")
+    net, images = load_network(path), facts["images"]
+    if "native_size" not in images:
+        raise UsageError(f"{path} does not say how images are cut: an older vitlab exported it; export it again")
+    statistics, native = (tuple(images["mean"]), tuple(images["std"])), images["native_size"]
+    crop_pct, interpolation = images["crop_pct"], images["interpolation"]
+    pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, crop_pct, interpolation)
+    mode = "L" if net.in_chans == 1 else "RGB"
+
+    def transform(image: Image.Image) -> Tensor:
+        with torch.no_grad():
+            return pipeline.eval_image(image.convert(mode), statistics)
+
+    return Loaded(net, transform)

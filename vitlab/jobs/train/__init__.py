@@ -1,0 +1,1 @@
+"""Training: what is built for it, how it goes, how it ends."""

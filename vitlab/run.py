@@ -1,0 +1,185 @@
+"""A run as an object: what its directory holds, and what can be done with it."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import yaml
+
+from vitlab.config.arguments import as_words
+from vitlab.config.options import Policy
+from vitlab.errors import UsageError
+from vitlab.runs.choose import export_path
+from vitlab.runs.directory import find_directory, find_run
+from vitlab.runs.records import Record, Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from vitlab.analysis.subject import Finding
+    from vitlab.jobs.load import Loaded
+
+PathLike = str | os.PathLike[str]
+Overrides = Mapping[str, Any]  # dotted keys of the configuration and their values
+Form = Literal["safetensors", "timm", "onnx", "pt2"]
+
+
+class Run:
+    """A run directory: what it holds, and what can be done with it.
+
+    Args:
+        run: Name of the run, its directory, one of its checkpoints, or ``last``.
+
+    Raises:
+        ValueError: There is no such run; the newest ones are named.
+    """
+
+    def __init__(self, run: PathLike = "last") -> None:
+        text = os.fspath(run)
+        self._checkpoint: Path | None = None
+        if Path(text).is_file():
+            self._directory, self._checkpoint = find_run(text)
+        else:
+            self._directory = find_directory(text)
+
+    def __fspath__(self) -> str:
+        return os.fspath(self.path)  # so that `vitlab.fit(resume=run)` and `vitlab.load(run)` take it
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.status})"
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self._directory.path
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return self.path.resolve().name
+
+    @property
+    def status(self) -> str:
+        """``running``, ``done``, ``preempted`` or ``failed``."""
+        return self.record.get("status", "unknown")
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint that the methods use: the one it was made with, else of the best epoch."""
+        return self._checkpoint or self._directory.checkpoint()
+
+    @property
+    def record(self) -> Record:
+        """What ``run.json`` holds: how the run was started, on what, how it went."""
+        return self._directory.record
+
+    @property
+    def results(self) -> Results:
+        """What ``results.json`` holds: the measurements of each split."""
+        return self._directory.results
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration."""
+        return yaml.safe_load(self._directory.config.read_text())
+
+    @property
+    def metrics(self) -> "pd.DataFrame":
+        """A row every few steps and for each validation, with NaN where a row does not measure a column."""
+        import pandas as pd
+
+        return pd.DataFrame(self._directory.rows())
+
+    def load(self) -> "Loaded":
+        """Return the network and what prepares an image for it, as :func:`vitlab.load` does."""
+        from vitlab.jobs.load import load_trained
+
+        return load_trained(os.fspath(self.checkpoint))
+
+    def validate(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
+        """Measure the validation split; see :meth:`test`."""
+        return self._measure("validate", overrides, resize)
+
+    def test(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
+        """Measure the test split, keep the result in the run directory, and return the metrics by name.
+
+        Args:
+            overrides: Keys of the configuration to change; the result is then kept beside the run's own.
+            resize: How to resample positions for another grid; None is the method's own way.
+        """
+        return self._measure("test", overrides, resize)
+
+    def predict(self, images: PathLike | Sequence[PathLike], topk: int = 5) -> "pd.DataFrame":
+        """Return classes and probabilities of image files, or numbers of a regression; a row an image.
+
+        Args:
+            images: Files, folders of them, or patterns such as ``a/**/*.png``.
+            topk: Classes for each image, at most all.
+
+        Raises:
+            ValueError: A file cannot be read, or there is none.
+        """
+        from vitlab.data.find import find_images
+        from vitlab.jobs.predict import predict
+
+        words = [images] if isinstance(images, str | os.PathLike) else list(images)
+        files, unreadable = find_images([os.fspath(word) for word in words])
+        if not files:
+            raise UsageError(f"no images found: {next(iter(unreadable.values()), 'nothing was given')}")
+        table, more = predict(self._directory, self.checkpoint, [], files, topk, quiet=True)
+        if problems := unreadable | more:
+            path, reason = next(iter(problems.items()))
+            raise UsageError(f"{len(problems)} of {len(files)} images cannot be read, the first is {path}: {reason}")
+        assert table is not None  # of several processes the others have none
+        return table
+
+    @overload
+    def analyze(self, names: Literal["all"] | list[str], **view: Any) -> "dict[str, Finding]": ...
+    @overload
+    def analyze(self, names: str, **view: Any) -> "Finding": ...
+    def analyze(self, names: str | list[str], **view: Any) -> Any:
+        """Return what an analysis finds, as a table with a figure; it is kept in ``analysis/`` of the run.
+
+        Args:
+            names: An analysis; or several or ``all`` for a dict of those that this network can have.
+            **view: Fields of :class:`vitlab.jobs.analyze.View`: images, layer, head, query, num_images.
+
+        Raises:
+            ValueError: There is no such analysis, or this network cannot have it.
+        """
+        from vitlab.analysis import names_of
+        from vitlab.jobs.analyze import View, analyze
+
+        several = names == "all" or isinstance(names, list)
+        chosen = names_of(names if isinstance(names, str) else ",".join(names))
+        found = {}
+        for name, finding, _ in analyze(chosen, (self._directory, self.checkpoint), View(**view)):
+            if not isinstance(finding, UsageError):
+                found[name] = finding
+            elif not several:
+                raise finding
+        return found if several else found[chosen[0]]
+
+    def export(self, to: Form, output: PathLike | None = None, check: bool = True) -> Path:
+        """Write the network as a file that other programs load, and return it.
+
+        Args:
+            to: Form of the file.
+            output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
+            check: Whether to compare the file's outputs with the run's.
+        """
+        from vitlab.jobs.export import export
+
+        path = export_path(self._directory, self.checkpoint, to, output)
+        return export(self._directory, self.checkpoint, to, path, check).path
+
+    def _measure(
+        self, command: Literal["validate", "test"], overrides: Overrides | None, resize: Policy | None
+    ) -> dict[str, float]:
+        from vitlab.jobs.evaluate import evaluate
+        from vitlab.jobs.terminal import open_terminal
+
+        open_terminal()
+        found = evaluate(command, self._directory, self.checkpoint, as_words(overrides), resize)
+        return found.values if found else {}
