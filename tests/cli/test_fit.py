@@ -349,7 +349,7 @@ def test_help_for_fit_wraps_at_the_width_of_the_terminal(capsys, monkeypatch):
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out
     lines = page.splitlines()
-    assert max(len(line) for line in lines if line.startswith("  --") or line.startswith(" " * 20)) <= 80
+    assert max(len(line) for line in lines if line.startswith(("  --", " " * 20))) <= 80
     assert "default None" not in page
     assert "default null" in page
 

@@ -4,9 +4,8 @@ from unittest import mock
 
 import pytest
 import wandb
-from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.jobs.train.wandb import LOG, protect
+from vitlab.jobs.train.wandb import LOG, Guarded
 
 
 @pytest.fixture
@@ -22,9 +21,7 @@ def logger(tmp_path, monkeypatch, lines):
     """A logger that would talk to a server."""
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setattr(wandb, "teardown", lambda: None)
-    logger = WandbLogger(project="p", save_dir=tmp_path, id="x")
-    protect([logger])
-    return logger
+    return Guarded(project="p", save_dir=tmp_path, id="x")
 
 
 def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch, lines):

@@ -21,19 +21,11 @@ from torch import Tensor
 
 from vitlab.callbacks.speed import Speed
 from vitlab.errors import Stopped
+from vitlab.lightning_overhead import Unprofiled
 from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
 PATIENCE = 20  # batches in a row that may be skipped
-
-
-class _Unprofiled(PassThroughProfiler):
-    """Where nothing is profiled, Lightning's own opens and closes a generator around each of forty hooks a step."""
-
-    nothing = nullcontext()
-
-    def profile(self, action_name: str) -> Any:
-        return self.nothing
 
 
 class RunRecord(Callback):
@@ -62,7 +54,7 @@ class RunRecord(Callback):
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
         if type(trainer.profiler) is PassThroughProfiler:
-            trainer.profiler = _Unprofiled()
+            trainer.profiler = Unprofiled()
         if trainer.is_global_zero:
             self.attempt = self.run.record.get("attempts", 0) + 1
             _drop_torn_row(self.run.metrics)

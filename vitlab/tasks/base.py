@@ -1,7 +1,6 @@
 """What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
 
 import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
+from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim.param_groups import param_groups
@@ -21,7 +21,7 @@ from vitlab.tasks.meter import Meter
 from vitlab.tasks.optimizer import build_optimizer, check_optimizer, check_recipe
 
 
-class Task(Named, L.LightningModule):
+class Task(Named, QuickNameOfHook, L.LightningModule):
     """Train a Vision Transformer with linear warm-up and a cosine, both by step.
 
     Args:
@@ -84,13 +84,6 @@ class Task(Named, L.LightningModule):
         self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
         self._stream_seed = 0
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning sets this some forty times a step, and a module takes long to see that it is no parameter.
-        if name == "_current_fx_name":
-            object.__setattr__(self, name, value)
-        else:
-            super().__setattr__(name, value)
-
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         return self.net(images)
@@ -130,6 +123,7 @@ class Task(Named, L.LightningModule):
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)
 
+    @with_signature_at_hand
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
@@ -231,9 +225,6 @@ class Task(Named, L.LightningModule):
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-Task.training_step.__signature__ = inspect.signature(Task.training_step)  # type: ignore[attr-defined]  # Lightning asks at every step
 
 
 def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from vitlab.config.strategies import check_strategy
 from vitlab.jobs.terminal import complain, log_to, say
 from vitlab.jobs.train.describe import describe, header, model_facts
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.wandb import place_loggers, protect
+from vitlab.jobs.train.wandb import place_loggers
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir, write_text
 
@@ -92,7 +92,6 @@ class FitCLI(VitlabCLI):
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
         check_strategy(self.config.trainer.strategy, trainer, self._get(self.config_init, "model").hparams["opt"])
-        protect(trainer.loggers)
         return trainer
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:

@@ -45,6 +45,7 @@ def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
             logger.init_args.save_dir = str(run.path)
         if logger.class_path.endswith(".WandbLogger"):
             line = _place_wandb(logger.init_args, run, wandb_id)
+            logger.class_path = f"{Guarded.__module__}.{Guarded.__name__}"
     return line
 
 
@@ -64,6 +65,10 @@ class Guarded(WandbLogger):
 
     has_failed = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._wandb_init.pop("anonymous", None)  # wandb warns of it, and Lightning always gives it
+
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
@@ -82,14 +87,6 @@ class Guarded(WandbLogger):
             LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
         self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
         return self._experiment
-
-
-def protect(loggers: list[Any]) -> None:
-    """Keep failures of W&B away from training, and a setting away from wandb that it warns of."""
-    for logger in loggers:
-        if type(logger) is WandbLogger:
-            logger._wandb_init.pop("anonymous", None)
-            logger.__class__ = Guarded
 
 
 def _attempt(name: str) -> Callable[..., None]:
