@@ -82,6 +82,10 @@ WRONG = {  # what is changed, and words of the message
     "analyses": ({"analyses": {"scramble": {}}}, ["`analyses` must be a list"]),
     "timeout": ({"run": {"timeout": "soon"}}, ["`run.timeout`", "20m"]),
     "negative retries": ({"run": {"retries": -1}}, ["`run.retries`", "whole number"]),
+    "fewer seeds at most than there are": (
+        {"seeds": 5, "stats": {"seeds_max": 3}},
+        ["`stats.seeds_max` is 3", "5 `seeds`"],
+    ),
     "within": ({"match": {"within": ["tokeniser"]}}, ["no axis `tokeniser`"]),
 }
 

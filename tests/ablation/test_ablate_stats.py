@@ -1,122 +1,134 @@
-"""Statistics against closed forms, scipy's documented examples, and simulation."""
+"""Statistics against closed forms, scipy, and simulation."""
 
 import numpy as np
 import pytest
 from scipy import stats as reference
 
 from vitlab import stats
+from vitlab.stats import contrast
 
-# The blood counts of Dunnett 1955, as scipy's documentation of `dunnett` gives them.
+# The blood counts of Dunnett 1955, as scipy's documentation gives them.
 CONTROL = [7.40, 8.50, 7.20, 8.24, 9.84, 8.32]
 DRUG_A = [9.76, 8.80, 7.68, 9.36]
 DRUG_B = [12.80, 9.68, 12.16, 9.20, 10.55]
 
 
-def test_dunnett_gives_the_published_p_values():
-    found = stats.against([DRUG_A, DRUG_B], CONTROL, "dunnett")
-    assert [d.adjusted for d in found] == pytest.approx([0.62004941, 0.0059035], abs=2e-4)
-    assert found[1].low > 0 > found[0].low
+def chances(hits, n, p):
+    """Return the p value of ``hits`` of ``n`` against a true share ``p``."""
+    return reference.binomtest(int(hits), n, p).pvalue
 
 
-def test_welch_with_holm_by_hand():
-    found = stats.against([DRUG_A, DRUG_B], CONTROL, "welch")
-    p = [reference.ttest_ind(x, CONTROL, equal_var=False).pvalue for x in (DRUG_A, DRUG_B)]
-    assert p[1] < p[0]
-    assert [d.adjusted for d in found] == pytest.approx([max(p[0], 2 * p[1]), 2 * p[1]])
-    assert found[0].value == pytest.approx(np.mean(DRUG_A) - np.mean(CONTROL))
+def test_the_unpaired_contrast_of_two_arms_is_welchs_test():
+    found, expected = contrast([DRUG_B, CONTROL], [1, -1]), reference.ttest_ind(DRUG_B, CONTROL, equal_var=False)
+    bounds = expected.confidence_interval(0.9)
+    assert (found.p(), *found.interval(0.9)) == pytest.approx((expected.pvalue, bounds.low, bounds.high))
+    assert found.n == 5
+
+
+def test_the_paired_contrast_of_two_arms_is_the_paired_t_test():
+    a, b = DRUG_B, CONTROL[:5]
+    found, expected = contrast([a, b], [1, -1], pair=True), reference.ttest_rel(a, b)
+    bounds = expected.confidence_interval(0.95)
+    assert (found.p(), *found.interval(0.95)) == pytest.approx((expected.pvalue, bounds.low, bounds.high))
+
+
+def test_a_mean_against_a_number_is_the_one_sample_test():
+    assert contrast([DRUG_B], [1], 8.0).p() == pytest.approx(reference.ttest_1samp(DRUG_B, 8.0).pvalue)
+
+
+def test_the_difference_of_differences_adds_the_variances_of_four_arms():
+    cells = [[3.0, 3.1, 2.9], [1.0, 1.2, 0.8], [9.0, 9.1, 8.9], [2.0, 2.1, 1.9]]
+    found = contrast(cells, [1, -1, -1, 1])  # (3 - 1) - (9 - 2)
+    parts = [np.var(x, ddof=1) / 3 for x in cells]
+    assert (found.value, found.error) == pytest.approx((-5, np.sqrt(sum(parts))))
+    assert found.freedom == pytest.approx(sum(parts) ** 2 / sum(v**2 / 2 for v in parts))
+
+
+def test_a_paired_difference_of_differences_is_made_seed_by_seed():
+    cells = np.array([[3.0, 3.1, 2.9], [1.0, 1.2, 0.8], [9.0, 9.1, 8.9], [2.0, 2.1, 1.9]])
+    found = contrast(cells, [1, -1, -1, 1], pair=True)
+    each = cells[0] - cells[1] - cells[2] + cells[3]
+    assert (found.value, found.error, found.freedom) == pytest.approx((-5, each.std(ddof=1) / np.sqrt(3), 2))
+
+
+def test_equivalence_is_two_one_sided_tests():
+    margin = 2.0
+    upper = reference.ttest_ind(np.array(DRUG_A) - margin, CONTROL, equal_var=False, alternative="less").pvalue
+    lower = reference.ttest_ind(np.array(DRUG_A) + margin, CONTROL, equal_var=False, alternative="greater").pvalue
+    found = contrast([DRUG_A, CONTROL], [1, -1])
+    assert found.p_equivalent(margin) == pytest.approx(max(upper, lower))
+    assert found.p_equivalent(0.01) > 0.05
+    low, high = found.interval(1 - 2 * found.p_equivalent(margin))
+    assert max(-low, high) == pytest.approx(margin)  # the interval that belongs to it just touches the margin
+
+
+def test_a_difference_beyond_the_margin_is_told_from_one_within():
+    far, near = contrast([[5.0, 5.1, 4.9]], [1]), contrast([[0.9, 1.1, 1.0]], [1])
+    assert far.p_outside(1.0) < 0.01 and near.p_outside(1.0) == 1.0
 
 
 def test_the_interval_of_three_values_by_hand():
-    low, high = stats.interval([1.0, 2.0, 3.0])
     half = 4.302652730 * 1 / np.sqrt(3)  # t of 2 degrees of freedom
-    assert (low, high) == pytest.approx((2 - half, 2 + half))
+    assert stats.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - half, 2 + half))
 
 
 def test_one_value_has_no_interval_and_no_test():
     assert np.isnan(stats.interval([1.0])).all()
-    assert stats.against([[1.0]], [2.0, 3.0], "dunnett") is None
+    assert not contrast([[1.0], [2.0, 3.0]], [1, -1]).is_testable
 
 
 def test_values_without_any_spread_are_not_tested():
-    assert stats.against([[1.0, 1.0]], [2.0, 2.0], "welch") is None
+    assert not contrast([[1.0, 1.0], [2.0, 2.0]], [1, -1]).is_testable
+    assert not contrast([[0.1 + 0.2, 0.2], [0.2 + 0.1, 0.2]], [1, -1], pair=True).is_testable  # nor is rounding one
     assert stats.interval([1.0, 1.0, 1.0]) == (1.0, 1.0)
 
 
-def test_equivalence_by_two_one_sided_tests():
-    a, b, margin = DRUG_A, CONTROL, 2.0
-    upper = reference.ttest_ind(np.array(a) - margin, b, equal_var=False, alternative="less").pvalue
-    lower = reference.ttest_ind(np.array(a) + margin, b, equal_var=False, alternative="greater").pvalue
-    assert stats.equivalence(a, b, margin) == pytest.approx(max(upper, lower))
-    assert stats.equivalence(a, b, 0.01) > 0.05
-
-
-def test_equivalence_with_a_number():
-    x = [0.24, 0.25, 0.26]
-    p = reference.ttest_1samp(x, 0.25 + 0.04, alternative="less").pvalue
-    assert stats.equivalence(x, 0.25, 0.04) == pytest.approx(p)
-
-
-def test_the_interaction_is_the_difference_of_differences():
-    cells = [[3.0, 3.1, 2.9], [1.0, 1.2, 0.8], [9.0, 9.1, 8.9], [2.0, 2.1, 1.9]]
-    found = stats.interaction(cells)  # (3 - 1) - (9 - 2)
-    assert found.value == pytest.approx(-5)
-    assert found.low < -5 < found.high < 0
-    assert found.p < 1e-4
+def test_holm_by_hand():
+    assert [p for p, _ in stats.holm([0.01, 0.04, 0.03, 0.005])] == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 def test_holm_leaves_out_what_could_not_be_tested():
-    assert stats.holm([0.01, float("nan"), 0.03]) == pytest.approx([0.02, float("nan"), 0.03], nan_ok=True)
+    assert [p for p, _ in stats.holm([0.01, float("nan"), 0.03])] == pytest.approx(
+        [0.02, float("nan"), 0.03], nan_ok=True
+    )
 
 
-def test_few_seeds_take_dunnett_and_five_take_welch():
-    assert stats.choose_test("auto", [3, 5]) == "dunnett"
-    assert stats.choose_test("auto", [5, 5]) == "welch"
-    assert stats.choose_test("welch", [3, 3]) == "welch"
+def test_correlation_needs_three_seeds_and_spread():
+    assert stats.correlation([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
+    assert np.isnan(stats.correlation([1, 2], [2, 4])) and np.isnan(stats.correlation([1, 1, 1], [2, 4, 5]))
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "test", "expected"),
-    [(3, 1, "welch", 3.54), (3, 7, "welch", 7.1), (5, 4, "welch", 2.8), (3, 4, "dunnett", 3.12)],
-)
-def test_the_smallest_effect_agrees_with_the_tables(n, k, test, expected):
-    assert stats.detectable(n, k, test) == pytest.approx(expected, rel=0.02)
+def test_the_power_of_a_t_test_agrees_with_simulation():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((40_000, 5)) + 1.5
+    found = np.mean(reference.ttest_1samp(x, 0, axis=1).pvalue < 0.05)
+    assert stats.power(1.5, 1.0, 4.0, [5], 0.05)[0] == pytest.approx(found, abs=0.01)
+    assert stats.power(500.0, 1.0, 4.0, [5], 0.05)[0] == 1.0
 
 
-def test_the_seeds_needed_for_an_effect_of_one_sd_are_seventeen():
+def test_the_seeds_needed_for_an_effect_of_one_sd_are_those_of_the_textbook():
     x = np.array([-1.0, 0.0, 1.0])
-    assert stats.seeds_needed(1.0, x, x + 1) == 17  # the textbook number for 80 % power at .05
+    assert stats.seeds_needed(contrast([x, x + 1], [1, -1]), 1.0, 0.05) == 17  # two groups, 80 % power at .05
+    assert stats.seeds_needed(contrast([x], [1]), 1.0, 0.05) == 10  # one group
 
 
-def test_the_seeds_needed_have_an_answer_at_every_size_of_an_effect():
-    x = np.array([0.0, 1.0, 2.0])
-    assert [stats.seeds_needed(d, x, x + d) for d in (0.0, 0.05, 2.9, 5.0, 50.0)] == [None, None, 4, 3, 2]
+def test_the_seeds_needed_grow_with_the_comparisons():
+    one = contrast([[0.0, 1.0, 2.0, 1.5]], [1])
+    found = [stats.seeds_needed(one, one.value, 0.05 / m) for m in (1, 4, 15)]
+    assert found == sorted(found) and found[0] < found[2]
+    assert stats.seeds_needed(one, 0.0, 0.05) is None and stats.seeds_needed(one, 1e-4, 0.05) is None
+    assert stats.seeds_needed(one, 1e6, 0.05) == 2
 
 
-@pytest.mark.parametrize(("arms", "n", "factor"), [(1, 6, 2.23), (3, 6, 2.54), (4, 3, 2.89), (4, 5, 2.65)])
-def test_dunnetts_intervals_have_the_factors_of_his_table(arms, n, factor):
-    x = np.random.default_rng(0).standard_normal((arms + 1, n))
-    found = stats.against(x[1:], x[0], "dunnett")[0]
-    pooled = np.sqrt(x.var(axis=1, ddof=1).mean() * 2 / n)
-    assert (found.high - found.low) / 2 / pooled == pytest.approx(factor, abs=0.02)  # two-sided, 5 %, Dunnett 1964
-
-
-def test_dunnett_with_one_arm_is_students_test():
-    (found,) = stats.against([DRUG_B], CONTROL, "dunnett")
-    assert found.adjusted == pytest.approx(reference.ttest_ind(DRUG_B, CONTROL).pvalue, abs=5e-4)
-
-
-def test_holm_by_hand():
-    assert stats.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
-
-
-def test_the_interaction_has_the_standard_error_of_hc3():
-    cells = [[3.0, 3.1, 2.9], [1.0, 1.2, 0.8], [9.0, 9.1, 8.9], [2.0, 2.1, 1.9]]
-    n = 3  # in a saturated model each cell adds its sum of squares / (n - 1)^2: residuals over one minus 1 / n, squared
-    variance = sum(np.sum((np.array(x) - np.mean(x)) ** 2) / (n - 1) ** 2 for x in cells)
-    t = reference.t(4 * (n - 1))
-    found = stats.interaction(cells)
-    assert found.high - found.low == pytest.approx(2 * t.isf(0.025) * np.sqrt(variance))
-    assert found.p == pytest.approx(2 * t.sf(5 / np.sqrt(variance)), rel=1e-6)
+def test_the_smallest_difference_is_found_in_four_of_five_cases():
+    for n, pair in ((3, True), (5, True), (5, False)):
+        level = 0.05 / 4
+        d = stats.detectable(n, level, pair)
+        rng = np.random.default_rng(n)
+        a, b = rng.standard_normal((2, 20_000, n))
+        p = reference.ttest_1samp(a + d, 0, axis=1).pvalue if pair else reference.ttest_ind(a + d, b, axis=1).pvalue
+        assert np.mean(p < level) == pytest.approx(0.8, abs=0.015)
+    assert stats.detectable(1, 0.05) == float("inf")
 
 
 def test_mcnemar_is_the_sign_test_of_the_images_that_differ():
@@ -126,16 +138,10 @@ def test_mcnemar_is_the_sign_test_of_the_images_that_differ():
 
 def test_seeds_and_images_by_hand():
     a, b = np.array([[1, 1, 0, 1.0], [1, 1, 1, 1]]), np.array([[0, 1, 0, 1.0], [1, 0, 0, 1]])
-    found = stats.seeds_and_images(a, b)
-    parts = [0.03125 / 2, 0.0, np.var([0.5, 0.5, 0.5, 0], ddof=1) / 4]  # seeds of a, seeds of b, images
-    freedom = sum(parts) ** 2 / (parts[0] ** 2 / 1 + parts[2] ** 2 / 3)
-    half = reference.t(freedom).isf(0.025) * np.sqrt(sum(parts))
-    assert (found.value, found.high - found.low) == pytest.approx((0.375, 2 * half))
-
-
-def chances(hits, n, p):
-    """Return the p value of ``hits`` of ``n`` against a true share ``p``."""
-    return reference.binomtest(int(hits), n, p).pvalue
+    value, low, high = stats.seeds_and_images(a - b)
+    seeds = 12.7062 * np.std([0.25, 0.5], ddof=1) / np.sqrt(2)  # t of 1 and of 3 degrees of freedom
+    images = 3.18245 * np.std([0.5, 0.5, 0.5, 0], ddof=1) / 2
+    assert (value, (high - low) / 2) == pytest.approx((0.375, np.hypot(seeds, images)), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -150,10 +156,10 @@ def test_intervals_cover_the_mean_as_often_as_they_say(n):
 
 
 @pytest.mark.slow
-def test_welchs_difference_covers_the_truth_when_spreads_differ():
+def test_the_unpaired_difference_covers_the_truth_when_spreads_differ():
     rng = np.random.default_rng(2)
-    found = [stats.two(3 * rng.standard_normal(5) + 1, rng.standard_normal(5)) for _ in range(800)]
-    assert chances(sum(d.low < 1 < d.high for d in found), 800, 0.95) > 1e-3
+    found = [contrast([3 * rng.standard_normal(5) + 1, rng.standard_normal(5)], [1, -1]) for _ in range(800)]
+    assert chances(sum(d.interval(0.95)[0] < 1 < d.interval(0.95)[1] for d in found), 800, 0.95) > 1e-3
 
 
 @pytest.mark.slow
@@ -170,42 +176,6 @@ def test_the_joint_interval_covers_the_truth_for_new_seeds_and_images():
     covered = 0
     for _ in range(300):
         base = rng.standard_normal(200)
-        d = stats.seeds_and_images(runs(0.5), runs(0.0))
-        covered += d.low < truth < d.high
-    assert covered / 300 > 0.93  # it may be wide, for the images' own noise counts in both variances
-
-
-@pytest.mark.slow
-def test_equal_arms_are_called_different_by_welch_and_holm_in_one_report_of_twenty():
-    values = np.random.default_rng(1).standard_normal((5000, 5, 5))
-    p = reference.ttest_ind(values[:, 1:], values[:, :1], axis=2, equal_var=False).pvalue  # (reports, arms)
-    smallest = p.min(axis=1)
-    for near in (0.011, 0.0122, 0.0128, 0.014):  # Holm's first step: 0.05 / 4; reports on either side of it
-        i = np.argmin(np.abs(smallest - near))
-        found = stats.against(values[i, 1:], values[i, 0], "welch")
-        assert any(d.adjusted < 0.05 for d in found) == (near < 0.0125)
-    alarms, raw = (smallest < 0.05 / 4).sum(), (smallest < 0.05).sum()
-    assert reference.binomtest(int(alarms), 5000, 0.05, alternative="greater").pvalue > 0.01
-    assert chances(raw, 5000, 0.05) < 1e-9  # what no adjustment would do
-
-
-@pytest.mark.slow
-def test_equal_arms_are_called_different_by_dunnett_in_one_report_of_twenty():
-    values = np.random.default_rng(1).standard_normal((20_000, 5, 5))
-    error = np.sqrt(values.var(axis=2, ddof=1).mean(axis=1) * 2 / 5)
-    largest = np.abs(values[:, 1:].mean(axis=2) - values[:, :1].mean(axis=2)).max(axis=1) / error
-    first = stats.against(values[0, 1:], values[0, 0], "dunnett")[0]
-    factor = (first.high - first.low) / 2 / error[0]  # the test alarms beyond this, which costs 0.3 s to find
-    for share in (0.9, 0.97, 1.03, 1.1):  # reports on either side of it
-        i = np.argmin(np.abs(largest / factor - share))
-        found = stats.against(values[i, 1:], values[i, 0], "dunnett")
-        assert any(d.adjusted < 0.05 for d in found) == (share > 1)
-    assert chances((largest > factor).sum(), 20_000, 0.05) > 1e-3
-
-
-@pytest.mark.slow
-def test_equivalence_is_claimed_at_the_margin_in_one_case_of_twenty():
-    rng = np.random.default_rng(5)
-    values = rng.standard_normal((800, 2, 5))
-    claimed = sum(stats.equivalence(a + 4, b, 4.0) < 0.05 for a, b in values)  # the true difference is the margin
-    assert chances(claimed, 800, 0.05) > 1e-3
+        _, low, high = stats.seeds_and_images(runs(0.5) - runs(0.0))
+        covered += low < truth < high
+    assert covered / 300 > 0.93  # it may be wide, for the noise of an image counts in both variances

@@ -15,7 +15,7 @@ KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section
     ),
     "metric": ("primary", "mode", "secondary"),
     "match": ("within", "steps", "params", "flops", "on_violation"),
-    "stats": ("test", "ci", "margin", "pair", "sd"),
+    "stats": ("test", "ci", "margin", "sd", "seeds_max"),
     "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command"),
     "wandb": ("project", "mode"),
 }
@@ -24,7 +24,7 @@ CHOICES = {
     "checkpoint": ("last", "best"),
     "metric.mode": ("max", "min"),
     "match.on_violation": ("warn", "fail"),
-    "stats.test": ("auto", "dunnett", "welch"),
+    "stats.test": ("auto", "paired", "welch"),
     "run.executor": ("local", "slurm"),
     "run.keep": ("all", "weights", "none"),
     "wandb.mode": ("online", "offline", "disabled"),

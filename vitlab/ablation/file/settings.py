@@ -24,11 +24,11 @@ class Match:
 class Stats:
     """How the numbers are compared."""
 
-    test: str = "auto"
+    test: str = "auto"  # paired where arms of one seed see the same batches, else welch
     ci: float = 0.95
     margin: float | None = None  # the difference that would not matter
     sd: float | None = None  # the spread to expect, for the plan
-    pair: bool = False
+    seeds_max: int | None = None  # the most seeds that there will be; the number of seeds where nothing is said
 
     @property
     def alpha(self) -> float:
@@ -63,15 +63,19 @@ def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     return Match(**{**given, "within": tuple(given.get("within") or ())})
 
 
-def read_stats(file: File) -> Stats:
-    """Return how the numbers are compared."""
+def read_stats(file: File, seeds: int) -> Stats:
+    """Return how the numbers of so many seeds are compared."""
     given = file.content.get("stats") or {}
+    most = file.number("stats.seeds_max", None, 2, 10_000, whole=True)
+    if most and most < seeds:
+        text = f"`stats.seeds_max` is {most}, but there are {seeds} `seeds`: it is the most there will be"
+        raise file.mistake("stats/seeds_max", text)
     return Stats(
         test=given.get("test", "auto"),
         ci=file.number("stats.ci", 0.95, 0.5, 0.9999),
         margin=file.number("stats.margin", None, 1e-12),
         sd=file.number("stats.sd", None, 1e-12),
-        pair=bool(given.get("pair", False)),
+        seeds_max=most,
     )
 
 

@@ -96,16 +96,15 @@ def read(path: str | Path) -> Ablation:
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
     analyses = _analyses(file, content.get("analyses") or [])
     claims = tuple(parse_claim(file, i, text, axes) for i, text in enumerate(content.get("claims") or ()))
-    metrics = [("metric", name) for name in (metric["primary"], *(metric.get("secondary") or ()))]
-    for where, name in metrics + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
-        _check_metric(file, where, name, analyses)
+    _check_metrics(file, metric, claims, analyses)
+    seeds = _seeds(file, content.get("seeds", 3))
     return Ablation(
         file=file,
         name=check_level_name(file, "name", content["name"]),
         base=_paths(file, "base", content["base"]),
         axes=axes,
         arms=arms,
-        seeds=_seeds(file, content.get("seeds", 3)),
+        seeds=seeds,
         baseline=baseline,
         primary=metric["primary"],
         mode=metric.get("mode", "max"),
@@ -114,7 +113,7 @@ def read(path: str | Path) -> Ablation:
         analyses=analyses,
         checkpoint=content.get("checkpoint", "last"),
         match=read_match(file, axes),
-        stats=read_stats(file),
+        stats=read_stats(file, len(seeds)),
         run=read_run(file),
         wandb=content.get("wandb"),
         claims=claims,
@@ -223,10 +222,12 @@ def _analyses(file: File, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _check_metric(file: File, where: str, name: str | None, analyses: tuple[str, ...]) -> None:
-    analysis, slash, _ = (name or "").partition("/")
-    if slash and analysis not in analyses:
-        raise file.mistake(where, f"the metric `{name}` comes from an analysis: add {analysis} to `analyses`")
+def _check_metrics(file: File, metric: Mapping[str, Any], claims: tuple[Claim, ...], analyses: tuple[str, ...]) -> None:
+    names = [("metric", name) for name in (metric["primary"], *(metric.get("secondary") or ()))]
+    for where, name in names + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
+        analysis, slash, _ = (name or "").partition("/")
+        if slash and analysis not in analyses:
+            raise file.mistake(where, f"the metric `{name}` comes from an analysis: add {analysis} to `analyses`")
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:

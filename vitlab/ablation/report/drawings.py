@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.measured import Results
-from vitlab.stats import interval
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")  # Okabe and Ito
 MARKS = "osD^vPX*"
@@ -33,7 +32,7 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, str, R
     dots = [
         {"arm": arm.name, "seed": seed, "value": value}
         for arm in results.ablation.arms
-        for seed, value in results.by_seed(arm, primary)
+        for seed, value in results.by_seed(arm.name, primary)
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
     title = f"{primary} of every seed, mean and {results.ablation.stats.ci:.0%} t interval"
@@ -72,7 +71,7 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
         arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
         colour, mark = look(results, arm.name)
-        low, high = interval(values, results.ablation.stats.ci)
+        low, high = row.low, row.high
         if low == low:
             ax.plot([low, high], [y, y], color=colour, lw=1.5, zorder=1)
         ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)

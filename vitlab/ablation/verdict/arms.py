@@ -1,16 +1,17 @@
 """Each arm against its baseline, as numbers and a word."""
 
 import statistics
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitlab import stats
 from vitlab.ablation.file.spec import Arm
-from vitlab.ablation.verdict.measured import Results
-from vitlab.stats import Difference
+from vitlab.ablation.verdict.answers import Answer, Question
+from vitlab.ablation.verdict.measured import Results, bounds_of
+from vitlab.stats import NAN, Estimate
 
-NAN = float("nan")
-NOT_COMPARED = Difference(NAN, NAN, NAN, NAN, NAN)
+NOT_COMPARED = Answer(Estimate())
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,10 @@ class ArmRow:
     sd: float
     low: float
     high: float
-    difference: Difference  # to the baseline; NaN where there is none to compare with
-    equivalence_p: float
+    answer: Answer  # on the difference to the baseline; all NaN where there is none to compare with
     verdict: str
-    test: str  # empty where nothing is tested
+    test: str  # paired or welch; empty where nothing is tested
+    is_claimed: bool  # one of the claims asks for it, too
     parameters: int | None
     flops: int | None
     images_per_second: float
@@ -37,21 +38,29 @@ class ArmRow:
     def record(self) -> dict[str, Any]:
         """Return it as a flat row of a table."""
         row = asdict(self)
-        levels, d = row.pop("levels"), row.pop("difference")
-        numbers = {"difference": d["value"], "difference_low": d["low"], "difference_high": d["high"]}
-        numbers |= {"p": d["p"], "adjusted_p": d["adjusted"]}
+        levels, _ = row.pop("levels"), row.pop("answer")
         head = ("metric", "n", "planned", "mean", "sd", "low", "high")
-        return {"arm": row.pop("arm"), **levels, **{key: row.pop(key) for key in head}, **numbers, **row}
+        return {"arm": row.pop("arm"), **levels, **{key: row.pop(key) for key in head}, **numbers(self.answer), **row}
 
 
-def arm_rows(results: Results) -> list[ArmRow]:
-    """Return a row for each metric and arm: mean, interval, difference to the baseline, verdict."""
-    return [
-        row
-        for metric in results.metrics()
-        for family in families(results)
-        for row in _family_rows(results, metric, *family)
-    ]
+def numbers(answer: Answer) -> dict[str, Any]:
+    """Return the numbers of an answer as columns of a table."""
+    d, e, u = answer.difference, answer.equivalence, answer.unpaired
+    return {
+        "pairs": answer.estimate.n,
+        "difference": answer.estimate.value,
+        "difference_low": d.low,
+        "difference_high": d.high,
+        "p": d.p,
+        "adjusted_p": d.adjusted,
+        "equivalence_low": e.low,
+        "equivalence_high": e.high,
+        "equivalence_p": e.adjusted,
+        "correlation": answer.correlation,
+        "unpaired_low": u.low,
+        "unpaired_high": u.high,
+        "unpaired_p": u.adjusted,
+    }
 
 
 def families(results: Results) -> list[tuple[Arm, list[Arm]]]:
@@ -65,33 +74,36 @@ def families(results: Results) -> list[tuple[Arm, list[Arm]]]:
     return list(found.values())
 
 
-def _family_rows(results: Results, metric: str, baseline: Arm, arms: list[Arm]) -> list[ArmRow]:
-    s = results.ablation.stats
-    control = results.values(baseline, metric)
-    data = {arm.name: results.values(arm, metric) for arm in arms}
-    testable = [arm for arm in arms if len(data[arm.name]) > 1]
-    compared: dict[str, Difference] = {}
-    other: dict[str, Difference] = {}
-    test = stats.choose_test(s.test, [len(control), *(len(data[a.name]) for a in testable)])
-    if testable and len(control) > 1:
-        values = [data[a.name] for a in testable]
-        for kind, place in ((test, compared), ("dunnett" if test == "welch" else "welch", other)):
-            found = stats.against(values, control, kind, s.ci)
-            place |= dict(zip([a.name for a in testable], found or [], strict=False))
-    rows = [_row(results, metric, baseline, None, "baseline" if len(control) > 1 else "no inference", "")]
-    for arm in arms:
-        d = compared.get(arm.name)
-        word = _word(results, d, other.get(arm.name), data[arm.name], control, test)
-        rows.append(_row(results, metric, arm, d, word, test if d else ""))
+def arm_questions(results: Results, metric: str) -> dict[str, Question]:
+    """Return what is asked of each arm; the margin is in the unit of the primary metric."""
+    margin = results.ablation.stats.margin if metric == results.ablation.primary else None
+    return {
+        arm.name: Question(metric, ((arm.name, 1.0), (baseline.name, -1.0)), 0.0, margin)
+        for baseline, arms in families(results)
+        for arm in arms
+    }
+
+
+def arm_rows(results: Results, metric: str, answers: Mapping[Question, Answer], claimed: set[Any]) -> list[ArmRow]:
+    """Return a row for each arm: mean, interval, difference to the baseline, verdict."""
+    asked = arm_questions(results, metric)
+    rows = []
+    for baseline, arms in families(results):
+        control = results.values(baseline, metric)
+        rows.append(_row(results, metric, baseline, "baseline" if len(control) > 1 else "no inference"))
+        for arm in arms:
+            q = asked[arm.name]
+            word = _word(results, answers[q], min(len(results.values(arm, metric)), len(control)))
+            rows.append(_row(results, metric, arm, word, answers[q], q.key in claimed))
     return rows
 
 
-def _row(results: Results, metric: str, arm: Arm, d: Difference | None, word: str, test: str) -> ArmRow:
-    x, margin = results.values(arm, metric), results.ablation.stats.margin
+def _row(
+    results: Results, metric: str, arm: Arm, word: str, answer: Answer = NOT_COMPARED, is_claimed: bool = False
+) -> ArmRow:
+    x = results.values(arm, metric)
     low, high = stats.interval(x, results.ablation.stats.ci)
-    baseline = results.ablation.baseline_of(arm)
-    control = results.values(baseline, metric) if baseline else []
-    testable = d and margin and metric == results.ablation.primary and len(x) > 1 and len(control) > 1
+    bottom, top = bounds_of(metric)
     facts = next((r for r in results.resolved if r.arm is arm), None)
     return ArmRow(
         arm=arm.name,
@@ -101,12 +113,12 @@ def _row(results: Results, metric: str, arm: Arm, d: Difference | None, word: st
         planned=len(results.ablation.seeds),
         mean=statistics.fmean(x) if x else NAN,
         sd=statistics.stdev(x) if len(x) > 1 else NAN,
-        low=low,
-        high=high,
-        difference=d or NOT_COMPARED,
-        equivalence_p=stats.equivalence(x, control, margin) if testable and margin else NAN,
+        low=max(low, bottom) if low == low else NAN,
+        high=min(high, top) if high == high else NAN,
+        answer=answer,
         verdict=word,
-        test=test,
+        test="" if not answer.estimate.is_testable else "paired" if answer.is_paired else "welch",
+        is_claimed=is_claimed,
         parameters=facts.model.get("parameters") if facts else None,
         flops=facts.model.get("flops") if facts else None,
         images_per_second=_speed(results, arm),
@@ -121,21 +133,15 @@ def _speed(results: Results, arm: Arm) -> float:
     return sorted(rates)[len(rates) // 2] if rates else NAN
 
 
-def _word(
-    results: Results, d: Difference | None, other: Difference | None, x: list[float], control: list[float], test: str
-) -> str:
-    n, alpha = min(len(x), len(control)), results.ablation.stats.alpha
+def _word(results: Results, answer: Answer, n: int) -> str:
+    alpha = results.ablation.stats.alpha
     if n == 0:
         return "no result"
-    if n == 1:
+    if answer.estimate.n < 2:
         return "n = 1: no inference"
-    if d is None:
+    if not answer.estimate.is_testable:
         return "no spread: no test"
-    if test == "welch" and other and (d.adjusted < alpha) != (other.adjusted < alpha):
-        return "depends on equal spread"
-    if d.adjusted < alpha:
-        return "higher" if d.value > 0 else "lower"
-    margin = results.ablation.stats.margin
-    if margin and stats.equivalence(x, control, margin) < alpha:
-        return "equivalent"
-    return f"not distinguishable at n = {n}"
+    is_equal = answer.equivalence.adjusted < alpha
+    if answer.difference.adjusted < alpha:
+        return ("higher" if answer.estimate.value > 0 else "lower") + (", within the margin" if is_equal else "")
+    return "equivalent" if is_equal else f"not distinguishable at n = {answer.estimate.n}"

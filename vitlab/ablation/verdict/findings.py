@@ -6,11 +6,14 @@ from typing import Any
 import pandas as pd
 
 from vitlab.ablation.verdict import analyses, images
-from vitlab.ablation.verdict.arms import ArmRow, arm_rows
+from vitlab.ablation.verdict.answers import answer
+from vitlab.ablation.verdict.arms import ArmRow, arm_questions, arm_rows, numbers
 from vitlab.ablation.verdict.audit import facts, shares
+from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.verdicts import Verdict, verdicts
-from vitlab.stats import choose_test, detectable
+from vitlab.ablation.verdict.spending import levels
+from vitlab.ablation.verdict.verdicts import Verdict, asked, verdicts
+from vitlab.stats import detectable
 
 Rows = list[dict[str, Any]]
 
@@ -20,6 +23,8 @@ class Findings:
     """What the finished cells say."""
 
     results: Results
+    looks: Looks
+    sizes: dict[str, int]  # of the family of each metric
     arms: list[ArmRow]  # of each metric
     verdicts: list[Verdict]
     curves: Rows
@@ -28,14 +33,15 @@ class Findings:
 
     def power(self, metric: str) -> dict[str, Any] | None:
         """Return the smallest difference that the seeds of a metric can show; None where nothing is tested."""
-        mine = [row for row in self.arms if row.metric == metric]
-        tested = [row for row in mine if row.test]
+        tested = [row for row in self.arms if row.metric == metric and row.test]
         if not tested:
             return None
-        n = min(row.n for row in mine if row.n > 1)
-        k = max(1, len(tested) // max(1, len(mine) - len(tested)))
-        test, ci = choose_test(min(row.test for row in tested), [n]), self.results.ablation.stats.ci
-        return {"metric": metric, "n": n, "test": test, "detectable_sd": detectable(n, k, test, ci)}
+        n, m, ablation = min(row.answer.estimate.n for row in tested), self.sizes[metric], self.results.ablation
+        is_paired = all(row.test == "paired" for row in tested)
+        level = levels(self.looks.times, ablation.stats.alpha / m)[-1]
+        test = "paired" if is_paired else "welch"
+        smallest = detectable(n, level, is_paired)
+        return {"metric": metric, "n": n, "test": test, "comparisons": m, "detectable_sd": smallest}
 
     def fairness(self) -> Rows:
         """Return what should be alike in all arms, with its share above or below that of the arm to match."""
@@ -60,12 +66,24 @@ class Findings:
         return pd.DataFrame([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])
 
 
-def find(results: Results) -> Findings:
+def find(results: Results, looks: Looks) -> Findings:
     """Return what the finished cells say."""
+    primary, *others = results.metrics()
+    claims = [q for _, _, q in asked(results) if q]
+    family = [*arm_questions(results, primary).values(), *claims]
+    answers = answer(results, looks, family)
+    sizes = {primary: len({q.key for q in family})}
+    for metric in others:  # what no claim asks is explored, in a family of its own
+        mine = [q for q in arm_questions(results, metric).values() if q not in answers]
+        answers |= answer(results, looks, mine)
+        sizes[metric] = max(1, len(mine))
+    claimed = {q.key for q in claims}
     return Findings(
         results=results,
-        arms=arm_rows(results),
-        verdicts=verdicts(results),
+        looks=looks,
+        sizes=sizes,
+        arms=[row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)],
+        verdicts=verdicts(results, looks, answers),
         curves=analyses.curve_rows(results),
         pairs=images.pairs(results),
         joint=images.joint(results),
@@ -73,8 +91,7 @@ def find(results: Results) -> Findings:
 
 
 def _claim_row(v: Verdict) -> dict[str, Any]:
-    n, planned = map(int, v.n.split("/"))
-    d = v.difference
-    row = {"claim": v.claim.text, "setting": v.setting, "n": n, "planned": planned, "missing": planned - n}
-    row |= {"difference": d.value, "difference_low": d.low, "difference_high": d.high, "adjusted_p": v.p}
+    n = v.answer.estimate.n
+    row = {"claim": v.claim.text, "setting": v.setting, "n": n, "planned": v.planned, "missing": v.planned - n}
+    row |= {**numbers(v.answer), "excess_p": v.answer.excess.adjusted}
     return {**row, "verdict": v.word, "more_seeds": v.more}

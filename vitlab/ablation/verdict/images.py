@@ -4,17 +4,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from vitlab.ablation.file.spec import Arm
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
-from vitlab.stats import Difference, mcnemar, seeds_and_images
+from vitlab.stats import mcnemar, seeds_and_images
 
 NOTE = "McNemar's exact test holds for these two checkpoints only: it speaks of the images, not of other seeds."
 JOINT = (
-    "Seeds and images together: the interval would hold for other seeds and for other images of the same kind. Neither "
-    "it nor McNemar's p is adjusted for being many."
+    "Seeds and images together: the interval would hold for other seeds and for other images of the same kind. No "
+    "verdict rests on it or on McNemar's p: neither is adjusted for being many."
 )
 
 
@@ -46,11 +45,15 @@ def joint(results: Results) -> list[dict[str, Any]]:
     """Return each arm's difference to its baseline in accuracy, with the uncertainty of seeds and images together."""
     rows = []
     for arm, baseline in _compared(results):
-        a, b = (_right(results, x.name) for x in (arm, baseline))
-        if a is not None and b is not None and min(len(a), len(b)) > 1 and a.shape[1] == b.shape[1]:
-            d = seeds_and_images(a, b, results.ablation.stats.ci)
-            row = {"arm": arm.name, "baseline": baseline.name, "n": min(len(a), len(b)), "n_images": a.shape[1]}
-            rows.append({**row, **_numbers(d)})
+        gains = []  # of each seed: (images,) right with the arm less right with the baseline
+        for seed in results.ablation.seeds:
+            a, b = (_predictions(results, x.name, seed) for x in (arm, baseline))
+            if a is not None and b is not None and a[["index", "target"]].equals(b[["index", "target"]]):
+                gains.append((a["target"] == a["prediction"]).to_numpy(float) - (b["target"] == b["prediction"]))
+        if len(gains) > 1 and len({len(gain) for gain in gains}) == 1:
+            value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
+            row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
+            rows.append({**row, "difference": value, "difference_low": low, "difference_high": high})
     return rows
 
 
@@ -72,8 +75,8 @@ def section(results: Results, rows: list[dict[str, Any]], together: list[dict[st
         table.append([row["arm"], str(row["seed"]), *counts, chance(row["p"])])
     tables, sentences = [table], [NOTE]
     if together:
-        head = ["arm", "n", "difference in accuracy", "interval over seeds and images", "p"]
-        lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r), chance(r["p"])] for r in together]
+        head = ["arm", "n", "difference in accuracy", "interval over seeds and images"]
+        lines = [[r["arm"], str(r["n"]), signed(r["difference"]), _span(r)] for r in together]
         tables, sentences = [[head, *lines], table], [JOINT, NOTE]
     return [("Image by image", sentences + without, tables)]
 
@@ -82,18 +85,6 @@ def _span(row: dict[str, Any]) -> str:
     return span(row["difference_low"], row["difference_high"])
 
 
-def _numbers(d: Difference) -> dict[str, float]:
-    return {"difference": d.value, "difference_low": d.low, "difference_high": d.high, "p": d.p}
-
-
 def _compared(results: Results) -> list[tuple[Arm, Arm]]:
     found = [(arm, results.ablation.baseline_of(arm)) for arm in results.ablation.arms]
     return [(arm, baseline) for arm, baseline in found if baseline is not None and baseline is not arm]
-
-
-def _right(results: Results, arm: str) -> NDArray[np.float64] | None:
-    """Return ``(seeds, images)`` of right and wrong; None unless every finished seed has the same images."""
-    tables = [_predictions(results, arm, seed) for seed in results.ablation.seeds if (arm, seed) in results.runs]
-    if not tables or any(t is None or not t["target"].equals(tables[0]["target"]) for t in tables):  # type: ignore[index]
-        return None
-    return np.stack([(t["target"] == t["prediction"]).to_numpy(float) for t in tables if t is not None])

@@ -1,6 +1,7 @@
 """What the cells of an ablation have measured, as tables."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,13 +27,13 @@ class Results:
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
-        return [value for _, value in self.by_seed(arm, metric)]
+        return [value for _, value in self.by_seed(arm.name, metric)]
 
-    def by_seed(self, arm: Arm, metric: str) -> list[tuple[int, float]]:
+    def by_seed(self, arm: str, metric: str) -> list[tuple[int, float]]:
         """Return (seed, value) of every finished seed of an arm whose value is a number."""
         pairs = []
         for seed in self.ablation.seeds:
-            value = self.numbers.get((arm.name, seed), {}).get(metric)
+            value = self.numbers.get((arm, seed), {}).get(metric)
             if isinstance(value, int | float) and math.isfinite(value):
                 pairs.append((seed, float(value)))
         return pairs
@@ -40,6 +41,11 @@ class Results:
     def metrics(self) -> list[str]:
         """Return the metrics of the file: the primary one, then the others."""
         return [self.ablation.primary, *self.ablation.secondary]
+
+    def seeds(self) -> list[int]:
+        """Return the seeds that two arms or more have finished, with a number of the primary metric."""
+        there = [s for arm in self.ablation.arms for s, _ in self.by_seed(arm.name, self.ablation.primary)]
+        return [seed for seed in self.ablation.seeds if there.count(seed) > 1]
 
     def table(self) -> pd.DataFrame:
         """Return the tidy table: a row for each cell and metric, and one for each cell without numbers."""
@@ -70,6 +76,13 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
             results.runs[key] = run
             results.numbers[key] = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)}
     return results
+
+
+def bounds_of(metric: str) -> tuple[float, float]:
+    """Return between which numbers a metric lies."""
+    if re.search(r"(^|/)(acc\d+|accuracy|flipped|agreement)(@|/|$)", metric):
+        return 0.0, 1.0
+    return (0.0 if re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric) else -math.inf), math.inf
 
 
 def table_of(run: RunDir, name: str) -> pd.DataFrame | None:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict.arms import arm_questions
 from vitlab.ablation.verdict.audit import facts, flags, steps
 from vitlab.ablation.verdict.measured import Results, collect
+from vitlab.ablation.verdict.spending import levels
+from vitlab.ablation.verdict.verdicts import asked
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.work.status import ORDER
-from vitlab.stats import choose_test, detectable
+from vitlab.stats import detectable
 
 
 @dataclass
@@ -46,7 +49,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     ]
     unfair = flags(ablation, resolved)
     lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
-    lines += _power(ablation, collect(ablation, resolved))
+    lines += _power(collect(ablation, resolved))
     lines += _cost(ablation, [cell for cell in cells if not cell.is_finished()], workers)
     rows = [{"arm": r.arm.name, **r.arm.levels, **facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
@@ -94,19 +97,17 @@ def _table(resolved: list[Resolved]) -> list[str]:
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _power(ablation: Ablation, results: Results) -> list[str]:
-    n = len(ablation.seeds)
+def _power(results: Results) -> list[str]:
+    ablation, n = results.ablation, len(results.ablation.seeds)
     if n < 2:
         return ["power    n = 1: no inference; write `seeds: 3` to explore, 5 for a headline"]
-    families = Counter((ablation.baseline_of(arm) or arm).name for arm in ablation.arms)
-    k = max(families.values()) - 1
-    test = choose_test(ablation.stats.test, [n])
-    smallest = detectable(n, max(1, k), test, ablation.stats.ci)
-    text = (
-        f"power    {n} seeds show a difference of {smallest:.1f} sd of a run in 80 % of cases ({test}, {k} against one)"
-    )
+    family = [*arm_questions(results, ablation.primary).values(), *(q for _, _, q in asked(results) if q)]
+    m, share = len({q.key for q in family}), n / (ablation.stats.seeds_max or n)
+    smallest = detectable(n, levels([share], ablation.stats.alpha / m)[-1])
+    text = f"{n} seeds show a difference of {smallest:.1f} sd of a pair's difference in 80 % of cases"
+    text = f"power    {text} (paired t, the strictest of {m} comparisons)"
     sd = ablation.stats.sd or _spread(results)
-    return [text + (f": {smallest * sd:.3g} at sd {sd:.2g}" if sd else "")]
+    return [text + (f": {smallest * sd * math.sqrt(2):.3g} at sd {sd:.2g} of a run and no correlation" if sd else "")]
 
 
 def _spread(results: Results) -> float | None:

@@ -1,16 +1,15 @@
-"""From numbers to words: each arm against its baseline, each claim of the file."""
+"""From answers to words: each claim of the file."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
-from vitlab.ablation.file.spec import Arm
+from vitlab.ablation.verdict.answers import Answer, Question, Test
+from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
-from vitlab.stats import Difference
-
-NAN = float("nan")
+from vitlab.ablation.verdict.spending import levels
+from vitlab.stats import Estimate
 
 
 @dataclass(frozen=True)
@@ -20,89 +19,112 @@ class Verdict:
     claim: Claim
     setting: str
     word: str  # supported, refuted, equivalent, inconclusive
-    n: str
-    difference: Difference
-    p: float  # adjusted
+    planned: int
+    answer: Answer
     note: str = ""
     more: int | None = None  # seeds that the observed difference would take beside those that are there
 
+    @property
+    def shown(self) -> Test:
+        """The test that the word rests on."""
+        is_equal = (self.claim.sign == "~" and self.word != "refuted") or self.word == "equivalent"
+        return self.answer.equivalence if is_equal else self.answer.difference
 
-def verdicts(results: Results) -> list[Verdict]:
-    """Return a verdict for every claim; all of them are one Holm family."""
-    tested = [
-        (claim, setting, _test(results, claim, setting))
+    @property
+    def p(self) -> float:
+        """The adjusted p of that test."""
+        return self.answer.excess.adjusted if self.claim.sign == "~" and self.word == "refuted" else self.shown.adjusted
+
+
+Asked = tuple[Claim, str, Question | None]  # a claim in a setting; None where `exclude` leaves an arm of it out
+
+
+def asked(results: Results) -> list[Asked]:
+    """Return what the claims ask in each of their settings."""
+    return [
+        (claim, ", ".join(f"{axis}={level}" for axis, level in setting.items()), _question(results, claim, setting))
         for claim in results.ablation.claims
         for setting in claim.settings(results.ablation.axes)
     ]
-    adjusted = stats.holm([found["p"] for _, _, found in tested])
-    return [_verdict(results, c, s, f, p) for (c, s, f), p in zip(tested, adjusted, strict=True)]
 
 
-def _arm(results: Results, **levels: str) -> Arm | None:
-    return next((arm for arm in results.ablation.arms if dict(arm.levels) == levels), None)
-
-
-def _test(results: Results, claim: Claim, setting: dict[str, str]) -> dict[str, Any]:
-    """Return difference, raw p and values of a claim in one setting; p is NaN where nothing can be inferred."""
-    metric, s = claim.metric or results.ablation.primary, results.ablation.stats
-    sides = [(claim.a, "")] + ([(claim.b, "")] if isinstance(claim.b, str) else [])
+def _question(results: Results, claim: Claim, setting: dict[str, str]) -> Question | None:
+    sides = [({claim.axis: claim.a}, 1.0)]
+    if isinstance(claim.b, str):
+        sides.append(({claim.axis: claim.b}, -1.0))
     if claim.sign == "gap":
-        sides = [(level, place) for place in (claim.under, claim.against) for level in (claim.a, str(claim.b))]
-    arms = [
-        _arm(results, **setting, **{claim.axis: level}, **({claim.gap_axis: at} if at else {})) for level, at in sides
-    ]
-    if None in arms:
-        return {"p": NAN, "values": [], "note": "an arm of it is excluded"}
-    values = [results.values(arm, metric) for arm in arms if arm]
-    found: dict[str, Any] = {"p": NAN, "values": values}
-    if min(map(len, values)) < 2:
-        return {**found, "note": "fewer than two seeds: no inference"}
-    if all(len(set(x)) == 1 for x in values):
-        return {**found, "note": "no spread at all: no test applies"}
-    pair = s.pair and len({len(x) for x in values}) == 1
-    if claim.sign == "gap":
-        d = stats.interaction(values, s.ci)
-    elif isinstance(claim.b, str):
-        d = stats.two(values[0], values[1], s.ci, pair)
-    else:
-        d = stats.against_number(values[0], claim.b, s.ci)
-    found |= {"d": d, "p": d.p}
-    margin = claim.margin or s.margin
-    if margin and claim.sign != "gap":
-        other = values[1] if isinstance(claim.b, str) else claim.b
-        found["tost"] = stats.equivalence(values[0], other, margin, pair)
-        found["margin"] = margin
-        if claim.sign == "~":
-            found["p"] = found["tost"]
-    return found
+        places = ((claim.under, 1.0), (claim.against, -1.0))
+        sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
+    terms = []
+    for levels_, weight in sides:
+        wanted = {**setting, **levels_}
+        arm = next((arm for arm in results.ablation.arms if dict(arm.levels) == wanted), None)
+        if arm is None:
+            return None
+        terms.append((arm.name, weight))
+    margin = claim.margin if claim.sign == "~" else None if claim.sign == "gap" else results.ablation.stats.margin
+    number = claim.b if isinstance(claim.b, float) else 0.0
+    return Question(claim.metric or results.ablation.primary, tuple(terms), number, margin)
 
 
-def _verdict(results: Results, claim: Claim, setting: dict[str, str], found: dict[str, Any], p: float) -> Verdict:
-    alpha = results.ablation.stats.alpha
-    planned = len(results.ablation.seeds)
-    counts = [len(x) for x in found["values"]] or [0]
-    n = f"{min(counts)}/{planned}"
-    where = ", ".join(f"{axis}={level}" for axis, level in setting.items())
-    if "d" not in found or math.isnan(p):
-        note = found.get("note", "no test applies")
-        return Verdict(claim, where, "inconclusive", n, found.get("d", Difference(NAN, NAN, NAN, NAN, NAN)), p, note)
-    word = _word(claim, found, p, alpha)
-    note, more = "", None
-    if word == "inconclusive" and claim.sign == ">" and isinstance(claim.b, str):
-        k = stats.seeds_needed(found["d"].value, found["values"][0], found["values"][1], results.ablation.stats.ci)
-        more = max(0, k - min(counts)) if k else None
-        note = f"about {more} more seeds for the observed difference" if more else "more seeds, or no difference"
-    if min(counts) < planned:
-        note = "; ".join(filter(None, (note, f"{planned - min(counts)} of {planned} seeds are missing")))
-    return Verdict(claim, where, word, n, found["d"], p, note, more)
+def verdicts(results: Results, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
+    """Return a verdict for every claim and setting."""
+    return [_verdict(results, looks, c, s, answers[q] if q else None) for c, s, q in asked(results)]
 
 
-def _word(claim: Claim, found: dict[str, Any], p: float, alpha: float) -> str:
-    d = found["d"]
+def _verdict(results: Results, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
+    planned, alpha = len(results.ablation.seeds), results.ablation.stats.alpha
+    if answer is None:
+        return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")
+    if answer.note:
+        return Verdict(claim, setting, "inconclusive", planned, answer, answer.note)
+    word = _word(claim, answer, alpha)
+    notes, more = [], None
+    if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
+        more = seeds_more(answer, looks, alpha, claim.margin)
+        notes.append(_advice(more, answer.estimate.n, looks))
+    if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
+        notes.append("the difference lies within the margin")
+    if answer.estimate.n < planned and not looks.added:
+        notes.append(f"{planned - answer.estimate.n} of {planned} seeds are missing")
+    return Verdict(claim, setting, word, planned, answer, "; ".join(notes), more)
+
+
+def _word(claim: Claim, answer: Answer, alpha: float) -> str:
     if claim.sign == "~":
-        outside = d.low > claim.margin or d.high < -(claim.margin or 0)
-        return "supported" if p < alpha else "refuted" if outside else "inconclusive"
+        if answer.equivalence.adjusted < alpha:
+            return "supported"
+        return "refuted" if answer.excess.adjusted < alpha else "inconclusive"
     sign = -1 if claim.sign == "gap" else 1  # a gap is claimed to be smaller
-    if p < alpha:
-        return "supported" if sign * d.value > 0 else "refuted"
-    return "equivalent" if found.get("tost", 1.0) < alpha else "inconclusive"
+    if answer.difference.adjusted < alpha:
+        return "supported" if sign * answer.estimate.value > 0 else "refuted"
+    return "equivalent" if answer.equivalence.adjusted < alpha else "inconclusive"
+
+
+def seeds_more(answer: Answer, looks: Looks, alpha: float, margin: float | None = None) -> int | None:
+    """Return how many more seeds find what is observed in 80 % of cases, at the level that Holm and the looks leave.
+
+    Args:
+        answer: What is observed.
+        looks: The looks so far; those to come are one.
+        alpha: Error of the family.
+        margin: With one, what is to be found is that the difference lies within it.
+    """
+    n, sides = answer.estimate.n, 1 if margin else 2
+    distance = margin - abs(answer.estimate.value) if margin else answer.estimate.value
+    level = alpha * (2 / sides) / (answer.equivalence if margin else answer.difference).factor
+    if distance <= 0 and margin:
+        return None  # it lies beyond the margin
+    needed = stats.seeds_needed(answer.estimate, distance, level)
+    for count in range(max(needed or n, n + 1), looks.most + 1):  # of the looks to come, the first that would do
+        left = levels([*looks.times, count / looks.most], level)[-1]
+        if (stats.seeds_needed(answer.estimate, distance, left) or count + 1) <= count:
+            return count - n
+    return max(1, needed - n) if needed is not None else None
+
+
+def _advice(more: int | None, n: int, looks: Looks) -> str:
+    if more is None:
+        return "more than a thousand seeds, or no difference"
+    place = "" if n + more <= looks.most else f", in an ablation of its own: {looks.most} were to be the most here"
+    return f"about {more} more seeds for the observed difference{place}"

@@ -1,0 +1,251 @@
+"""One engine of inference: what reports say wrongly, and how often, when the truth is known."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats as reference
+from scipy.stats import norm
+
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.verdict.answers import Question, answer
+from vitlab.ablation.verdict.arms import arm_questions
+from vitlab.ablation.verdict.findings import find
+from vitlab.ablation.verdict.looks import Looks, next_look, take_look
+from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.verdict.spending import levels, overall, spent
+from vitlab.ablation.work.cells import Resolved
+
+MARGIN = 2.0
+
+
+def all_at_once(n):
+    return Looks((n,), n, tuple(range(n)))
+
+
+def results_of(folder, names, n, claims=(), metric="score", **stats):
+    """Results without numbers, of arms that are compared with the first."""
+    (folder / "base.yaml").write_text("{}\n")
+    axes = {"arm": {name: {"model.lr": float(i)} for i, name in enumerate(names)}}
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"arm": names[0]}, "seeds": n}
+    content |= {"metric": {"primary": metric}, "claims": list(claims), "stats": {"margin": MARGIN, **stats}}
+    (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    ablation = read(folder / "made-up.yaml")
+    return Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+
+
+def fill(results, values, metric="score"):
+    """Give each arm its values, ``(arms, seeds)``."""
+    arms = results.ablation.arms
+    results.numbers = {
+        (arm.name, s): {metric: float(v)} for arm, x in zip(arms, values, strict=True) for s, v in enumerate(x)
+    }
+    return results
+
+
+def draw(rng, means, n, correlation):
+    """Return ``(arms, seeds)`` with sd 1 whose seeds are alike in all arms; every other arm spreads twice as much."""
+    shared, own = rng.standard_normal((1, n)), rng.standard_normal((len(means), n))
+    spread = np.where(np.arange(len(means)) % 2, 2.0, 1.0)[:, None]
+    return np.asarray(means)[:, None] + np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * spread * own
+
+
+def at_most(hits, n, share):
+    """Whether so many hits may happen where the share is at most this."""
+    return reference.binomtest(int(hits), n, share, alternative="greater").pvalue > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), (5, 5), (10, 5)])
+def test_of_twenty_reports_on_equal_arms_at_most_one_finds_a_difference(tmp_path, arms, n, correlation):
+    results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, ["a1 > a0", "a2 > a1"])
+    rng, false, reports = np.random.default_rng(arms), 0, 400
+    for _ in range(reports):
+        found = find(fill(results, draw(rng, [0.0] * arms, n, correlation)), all_at_once(n))
+        words = [row.verdict for row in found.arms] + [v.word for v in found.verdicts]
+        false += any(word.startswith(("higher", "lower", "supported", "refuted")) for word in words)
+    assert at_most(false, reports, 0.05), false
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), (5, 5), (10, 5)])
+def test_of_twenty_reports_on_arms_at_the_margin_at_most_one_finds_an_equivalence(tmp_path, arms, n, correlation):
+    results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, [f"a1 ~ a0 within {MARGIN}"])
+    rng, false, reports = np.random.default_rng(arms), 0, 400
+    for _ in range(reports):
+        found = find(fill(results, draw(rng, [0.0] + [MARGIN] * (arms - 1), n, correlation)), all_at_once(n))
+        words = [row.verdict for row in found.arms] + [v.word for v in found.verdicts]
+        false += any("equivalent" in word or "within" in word or word == "supported" for word in words)
+    assert at_most(false, reports, 0.05), false
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), (10, 5)])
+def test_every_printed_interval_covers_the_truth_as_often_as_it_says(tmp_path, arms, n, correlation):
+    results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n)
+    truth = np.linspace(0, 3, arms)
+    rng, missed, reports = np.random.default_rng(arms), np.zeros(3), 300
+    for _ in range(reports):
+        rows = find(fill(results, draw(rng, truth, n, correlation)), all_at_once(n)).arms[1:]
+        for row, true in zip(rows, truth[1:], strict=True):
+            a = row.answer
+            for i, test in enumerate((a.difference, a.equivalence, a.unpaired)):
+                missed[i] += not test.low <= true <= test.high
+    shares = missed / reports / (arms - 1)
+    # of 95, 90 and 95 %; intervals of one report are alike, so that the bound is wider than a binomial one
+    assert shares[0] < 0.06 and shares[1] < 0.115 and shares[2] < 0.06, shares
+
+
+@pytest.mark.slow
+def test_adding_seeds_until_it_works_finds_a_difference_in_at_most_one_case_of_twenty():
+    rng, studies, counts = np.random.default_rng(0), 3000, (3, 4, 5, 6, 8)
+    values = rng.standard_normal((studies, 8))
+    naive, spending = np.zeros(studies, bool), np.zeros(studies, bool)
+    for k, n in enumerate(counts):
+        p = reference.ttest_1samp(values[:, :n], 0, axis=1).pvalue
+        times = tuple(c / 8 for c in counts[: k + 1])
+        naive |= p < 0.05
+        level = levels(times, 0.05)[-1]
+        spending |= p < level
+        assert overall(0.97 * level, times) < 0.05 < overall(1.03 * level, times)
+    assert at_most(spending.sum(), studies, 0.05), spending.mean()
+    assert naive.mean() > 0.1  # what nobody counting the looks would do
+
+
+def test_the_levels_of_the_looks_are_the_published_ones():
+    # Lan and DeMets 1983 as tabulated by Reboussin et al. 2000: z values of five and of two equally spaced looks
+    assert norm.isf(np.array(levels([0.2, 0.4, 0.6, 0.8, 1.0], 0.05)) / 2) == pytest.approx(
+        [4.8769, 3.3569, 2.6803, 2.2898, 2.0310], abs=1e-3
+    )
+    assert norm.isf(np.array(levels([0.5, 1.0], 0.05)) / 2) == pytest.approx([2.9626, 1.9686], abs=1e-3)
+    assert levels([1.0], 0.05) == pytest.approx([0.05]) and spent(1.0, 0.05) == pytest.approx(0.05)
+    assert overall(0.03, [1.0]) == 0.03 and overall(0.03, [0.6]) > 0.05
+
+
+def test_a_table_and_a_claim_on_one_comparison_have_one_voice(tmp_path):
+    names = ["none", "learned", "sincos"]
+    claims = ["learned > none", "none > learned", "sincos ~ none within 2.0", "sincos > learned"]
+    results = results_of(tmp_path, names, 5, claims)
+    rng = np.random.default_rng(1)
+    for means in ([0, 0, 0], [0, 9, 0], [0, 0.5, 0.2], [0, 2.5, 5]):
+        found = find(fill(results, draw(rng, means, 5, 0.9)), all_at_once(5))
+        learned, mirror, equal, _ = found.verdicts
+        row = {row.arm: row.answer for row in found.arms[1:]}
+        assert learned.answer.difference == row["learned"].difference
+        assert mirror.answer.difference.adjusted == row["learned"].difference.adjusted
+        assert equal.answer.equivalence == row["sincos"].equivalence
+        assert found.sizes == {"score": 3}  # the claims on what the table asks are not counted again
+        for a in row.values():
+            d, e = a.difference, a.equivalence
+            assert (d.adjusted < 0.05) == (not d.low <= 0 <= d.high)
+            assert (e.adjusted < 0.05) == (e.low > -MARGIN and e.high < MARGIN)
+
+
+def test_the_gain_that_five_pairs_of_seeds_show_is_not_called_nothing(tmp_path):
+    # the published seeds of Fashion-MNIST behind T2T: r = .98, and unpaired tests see nothing
+    none, learned = [0.8193, 0.8243, 0.8273, 0.8247, 0.8258], [0.8229, 0.8291, 0.8324, 0.8288, 0.8314]
+    results = fill(results_of(tmp_path, ["none", "learned"], 5, margin=0.01), [none, learned])
+    row = find(results, all_at_once(5)).arms[1]
+    assert row.verdict == "higher, within the margin" and row.answer.correlation > 0.97
+    assert row.answer.difference.p == pytest.approx(reference.ttest_rel(learned, none).pvalue)
+    assert row.answer.difference.adjusted < 0.001
+    assert row.answer.unpaired.adjusted == pytest.approx(reference.ttest_ind(learned, none, equal_var=False).pvalue)
+
+
+def test_arms_that_see_other_batches_are_not_paired_and_a_file_may_say_otherwise(tmp_path):
+    q = Question("score", (("a1", 1.0), ("a0", -1.0)))
+    values = draw(np.random.default_rng(0), [0, 1], 5, 0.9)
+
+    def is_paired(test, sizes):
+        results = fill(results_of(tmp_path, ["a0", "a1"], 5, test=test), values)
+        results.resolved = [
+            Resolved(r.arm, {"data": {"init_args": {"batch_size": b}}}, {}, {}, (), 1.0, "")
+            for r, b in zip(results.resolved, sizes, strict=True)
+        ]
+        return answer(results, all_at_once(5), [q])[q].is_paired
+
+    assert is_paired("auto", (32, 32)) and not is_paired("auto", (32, 64))
+    assert is_paired("paired", (32, 64)) and not is_paired("welch", (32, 32))
+
+
+def test_an_interval_never_reaches_beyond_what_can_be(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 3, metric="acc1")
+    rows = find(fill(results, [[0.1, 0.9, 0.99], [0.97, 0.99, 1.0]], "acc1"), all_at_once(3)).arms
+    assert (rows[0].low, rows[0].high, rows[1].high) == (0.0, 1.0, 1.0)
+    assert rows[1].answer.difference.low >= -1 and rows[1].answer.difference.high <= 1
+
+
+def test_two_seeds_are_tested_and_one_is_not(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 2, ["a1 > a0"])
+    assert "no inference" in find(fill(results, [[1.0], [2.0]]), all_at_once(2)).arms[1].verdict
+    found = find(fill(results, [[1.0, 1.1], [2.0, 3.2]]), all_at_once(2))
+    assert found.arms[1].verdict == "not distinguishable at n = 2" and found.verdicts[0].word == "inconclusive"
+
+
+def test_a_seed_that_one_arm_misses_is_no_pair(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 4)
+    fill(results, [[1.0, 1.1, 1.2, 9.0], [2.0, 2.2, 2.4, 2.6]])
+    del results.numbers["a0", 3]
+    a = find(results, all_at_once(4)).arms[1].answer
+    assert a.estimate.n == 3 and a.estimate.value == pytest.approx(1.1)
+
+
+def seen(looks, most, *later):
+    """Looks at one set of seeds after the other."""
+    known, found = [], None
+    for seeds in (looks, *later):
+        found, entry = next_look(known, seeds, most)
+        known += [entry] if entry else []
+    return found, known
+
+
+def test_looks_are_counted_once_for_each_set_of_seeds():
+    found, known = seen([0, 1, 2], 5, [0, 1, 2], [0, 1, 2, 3, 4])
+    assert (found.counts, found.most, len(known)) == ((3, 5), 5, 2)
+    assert found.seeds == (0, 1, 2, 3, 4) and "Look 2, at 3, 5 of at most 5 seeds" in found.sentences()[0]
+
+
+def test_seeds_that_are_added_when_the_error_is_spent_are_in_no_test():
+    found, _ = seen([0, 1, 2], 3, [0, 1, 2, 3, 4])
+    assert (found.counts, found.seeds, found.added) == ((3,), (0, 1, 2), (3, 4))
+    assert "3, 4 came after the error was spent" in found.sentences()[0]
+
+
+def test_other_seeds_instead_of_those_seen_are_no_way_out():
+    found, _ = seen([0, 1, 2], 3, [7, 8, 9])
+    assert found.seeds == () and found.left_out == (0, 1, 2)
+
+
+def test_the_most_seeds_are_those_of_the_first_look():
+    found, known = next_look([{"seeds": [0, 1], "most": 4}], [0, 1, 2], 99)
+    assert found.most == 4 and known["most"] == 4 and found.times == (0.5, 0.75)
+
+
+def test_a_report_notes_its_look_beside_the_cells(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ablation = results_of(tmp_path, ["a0", "a1"], 3, seeds_max=6).ablation
+    for seeds in ([0, 1, 2], [0, 1, 2], [0, 1, 2, 3]):
+        looks = take_look(ablation, seeds)
+    lines = (tmp_path / "runs/ablations/made-up/looks.jsonl").read_text().splitlines()
+    assert [json.loads(line)["seeds"] for line in lines] == [[0, 1, 2], [0, 1, 2, 3]]
+    assert looks.counts == (3, 4) and looks.most == 6
+
+
+def test_the_advice_on_seeds_knows_holm_and_the_looks(tmp_path):
+    values = [[0.0, 0.4, -0.4, 0.1, -0.2], [3.0, -0.6, 2.4, 0.2, 1.9]]
+    few = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=30)
+    few = find(fill(few, values), Looks((5,), 30, tuple(range(5)))).verdicts[0]
+    many = results_of(tmp_path, ["a0", "a1", *(f"b{i}" for i in range(8))], 5, ["a1 > a0"])
+    more = find(fill(many, [*values, *draw(np.random.default_rng(0), [0.0] * 8, 5, 0.5)]), all_at_once(5)).verdicts[0]
+    assert few.word == more.word == "inconclusive" and 0 < few.more < more.more
+    assert "in an ablation of its own: 5 were to be the most" in more.note and "of its own" not in few.note
+
+
+def test_every_arm_is_asked_about_in_the_unit_of_the_margin(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1", "a2"], 3)
+    assert {q.margin for q in arm_questions(results, "score").values()} == {MARGIN}
+    assert {q.margin for q in arm_questions(results, "loss").values()} == {None}

@@ -1,0 +1,120 @@
+"""What a report says, section by section: sentences and tables, which Markdown and HTML write the same."""
+
+from vitlab.ablation.report.provenance import provenance
+from vitlab.ablation.verdict import analyses, images
+from vitlab.ablation.verdict.arms import ArmRow
+from vitlab.ablation.verdict.audit import flags
+from vitlab.ablation.verdict.findings import Findings
+from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.verdict.verdicts import Verdict
+from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
+
+TESTS = ["arm", "n", "test", "r over seeds", "interval of equivalence", "p of equivalence"]
+TESTS += ["interval, unpaired", "p, unpaired"]
+
+
+def sections(found: Findings) -> list[Section]:
+    """Return the sections of the report, answers first."""
+    results, ablation = found.results, found.results.ablation
+    answers = [_answer(results, v) for v in found.verdicts] or ["The file makes no claims."]
+    parts: list[Section] = [("Answers", [*answers, *found.looks.sentences()], [])]
+    for metric in results.metrics():
+        mine = [row for row in found.arms if row.metric == metric]
+        title = f"{metric} on the {'val' if '/' in metric else ablation.evaluate} split"
+        parts.append((title, _cautions(found, metric, mine), _main_tables(mine)))
+    parts += images.section(results, found.pairs, found.joint)
+    parts += analyses.sections(results, found.curves)
+    parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
+    lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
+    lost = [row for row in lost if row[2] != "done"]
+    if lost:
+        parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
+    else:
+        parts.append(("Cells without a result", ["None: every planned cell is done."], []))
+    parts.append(("Provenance", provenance(results), []))
+    return parts
+
+
+def _answer(results: Results, v: Verdict) -> str:
+    where = f" ({v.setting})" if v.setting else ""
+    a, test, alpha = v.answer, v.shown, results.ablation.stats.alpha
+    numbers = ""
+    if a.estimate.is_testable:
+        what = "difference of gaps" if v.claim.sign == "gap" else "difference"
+        level = 1 - alpha if test is a.difference else 1 - 2 * alpha
+        numbers = f", {what} {a.estimate.value:+.4f}, {level:.0%} interval {test.low:+.4f} to {test.high:+.4f}"
+        numbers += f", adjusted p {chance(v.p)}" + (" of equivalence" if test is a.equivalence else "")
+        if a.is_paired:
+            unpaired = f"unpaired p {chance(a.unpaired.adjusted)}"
+            numbers += f" ({unpaired}{f', r {a.correlation:.2f}' if a.correlation == a.correlation else ''})"
+    note = f". {v.note[0].upper()}{v.note[1:]}" if v.note else ""
+    return f"**{v.word}**: `{v.claim.text}`{where}; n {a.estimate.n}/{v.planned}{numbers}{note}."
+
+
+def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
+    s, words, power = found.results.ablation.stats, [], found.power(metric)
+    tests = {row.test for row in rows} - {""}
+    if "paired" in tests:
+        words.append("Paired t tests: arms of one seed share the order of the batches and how what they share starts.")
+    if "welch" in tests:
+        words.append("Welch's test: seeds are not taken for pairs.")
+    if power:
+        m, low = power["comparisons"], 100 * s.alpha
+        words.append(
+            f"{m} comparisons are one family (Holm): at most {low:.3g} % of such reports have a false difference, and "
+            f"at most {low:.3g} % a false equivalence. An interval is as wide as its adjusted p asks for."
+        )
+        unit = "a pair's difference" if power["test"] == "paired" else "a run"
+        smallest = f"{power['detectable_sd']:.1f} sd of {unit}"
+        words.append(f"n = {power['n']} finds a difference to the baseline of {smallest} in 80 % of cases.")
+        if power["n"] < 4:
+            words.append(f"n = {power['n']} explores: only what stands far above the spread of seeds can show.")
+        words.append("Arms are compared with the baseline alone; other differences need a claim.")
+    if metric != found.results.ablation.primary:
+        words.append("Secondary: what no claim asks is explored, in a family of its own.")
+    if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
+        words.append("Some cells are missing: n differs from what was planned, see below.")
+    if any(row.n == 1 for row in rows):
+        words.append("n = 1: no inference.")
+    return words
+
+
+def _main_tables(rows: list[ArmRow]) -> list[Table]:
+    head = ["arm", "n", "mean ± sd", "interval", "difference", "interval of difference", "adjusted p", "verdict"]
+    table, tests = [head], [TESTS]
+    for row in rows:
+        a = row.answer
+        mean = f"{row.mean:.4f}" if row.n else "-"
+        spread = f" ± {row.sd:.4f}" if row.n > 1 else ""
+        cells = [row.arm, f"{row.n}/{row.planned}", mean + spread, span(row.low, row.high), signed(a.estimate.value)]
+        table.append([*cells, span(a.difference.low, a.difference.high), chance(a.difference.adjusted), row.verdict])
+        if row.test:
+            r = f"{a.correlation:.2f}" if a.correlation == a.correlation else "-"
+            inner = [span(a.equivalence.low, a.equivalence.high), chance(a.equivalence.adjusted)]
+            unpaired = [span(a.unpaired.low, a.unpaired.high), chance(a.unpaired.adjusted)]
+            tests.append([row.arm, str(a.estimate.n), row.test, r, *inner, *unpaired])
+    return [table, tests] if len(tests) > 1 else [table]
+
+
+def _fairness_words(results: Results) -> list[str]:
+    within = results.ablation.match.within
+    words = ["The sum of the learning rates bounds how far Adam can move a weight."]
+    words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
+    unfair = flags(results.ablation, results.resolved)
+    return words + [f"{name}: {'; '.join(text)}." for name, text in unfair.items()]
+
+
+def _fairness_table(found: Findings) -> Table:
+    speed = {row.arm: row.images_per_second for row in found.arms if row.images_per_second == row.images_per_second}
+    keys = ["parameters", "pos_embed parameters", "flops", "tokens", "steps", "sum_lr", "sum_lr_pos_embed"]
+    keys.append("pos_embed_weight_decay")
+    rows = [
+        [row["arm"], *(short(row[key]) for key in keys), f"{speed[row['arm']]:.0f}" if row["arm"] in speed else "-"]
+        for row in found.fairness()
+    ]
+    return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *rows]
+
+
+def _why(results: Results, name: str, seed: int) -> str:
+    failure = results.cells[name, seed].failure()
+    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""

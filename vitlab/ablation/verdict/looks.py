@@ -1,0 +1,112 @@
+"""How often an ablation has been looked at: kept beside its cells, since every look at more seeds is another chance.
+
+A look is a report on a set of seeds. What it may spend of the error depends on the most seeds there will be, which the
+first look fixes: `stats.seeds_max` of the file, or its `seeds`.
+"""
+
+import datetime
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict.spending import overall
+from vitlab.runs.directory import write_text
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks so far, the present one last.
+
+    Args:
+        counts: How many seeds had been seen at each.
+        most: The most seeds that there were to be.
+        seeds: Those that the tests may use.
+        added: Seeds that came when nothing was left to spend; shown, not tested.
+        left_out: Seeds that an earlier look has seen and this one has not.
+    """
+
+    counts: tuple[int, ...]
+    most: int
+    seeds: tuple[int, ...]
+    added: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
+
+    @property
+    def times(self) -> tuple[float, ...]:
+        """Each look as a share of the most seeds."""
+        return tuple(count / self.most for count in self.counts)
+
+    def overall(self, p: float) -> float:
+        """Return the error of all looks together at which a p of this one is significant."""
+        return overall(p, self.times)
+
+    def sentences(self) -> list[str]:
+        """Return what a report says of them."""
+        words = []
+        if len(self.counts) > 1 or self.times != (1.0,):
+            counts = ", ".join(map(str, self.counts))
+            words.append(
+                f"Look {len(self.counts)}, at {counts} of at most {self.most} seeds: p values count the looks "
+                "(spending of Lan and DeMets, of O'Brien and Fleming's kind)."
+            )
+        if self.added:
+            words.append(
+                f"Seeds {', '.join(map(str, self.added))} came after the error was spent, at {self.most} seeds: they "
+                "are in the means and in no test. An ablation of another name may test them; `stats.seeds_max` leaves "
+                "room, if it is there before the first report."
+            )
+        if self.left_out:
+            words.append(f"Seeds {', '.join(map(str, self.left_out))} had been looked at before and are not there now.")
+        return words
+
+
+def history(ablation: Ablation) -> Path:
+    """Return the file that the looks are kept in."""
+    return ablation.directory / "looks.jsonl"
+
+
+def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
+    """Note that a report on ``seeds`` is made, and return the looks with this one."""
+    path = history(ablation)
+    lines = path.read_text().splitlines() if path.is_file() else []
+    known = [json.loads(line) for line in lines]
+    looks, entry = next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
+    if entry:
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        text = json.dumps({**entry, "file": ablation.digest, "time": now})
+        write_text(path, "".join(f"{line}\n" for line in [*lines, text]))
+    return looks
+
+
+def next_look(known: list[dict[str, Any]], seeds: Sequence[int], most: int) -> tuple[Looks, dict[str, Any] | None]:
+    """Return the looks with one at ``seeds``, and the entry to note; None where it has been noted before.
+
+    Args:
+        known: The entries so far.
+        seeds: The seeds of the present look.
+        most: The most seeds there will be, if this is the first look.
+    """
+    most = known[0]["most"] if known else max(most, len(seeds))
+    seen: set[int] = set()
+    valid: list[int] = []  # how many seeds had been seen at each look that had something to spend
+    allowed: set[int] = set()
+    for look in [*(entry["seeds"] for entry in known), seeds]:
+        is_new = not valid or not set(look) <= seen
+        seen |= set(look)
+        if is_new and len(seen) <= most:
+            valid.append(len(seen))
+            allowed = set(seen)
+    looks = Looks(
+        counts=tuple(valid),
+        most=most,
+        seeds=tuple(seed for seed in seeds if seed in allowed),
+        added=tuple(seed for seed in seeds if seed not in allowed),
+        left_out=tuple(sorted(allowed - set(seeds))),
+    )
+    return looks, None if any(set(entry["seeds"]) == set(seeds) for entry in known) else {
+        "seeds": [*seeds],
+        "most": most,
+    }
