@@ -84,7 +84,9 @@ def fit(args):
         count(run, "fit")
         misbehave(config, run)
     write(run / "config.yaml", yaml.safe_dump(nested(config)))
-    write(run / "data.json", {"data": "Toy", "splits": {"train": {"n": 640}, "val": {"n": 100}}})
+    splits = {"train": {"n": 640}, "val": {"n": 100}}
+    facts_of_data = {"data": "Toy", "class_names": ["a", "b"], "mean": [0.5], "std": [0.5], "splits": splits}
+    write(run / "data.json", facts_of_data)
     write(run / "model.json", {"parameters": 1000, "macs": 500, "flops": 1000, "tokens": 17, "grid": [4, 4]})
     group = {"name": "pos_embed.weight", "shape": [1, 16, 4], "weight_decay": 0.0, "lr_scale": 1.0}
     write(run / "param_groups.json", [group, {**group, "name": "head.weight", "weight_decay": 0.05}])

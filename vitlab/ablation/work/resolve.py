@@ -138,7 +138,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
         "config": config,
         "data": run.data,
         "model": run.model,
-        "groups": run.read("param_groups.json"),
+        "groups": json.loads((run.path / "param_groups.json").read_text()),
         "images_per_second": rows[-1] if rows else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
         "peak_memory": run.record.get("peak_memory") or {},
