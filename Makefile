@@ -4,13 +4,16 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test check ablation results notebooks benchmarks faults gpu setup
+.PHONY: run test test-all check ablation results notebooks benchmarks faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
 	$(BIN)/vitlab test last
 
-test: setup  ## everything but the GPU's tests
+test: setup  ## everything but what needs a GPU or seldom tells
+	$(BIN)/python -m pytest -m "not gpu and not faults and not rare" -n 2 --dist worksteal
+
+test-all: setup  ## what is slow and seldom tells, too
 	$(BIN)/python -m pytest -m "not gpu and not faults" -n 2 --dist worksteal
 
 check: setup  ## the fast part: lint, format, types, unit tests

@@ -113,3 +113,41 @@ def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, 
     vitlab("fit", "--config", "t2t", "--name", "first", "--trainer.max_epochs=1", "--trainer.logger=false")
     assert (empty / "runs/first/results.json").is_file()
     assert "15 missing" in vitlab("ablate", "status", "position_embeddings/probe")  # file and base were found
+
+
+LIBRARY = """
+import sys
+import vitlab
+assert "torch" not in sys.modules
+net = vitlab.create_model("t2t_vit_14", pos_embed="rope2d", img_size=(224, 320))
+run = vitlab.fit("t2t", {"model.pos_embed": "sincos2d", "trainer.max_epochs": 2, "trainer.logger": False}, name="first")
+run.test(); run.predict(["digit.png"]); run.analyze("attention"); run.export("onnx")
+assert len(run.metrics) and run.results["test"] and run.config["model"]
+net, transform = vitlab.load("runs/first")
+from PIL import Image
+print(tuple(net(transform(Image.open("digit.png"))[None]).shape))
+lab = vitlab.ablate("mine.yaml"); plan = lab.plan(); lab.run(); report = lab.report()
+print(plan, report)
+"""
+MINE = """
+name: mine
+base: [configs/vit.yaml, short.yaml]
+axes: {pos_embed: {none: {model.pos_embed: none}, sincos2d: {model.pos_embed: sincos2d}}}
+seeds: 2
+baseline: {pos_embed: none}
+metric: {primary: acc1, mode: max}
+"""
+
+
+@pytest.mark.rare
+def test_the_library_works_from_the_wheel_as_the_documentation_shows(installed, empty):
+    from PIL import Image
+
+    Image.new("L", (8, 8), 128).save(empty / "digit.png")
+    (empty / "mine.yaml").write_text(MINE)
+    (empty / "short.yaml").write_text("trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.1}}\n")
+    env = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", LIBRARY], cwd=empty, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "(1, 10)" in done.stdout
+    assert (empty / "runs/ablations/mine/report/report.md").is_file()
