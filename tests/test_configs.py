@@ -1,5 +1,6 @@
 """Every shipped config is parsed and built as a user would, without data and without memory for the weights."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,9 @@ def root(tmp_path_factory):
     for i in range(1000):
         for part in ("train", "val"):
             (tmp_path / part / f"n{i:08}").mkdir(parents=True)
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "train" / "n00000000" / "0.png")
+    Image.fromarray(np.zeros((200, 200, 3), np.uint8)).save(tmp_path / "0.png")
+    for i in range(1000):
+        os.link(tmp_path / "0.png", tmp_path / "train" / f"n{i:08}" / "0.png")
     return tmp_path
 
 

@@ -120,7 +120,7 @@ class Run:
         Raises:
             ValueError: A file cannot be read, or there is none.
         """
-        from vitlab.data.find import find_images
+        from vitlab.data.files.find import find_images
         from vitlab.jobs.predict import predict
 
         words = [images] if isinstance(images, str | os.PathLike) else list(images)

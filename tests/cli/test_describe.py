@@ -27,7 +27,7 @@ def _line(root, monkeypatch, **settings):
 
 def test_good_photos_are_counted(tmp_path, monkeypatch):
     line = _line(_photos(tmp_path / "photos"), monkeypatch)
-    assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes"
+    assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes, whole images"
 
 
 def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
@@ -36,6 +36,6 @@ def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
     (root / "val" / "cat" / "0.png").write_bytes((root / "train" / "dog" / "1.png").read_bytes())
     (root / "train" / "gnu").mkdir()
     assert _line(root, monkeypatch, max_unreadable=1).endswith(
-        "3 classes (unreadable and left out: 1, in both splits: 1, classes without training images: 1, "
-        "classes without validation images: 1; see data.json)"
+        "2 classes, whole images (unreadable and left out: 1, the same in two splits: 1, "
+        "the same under two labels: 1; see data.json)\n       folders without images are no classes: gnu"
     )

@@ -203,7 +203,7 @@ def photos(here, monkeypatch):
     for name in ("cat", "dog"):
         (here / "photos" / name).mkdir(parents=True)
         for i in range(12):
-            Image.fromarray(np.full((20, 20, 3), 10 * i, np.uint8)).save(here / "photos" / name / f"{i}.png")
+            Image.fromarray(np.full((20 + i, 20, 3), 10 * i, np.uint8)).save(here / "photos" / name / f"{i}.png")
     words = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=2", "--name", "photos"]
     return [*words, "--data=ImageFolder", "--data.root=photos", "--data.img_size=8", "--data.batch_size=4"]
 

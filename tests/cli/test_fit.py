@@ -49,7 +49,14 @@ def read(path):
 def test_a_run_leaves_all_that_later_commands_need(run):
     left = {str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()}
     expected = {"config.yaml", "overrides.yaml", "run.json", "metrics.jsonl", "results.json", "param_groups.json"}
-    expected |= {"model.json", "data.json", "train.log", "checkpoints/last.ckpt", "checkpoints/best.ckpt"}
+    expected |= {
+        "model.json",
+        "data.json",
+        "trained_on.npy",
+        "train.log",
+        "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt",
+    }
     expected |= {
         "checkpoints/manifest.json",
         "checkpoints/previous.ckpt",
@@ -313,7 +320,7 @@ def test_help_for_fit_names_what_people_set(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out
-    assert page.count("\n") < 110
+    assert page.count("\n") < 130
     flags = ("--name", "--resume", "--model.pos_embed", "--model.t2t_kernels", "--data.root", "--trainer.max_epochs")
     assert all(flag in page for flag in flags)
 

@@ -168,19 +168,20 @@ def test_suffixes_odd_names_links_and_hidden_files(tmp_path):
     os.rename(root / "dog" / "02.png", root / "dog" / "deeper" / "x.png")
     os.symlink(root / "dog", root / "dog" / "deeper" / "loop")
     _fill(tmp_path / "photos" / "test", {"dog": 1})
-    data = _open(tmp_path / "photos", val_share=0.01)
+    data = _open(tmp_path / "photos", val_share=0.2)
     assert data.class_names == ["cat \u00e9\u732b", "dog"]
-    assert len(data.splits["train"]) == 5 and len(_files(data)["train"]) == 5
+    assert len(data.splits["train"]) == 4 and len(_files(data)["train"] | _files(data)["val"]) == 5
     assert len(list(data.finished(data.train_dataloader()))) == 2
     data.fingerprint()
 
 
-def test_an_empty_class_keeps_its_number_and_a_class_may_be_missing_in_a_split(tmp_path):
-    _fill(tmp_path / "photos" / "train", {"a": 3, "b": 0, "c": 3})
+def test_a_folder_without_images_is_no_class_and_a_class_may_be_missing_in_a_split(tmp_path):
+    _fill(tmp_path / "photos" / "train", {"a": 3, "b": 0, "c": 3, "__MACOSX": 1})
     _fill(tmp_path / "photos" / "test", {"c": 2})
     data = _open(tmp_path / "photos", val_share=0.3)
     counts = {name: summary["class_counts"] for name, summary in data.fingerprint()["splits"].items()}
-    assert data.num_classes == 3 and counts == {"train": [2, 0, 2], "val": [1, 0, 1], "test": [0, 0, 2]}
+    assert data.class_names == ["a", "c"] and counts == {"train": [2, 2], "val": [1, 1], "test": [0, 2]}
+    assert data.notes == ["folders without images are no classes: b"]
 
 
 def test_a_class_that_training_lacks_is_refused(tmp_path):
@@ -220,11 +221,17 @@ def test_grey_images_have_one_channel(tmp_path):
     assert images.shape[1:] == (1, 8, 8) and len(data.mean) == 1
 
 
-def test_imagenet_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
-    for part, n in (("train", 200), ("val", 2)):
-        _fill(tmp_path / part, {"n01440764": n})
+def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
+    for part, n in (("train", 2), ("val", 1)):
+        _fill(tmp_path / part, {"n01440764": n, "n01443537": n})
+    with pytest.raises(ValueError, match=r"`data: ImageNet` has 1,000 classes, .*train has 2: --data=ImageFolder"):
+        ImageNet(root=str(tmp_path), num_workers=0).setup("fit")
+    for part in ("train", "val"):
+        for k in range(998):
+            (tmp_path / part / f"n{k}").mkdir()
+            os.link(tmp_path / part / "n01440764" / "00.png", tmp_path / part / f"n{k}" / "00.png")
     data = ImageNet(root=str(tmp_path), num_workers=0)
     data.setup("fit")
     data.setup("test")
-    assert {name: len(images) for name, images in data.splits.items()} == {"train": 198, "val": 2, "test": 2}
+    assert {name: len(images) for name, images in data.splits.items()} == {"train": 992, "val": 10, "test": 1000}
     assert data.mean == (0.485, 0.456, 0.406) and data.fingerprint()["statistics_from"] == "published"

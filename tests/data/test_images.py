@@ -4,16 +4,18 @@ import csv
 import io
 import os
 import shutil
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, features
 
-from vitlab.data.files.decode import MAX_PIXELS, decode, decode_bytes
+from vitlab.data.files.decode import Decoding, decode, decode_bytes
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-OTHER_FORMATS = {"AVIF", "JPEG2000", "PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
+OTHER_FORMATS = {"PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
 
 
 def _pixels(image):
@@ -63,8 +65,8 @@ def test_one_photo_looks_the_same_in_every_format(weird, name, tolerance):
 
 @pytest.mark.parametrize("name", ["hopper_gray.jpg", "hopper.pfm", "hopper_16bit.pgm"])
 def test_grey_and_deep_versions_have_the_photo_s_brightness(weird, name):
-    grey = _pixels(decode(weird / "hopper.tif", "L"))
-    assert abs(_pixels(decode(weird / name, "L")) - grey).mean() < 3
+    grey = _pixels(decode(weird / "hopper.tif", Decoding("L")))
+    assert abs(_pixels(decode(weird / name, Decoding("L"))) - grey).mean() < 3
 
 
 def test_16_bits_are_scaled_and_not_clipped(weird):
@@ -78,7 +80,7 @@ def test_values_that_are_not_finite_do_not_spoil_a_float_image(tmp_path):
     values[0, 0] = np.nan
     values[0, 1] = np.inf
     Image.fromarray(values).save(tmp_path / "x.tif")
-    pixels = _pixels(decode(tmp_path / "x.tif", "L"))
+    pixels = _pixels(decode(tmp_path / "x.tif", Decoding("L")))
     assert pixels[0, 0] == 0 and pixels[0, 1] == 255 and len(np.unique(pixels)) > 90
 
 
@@ -90,9 +92,9 @@ def test_transparent_parts_are_white(weird):
 def test_the_transparent_value_of_16_bits_is_white(tmp_path):
     deep = np.array([[0, 1000], [1000, 60000]], dtype=np.uint16)
     Image.fromarray(deep).save(tmp_path / "x.png", transparency=1000)
-    assert _pixels(decode(tmp_path / "x.png", "L")).tolist() == [[0, 255], [255, 255]]
+    assert _pixels(decode(tmp_path / "x.png", Decoding("L"))).tolist() == [[0, 255], [255, 255]]
     Image.fromarray(deep).save(tmp_path / "y.png")
-    assert _pixels(decode(tmp_path / "y.png", "L")).tolist() == [[0, 4], [4, 255]]
+    assert _pixels(decode(tmp_path / "y.png", Decoding("L"))).tolist() == [[0, 4], [4, 255]]
 
 
 def test_half_transparent_black_over_white_is_grey():
@@ -112,8 +114,8 @@ def test_the_suffix_says_nothing(tmp_path):
 def test_a_bomb_is_refused_from_its_header():
     bomb = io.BytesIO()
     Image.new("1", (8000, 8000)).save(bomb, "PNG")
-    assert MAX_PIXELS < 8000**2 and len(bomb.getvalue()) < 50_000
-    with pytest.raises(ValueError, match=r"bomb\.png: 8000 x 8000 pixels, more than 50 million"):
+    assert Decoding().max_pixels < 8000**2 and len(bomb.getvalue()) < 50_000
+    with pytest.raises(ValueError, match=r"bomb\.png: 8000 x 8000 pixels, `data.max_pixels` allows 50 million"):
         decode_bytes(bomb.getvalue(), "bomb.png")
 
 
@@ -160,3 +162,50 @@ def _reopen(image, kind):
     file = io.BytesIO()
     image.save(file, kind)
     return decode_bytes(file.getvalue(), "image")
+
+
+def _png_of_16_bits(values):
+    """A colour PNG of 16 bits a channel, which Pillow reads and does not write."""
+    height, width, channels = values.shape
+
+    def chunk(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 16, {3: 2, 4: 6}[channels], 0, 0, 0)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_colours_of_16_bits_are_scaled_as_greys_are(channels):
+    values = np.random.default_rng(0).integers(0, 4096, (6, 7, channels))
+    values[0, 0], values[0, 1] = 0, 4095
+    if channels == 4:
+        values[..., 3] = 65535
+    image = decode_bytes(_png_of_16_bits(values), "x.png")
+    assert np.array_equal(np.asarray(image), np.round(values[..., :3] * 255 / 4095))
+
+
+def test_16_bits_may_be_scaled_from_one_range_for_all_files(tmp_path):
+    how = Decoding(value_range=(1000, 3000))
+    values = np.array([[[0, 1000, 2000], [3000, 5000, 1500]]])
+    assert np.asarray(decode_bytes(_png_of_16_bits(values), "x", how)).tolist() == [[[0, 0, 128], [255, 255, 64]]]
+    Image.fromarray(np.array([[1000, 2000, 9000]], dtype=np.uint16)).save(tmp_path / "x.png")
+    assert np.asarray(decode(tmp_path / "x.png", how))[..., 0].tolist() == [[0, 128, 255]]
+    with pytest.raises(ValueError, match=r"`data.value_range` must be \[low, high\] with low < high, got \[5, 5\]"):
+        Decoding(value_range=[5, 5])
+
+
+def test_the_most_pixels_may_be_raised():
+    bomb = io.BytesIO()
+    Image.new("1", (8000, 8000)).save(bomb, "PNG")
+    assert decode_bytes(bomb.getvalue(), "x", Decoding("L", max_pixels=64_000_000)).size == (8000, 8000)
+
+
+@pytest.mark.parametrize("kind, codec", [("AVIF", "avif"), ("JPEG2000", "jpg_2000")])
+def test_newer_formats_are_read_where_pillow_has_them(kind, codec):
+    if not features.check(codec):
+        pytest.skip(f"this Pillow has no {kind}")
+    file = io.BytesIO()
+    Image.new("RGB", (40, 30), (200, 30, 60)).save(file, kind)
+    assert np.abs(_pixels(decode_bytes(file.getvalue(), "x"))[15, 20] - (200, 30, 60)).max() < 6

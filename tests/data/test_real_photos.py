@@ -13,7 +13,7 @@ import pytest
 from vitlab.cli.data import main as data_command
 
 SHARED = Path(os.environ.get("VITLAB_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-OTHER_FORMATS = {"AVIF", "JPEG2000", "PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
+OTHER_FORMATS = {"PSD", "ICO", "TGA"}  # Pillow reads them, vitlab does not
 
 pytestmark = pytest.mark.slow
 

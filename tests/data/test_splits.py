@@ -21,7 +21,7 @@ def _names(ids, indices):
 @pytest.mark.parametrize("test_share, val_share", [(0.2, 0.2), (0.4, 0.1), (0.33, 0.3), (None, 0.01)])
 def test_splits_are_disjoint_complete_and_stratified(test_share, val_share):
     ids, labels = _samples()
-    splits = SplitRule(test_share, val_share).indices(ids, labels)
+    splits = SplitRule(test_share or 0.2, val_share).indices(ids, labels, cut_test=test_share is not None)
     test_share = test_share or 0.0
     assert sorted(np.concatenate(list(splits.values()))) == list(range(len(ids)))
     assert len(splits["test"]) == round(len(ids) * test_share)

@@ -17,7 +17,8 @@ from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.tensor_loader import TensorLoader
-from vitlab.data.pack import Packed, pack
+from vitlab.data.pack.write import pack
+from vitlab.data.packed import Packed
 
 _BATCH, _PHOTO_BATCH = 512, 64
 _HEIGHT, _WIDTH = 375, 500  # of a photo, as the median of ImageNet

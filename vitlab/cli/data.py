@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     parser = CommandParser("vitlab data", description="Look at every file of a folder of photos.", allow_abbrev=False)
     parser.add_argument("folder", metavar="FOLDER", help="FOLDER/CLASS/IMAGE or FOLDER/{train,val,test}/CLASS/IMAGE")
     parser.add_argument("--augment", default="crop-flip", help="augmentation to picture (default: %(default)s)")
-    parser.add_argument("--img_size", type=int, default=128, help="side of the pictured images (default: %(default)s)")
+    parser.add_argument("--img_size", type=int, help="side of the pictured images (default: as training sees them)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
     parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the report there too")

@@ -37,7 +37,16 @@ def _main(command: "Command", argv: list[str]) -> int:
     from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    found = evaluate(command, run, checkpoint, rest, options.resize, not options.no_antialias, options.quiet)
+    found = evaluate(
+        command,
+        run,
+        checkpoint,
+        rest,
+        options.resize,
+        not options.no_antialias,
+        options.quiet,
+        options.with_training_images,
+    )
     if found:
         for sentence in found.sentences:
             say(sentence)
@@ -54,6 +63,10 @@ def _parser(command: "Command") -> argparse.ArgumentParser:
         "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
     )
     parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
+    parser.add_argument(
+        "--with_training_images", action="store_true",
+        help="measure a split that was changed since the training although it holds training images",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
     return parser

@@ -11,27 +11,39 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab pack``."""
     parser = CommandParser(
         "vitlab pack",
-        description="Decode and resize all photos of a folder once; `data: Packed` then reads them without decoding.",
+        description="Put all photos of a folder, whole, into a few large files, which `data: Packed` reads as "
+        "`data: ImageFolder` reads the folder. A call that was interrupted goes on where it stopped.",
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SRC", help="SRC/CLASS/IMAGE or SRC/{train,val,test}/CLASS/IMAGE")
     parser.add_argument("target", metavar="DST", help="folder to make")
-    parser.add_argument("--size", type=int, default=256, help="side of the packed images (default: %(default)s)")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--size", type=int, default=256, help="most pixels of the shorter side, stored as plain pixels "
+                     "that need no decoding (default: %(default)s)")  # fmt: skip
+    how.add_argument("--keep", action="store_true", help="store the files as they are: smaller, and decoded each time")
     parser.add_argument("--max_unreadable", type=int, default=0, help="files that may be left out (default: none)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
+    parser.add_argument("--value_range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="values of files of more "
+                        "than 8 bits that become black and white (default: each file's own range)")  # fmt: skip
+    parser.add_argument("--max_pixels", type=int, default=50_000_000, help="most pixels of a file (%(default)s)")
     options = parser.parse_args(argv)
-    from vitlab.data.pack import pack
+    from vitlab.data.pack.write import pack
 
     started = time.perf_counter()
     try:
-        done = pack(options.source, options.target, options.size, options.max_unreadable, options.num_workers)
+        done = pack(
+            options.source, options.target, None if options.keep else options.size, options.max_unreadable,
+            options.num_workers, options.value_range, options.max_pixels,
+        )  # fmt: skip
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     for path, reason in done["unreadable"].items():
         sys.stdout.write(f"left out {printable(path)}: {reason}\n")
+    seconds = time.perf_counter() - started
+    before = f", {done['continued']:,} of them before" if done["continued"] else ""
     sys.stdout.write(
-        f"{done['n']:,} images of {done['classes']} classes, {done['bytes'] / 1e6:,.1f} MB, "
-        f"{time.perf_counter() - started:.1f} s\n"
+        f"{done['n']:,} images of {done['classes']} classes{before}, {done['bytes'] / 1e6:,.1f} MB, {seconds:.1f} s, "
+        f"{(done['n'] - done['continued']) / seconds:,.0f} images/s\n"
         f"next  vitlab fit --config configs/photos_t2t.yaml --data=Packed --data.root {options.target}\n"
     )
     return 0

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from vitlab.cli.evaluate import run_parser
-from vitlab.data.find import escaped, find_images
+from vitlab.data.files.find import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.runs.directory import find_run
 

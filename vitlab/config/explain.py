@@ -44,6 +44,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
 
 
 def _closest_key(key: str, known: set[str]) -> str:
+    if key in known:
+        return f": other classes of `{key.split('.')[0]}` have it, the one chosen has not"
     group = key.rpartition(".")[0]
     beside = [k for k in known if k.rpartition(".")[0] == group]
     return did_you_mean(key, beside) or did_you_mean(key.split(".")[0], {k.split(".")[0] for k in known})

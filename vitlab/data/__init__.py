@@ -6,7 +6,7 @@ from vitlab.data.fake import FakeData
 from vitlab.data.fashion_mnist import FashionMNIST
 from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet
-from vitlab.data.pack import Packed
+from vitlab.data.packed import Packed
 from vitlab.data.position_probe import PositionProbe
 
 __all__ = [

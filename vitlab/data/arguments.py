@@ -5,29 +5,43 @@ from typing import Literal, Required, TypedDict
 from vitlab.data.loading.transforms import Interpolation
 
 
-class SplitArgs(TypedDict, total=False):
+class OwnRuleArgs(TypedDict, total=False):
+    """Arguments of :class:`vitlab.data.files.splits.SplitRule`, where the test split is given."""
+
+    split_seed: int
+    split_file: str | None
+    fold: str | None
+    subset: float
+
+
+class RuleArgs(OwnRuleArgs, total=False):
+    """Arguments of :class:`vitlab.data.files.splits.SplitRule`."""
+
+    val_share: float
+    test_share: float
+
+
+class FrameArgs(OwnRuleArgs, total=False):
     """Arguments of every data set; see :class:`vitlab.data.base.ImageData`."""
 
     batch_size: int
     num_workers: int
     augment: str
-    crop_scale: float
     repeats: int
     random_erasing: float
     mixup: float
     cutmix: float
-    split_seed: int
-    split_file: str | None
-    fold: str | None
-    subset: float
     interpolation: Interpolation
+    value_range: list[float] | None
+    max_pixels: int
 
 
-class OwnTestArgs(SplitArgs, total=False):
+class OwnTestArgs(FrameArgs, total=False):
     """Arguments of a data set in memory that has a test split of its own."""
 
     img_size: int | list[int] | None
-    crop_pct: float
+    crop_scale: float | None
+    crop_pct: float | None
     val_share: float
 
 
@@ -44,33 +58,32 @@ class CIFARArgs(OwnTestArgs, total=False):
     download: bool
 
 
-class PackedArgs(SplitArgs, total=False):
-    """What :class:`vitlab.data.pack.Packed` hands on."""
+class EncodedArgs(FrameArgs, total=False):
+    """What :class:`vitlab.data.photos.Photos` hands on."""
 
     val_share: float
     test_share: float
 
 
-class EncodedArgs(PackedArgs, total=False):
-    """What :class:`vitlab.data.photos.Photos` hands on."""
-
-    crop_pct: float
-
-
-class PhotoArgs(EncodedArgs, total=False):
+class OwnPhotoArgs(FrameArgs, total=False):
     """Arguments of photos of any size."""
 
-    img_size: int | list[int]
+    img_size: int | list[int] | None
     in_chans: Literal[1, 3]
     max_unreadable: int
+    class_map: str | None
+    crop_scale: float | None
+    crop_pct: float | None
+    test_share: float
 
 
-class ImageNetArgs(SplitArgs, total=False):
+class PhotoArgs(OwnPhotoArgs, total=False):
+    """Arguments of photos of any size, the share of validation included."""
+
+    val_share: float
+
+
+class ImageNetArgs(OwnPhotoArgs, total=False):
     """What :class:`vitlab.data.image_folder.ImageNet` hands on."""
 
     root: Required[str]
-    img_size: int | list[int]
-    in_chans: Literal[1, 3]
-    max_unreadable: int
-    crop_pct: float
-    test_share: float

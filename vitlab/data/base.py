@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import lightning as L
 import torch
@@ -10,17 +10,19 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.files.decode import ImageError, Mode
-from vitlab.data.files.sets import Images, Statistics, duplicates, summary
+from vitlab.data import division
+from vitlab.data.arguments import RuleArgs
+from vitlab.data.division import Part
+from vitlab.data.files.decode import Decoding, ImageError
+from vitlab.data.files.sets import Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import EvalOrder, TrainOrder
-from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.loading.pipeline import Pipeline, check_at_least
 from vitlab.data.loading.transforms import Interpolation, as_size
+from vitlab.data.record import RUN, check_same_training, record
 from vitlab.signature import Named
-
-Part = Literal["train", "test", "all"]
 
 
 class ImageData(Named, L.LightningDataModule):
@@ -34,21 +36,26 @@ class ImageData(Named, L.LightningDataModule):
         img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
         num_workers: Processes that decode images, beside each training process; images in memory need none.
         augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
-        crop_scale: Smallest share of a photo's area that a random crop keeps.
+        crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
         repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 for none.
         cutmix: Parameter of cutmix's beta distribution; 0 for none.
-        val_share: Share of block 1 (what is not test) that becomes the validation split.
-        test_share: Share of all images that becomes the test split, where the data set has none of its own.
-        split_seed: Another seed gives other splits.
-        split_file: JSON file with the lists train, val and test, of indices or relative paths.
-        fold: k/n: validate on the k-th of n parts of block 1, instead of `val_share`.
-        subset: Share of the training split to train on.
-        crop_pct: Share of a photo's shorter side that evaluation looks at.
+        crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
         interpolation: How images are resized, bilinear or bicubic.
+        value_range: Values that become black and white in files of over 8 bits; default: their own range.
+        max_pixels: Most pixels that a file may have.
+        **split: Passed to :class:`SplitRule`.
+
+    >>> from vitlab.data import Digits
+    >>> data = Digits(batch_size=4)
+    >>> data.setup("fit")
+    >>> images, labels = next(data.finished(data.val_dataloader()))
+    >>> images.shape
+    torch.Size([4, 1, 8, 8])
     """
 
+    _built_from = (SplitRule,)
     has_test_split = False  # of its own; else one is cut off
     statistics_from = "train"
 
@@ -61,36 +68,37 @@ class ImageData(Named, L.LightningDataModule):
         img_size: int | list[int] | None = None,
         num_workers: int = 2,
         augment: str = "none",
-        crop_scale: float = 0.08,
+        crop_scale: float | None = None,
         repeats: int = 1,
         random_erasing: float = 0.0,
         mixup: float = 0.0,
         cutmix: float = 0.0,
-        val_share: float = 0.2,
-        test_share: float = 0.2,
-        split_seed: int = 0,
-        split_file: str | None = None,
-        fold: str | None = None,
-        subset: float = 1.0,
-        crop_pct: float = 0.875,
+        crop_pct: float | None = None,
         interpolation: Interpolation = "bicubic",
+        value_range: list[float] | None = None,
+        max_pixels: int = 50_000_000,
+        **split: Unpack[RuleArgs],
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        _check_at_least(1, batch_size=batch_size, repeats=repeats)
-        _check_at_least(0, num_workers=num_workers)
+        check_at_least(1, batch_size=batch_size, repeats=repeats)
+        check_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans = as_size(img_size, native_size), in_chans
-        self.mode: Mode = "L" if in_chans == 1 else "RGB"  # what files are decoded to
+        self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.class_names = list(class_names)
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
-        self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
-        cut = None if self.has_test_split else test_share
-        self.rule = SplitRule(cut, val_share, split_seed, fold, subset, split_file)
+        self.rule = SplitRule(**split)
         self.splits: dict[SplitName, Images] = {}
+        self.held_back: dict[SplitName, Images] = {}  # see `division`
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
+        self.notes: list[str] = []  # for the header of a training
+        self._ready: dict[SplitName, Images] = {}
         self._restored: dict[str, Any] = {}
         self._statistics: Statistics | None = None
+        if (run := RUN.get()) and run.class_names != self.class_names:
+            self.adopt_classes(run.class_names)
+        self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
 
     @property
     def num_classes(self) -> int:
@@ -99,12 +107,12 @@ class ImageData(Named, L.LightningDataModule):
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of each channel over the training split, of values in [0, 1]."""
+        """Mean of each channel over the training split."""
         return self.statistics()[0]
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel over the training split, of values in [0, 1]."""
+        """Standard deviation of each channel over the training split."""
         return self.statistics()[1]
 
     def read(self, part: Part) -> Images:
@@ -113,10 +121,14 @@ class ImageData(Named, L.LightningDataModule):
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1, or all images of a set without a test split of its own."""
-        return self.rule.indices(images.ids, images.labels.numpy())
+        return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
     def admit(self, images: Images) -> Images:
         """Return what can be used of a split."""
+        return images
+
+    def ready(self, images: Images) -> Images:
+        """Return the images of a split as batches are made of them."""
         return images
 
     def statistics(self) -> Statistics:
@@ -134,26 +146,17 @@ class ImageData(Named, L.LightningDataModule):
 
     def build(self, wanted: SplitName) -> None:
         """Read the block that a split belongs to, unless it has been read."""
-        if wanted in self.splits:
-            return
-        if wanted == "test" and self.has_test_split:
-            self.splits["test"] = self.admit(self.read("test"))
-            return
-        images = self.read("train" if self.has_test_split else "all")
-        indices = self.indices(images)
-        names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
-        for name in names:
-            self.splits[name] = self.admit(images.take(indices[name]))
+        division.build(self, wanted)
+
+    def compare_with_test(self) -> None:
+        """Look at the checksums of the test split, and at nothing else, so that its doubles in training are told."""
+        division.compare_with_test(self)
 
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
         self.build("train")
         rank, world = self._place()
-        if self.mix.mixing and self.batch_size // world % 2:
-            raise ValueError(
-                "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "
-                f"got batch_size={self.batch_size} and {world} processes"
-            )
+        self.mix.check_batch(self.batch_size, world)
         order = TrainOrder(len(self.splits["train"]), self.batch_size, self.seed, rank, world, self.repeats)
         return self._loader("train", order)
 
@@ -182,7 +185,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one decoded image to a normalised ``(C, H, W)``, as in evaluation."""
-        return self.pipeline.eval_image(image.convert(self.mode), self.statistics())
+        return self.pipeline.eval_image(image.convert(self.decoding.mode), self.statistics())
 
     @property
     def seed(self) -> int:
@@ -204,11 +207,8 @@ class ImageData(Named, L.LightningDataModule):
         """Take over seed, classes and statistics of the run that wrote the state."""
         if state_dict["class_names"] != self.class_names:
             self.adopt_classes(list(state_dict["class_names"]))
-        fitting = self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and "train" in self.splits and "split_hash" in state_dict:
-            now, then = self.splits["train"].split_hash, state_dict["split_hash"]
-            if now != then:
-                raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
+        if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            check_same_training(self.splits, state_dict)
         self._restored = dict(state_dict)
         if "mean" in state_dict:
             self._statistics = tuple(state_dict["mean"]), tuple(state_dict["std"])
@@ -219,17 +219,18 @@ class ImageData(Named, L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        pairs = duplicates(self.splits)
         return {
             "data": type(self).__name__,
-            "class_names": self.class_names,
-            "splits": {name: summary(images, self.num_classes) for name, images in self.splits.items()},
-            "duplicates": len(pairs),
-            "first_duplicates": pairs[:20],
+            **record(self.splits, self.held_back, self.class_names),
             "unreadable": self.unreadable,
+            "notes": self.notes,
             "mean": list(self.mean),
             "std": list(self.std),
             "statistics_from": self.statistics_from,
+            "img_size": list(self.img_size),
+            "native_size": self.pipeline.native_size and list(self.pipeline.native_size),
+            "crop_pct": self.pipeline.crop_pct,
+            "split_rule": self.rule.facts(),
         }
 
     def complain(self, error: ImageError) -> None:
@@ -241,10 +242,6 @@ class ImageData(Named, L.LightningDataModule):
 
     def _loader(self, name: SplitName, order: TrainOrder | EvalOrder) -> Loader:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
-        return self.pipeline.loader(self.splits[name], order, self.mean, self.num_workers, device, self.complain)
-
-
-def _check_at_least(least: int, **numbers: int) -> None:
-    for name, number in numbers.items():
-        if number < least:
-            raise ValueError(f"`data.{name}` must be at least {least}, got {number}")
+        if name not in self._ready:
+            self._ready[name] = self.ready(self.splits[name])
+        return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.complain)

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import torch
 
 from vitlab.data.arguments import PhotoArgs
+from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
 
@@ -48,11 +49,13 @@ class HuggingFace(Photos):
         train = self.rows[parts["train"]]
         names = getattr(train.features[label_column], "names", None)
         class_names = names or [str(value) for value in sorted(set(_column(train, label_column)))]
-        super().__init__(place=path, parts=parts, class_names=class_names, **photos)
+        store = _Rows(path, self.rows, image_column)
+        sizes = sizes_of(store, [os.path.join(parts["train"], str(row)) for row in range(min(len(train), 16))])
+        super().__init__(place=path, parts=parts, class_names=class_names, sizes=sizes, **photos)
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the rows of some parts, undecoded."""
-        number = {name: k for k, name in enumerate(self.class_names)}
+        number = self.class_numbers()
         files: list[str] = []
         labels: list[int] = []
         for split in (self.parts[part] for part in parts):
@@ -63,7 +66,7 @@ class HuggingFace(Photos):
                     raise ValueError(f"{self.place}, {split}, row {row}: {name} is not among the classes of training")
                 files.append(os.path.join(split, str(row)))
                 labels.append(number[name])
-        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.mode)
+        return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.decoding)
 
 
 class _Rows:

@@ -7,9 +7,11 @@ from typing import Unpack
 import torch
 
 from vitlab.data.arguments import ImageNetArgs, PhotoArgs
-from vitlab.data.files.scan import Folder
+from vitlab.data.files.folders import class_folders, deeper, files_below, some_files, visible
+from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
+from vitlab.data.record import RUN
 
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
 
@@ -27,28 +29,33 @@ class ImageFolder(Photos):
 
     def __init__(self, root: str, **photos: Unpack[PhotoArgs]) -> None:
         self.root = Path(root)
-        self.folders = _layout(self.root)
-        class_names = [entry.name for entry in _visible(self.folders["train"]) if entry.is_dir()]
-        if not class_names:
-            raise ValueError(f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}")
+        self.folders, left_out = _layout(self.root)
+        self.first = next(iter(self.folders.values()))  # train, if there is one
+        class_names, empty = class_folders(self.first)
+        if len(class_names) < 2 and not RUN.get():
+            _check_depth(self.root, self.first, class_names)
         parts = {part: folder.name for part, folder in self.folders.items()}
-        super().__init__(place=str(root), parts=parts, class_names=class_names, **photos)
+        sizes = sizes_of(Folder(Path()), some_files(self.first))
+        super().__init__(place=str(root), parts=parts, class_names=class_names, sizes=sizes, **photos)
+        self.notes += [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
+        self.notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""
-        number = {name: k for k, name in enumerate(self.class_names)}
+        number = self.class_numbers()
         files: list[str] = []
         labels: list[int] = []
         for part in parts:
-            for entry in _visible(self.folders[part]):
-                if not entry.is_dir():
-                    continue
-                if entry.name not in number:
-                    raise ValueError(f"{entry.path}: this class is not among those of {self.folders['train']}")
-                found = sorted(_files(entry.path, set()))
+            folders = [entry for entry in visible(self.folders[part]) if entry.is_dir()]
+            if not folders and visible(self.folders[part]):
+                raise ValueError(f"{self.folders[part]} holds files and no class folders: sort them into {part}/CLASS/")
+            for entry in folders:
+                found = files_below(entry.path)
+                if found and entry.name not in number:
+                    raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
                 files += [os.path.relpath(file, self.root) for file in found]
-                labels += [number[entry.name]] * len(found)
-        return FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.mode)
+                labels += [number[entry.name]] * len(found) if found else []
+        return FileImages(Folder(self.root), files, torch.tensor(labels, dtype=torch.int64), self.decoding)
 
 
 class ImageNet(ImageFolder):
@@ -67,36 +74,38 @@ class ImageNet(ImageFolder):
     def __init__(self, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
         super().__init__(val_share=val_share, **folder)
 
+    def setup(self, stage: str) -> None:
+        """Build what a stage needs; training needs all classes."""
+        if stage == "fit" and self.num_classes != 1000:
+            raise ValueError(
+                f"`data: ImageNet` has 1,000 classes, {self.first} has {self.num_classes:,}: "
+                "--data=ImageFolder takes any number"
+            )
+        super().setup(stage)
+
     def statistics(self) -> Statistics:
         """Return mean and standard deviation as every published recipe has them."""
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def _layout(root: Path) -> dict[str, Path]:
+def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:
     if not root.is_dir():
         raise ValueError(f"`data.root` must be a folder, got {root}; it should look like {_LOOKS}")
-    names = parts_among({entry.name for entry in _visible(root) if entry.is_dir()})
+    folders = [entry.name for entry in visible(root) if entry.is_dir()]
+    names = parts_among(folders)
     found = {part: root / name for part, name in names.items()}
-    if "train" not in found:
-        if found:
-            raise ValueError(f"`data.root` has no folder train, got {root}; it should look like {_LOOKS}")
-        return {"train": root}
-    return found
+    if "train" in found:
+        return found, [name for name in folders if name not in names.values()]
+    if found and RUN.get():
+        return found, []
+    if found:
+        raise ValueError(f"`data.root` has no folder train, got {root}; it should look like {_LOOKS}")
+    return {"train": root}, []
 
 
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
-
-
-def _files(folder: str, above: set[str]) -> list[str]:
-    place = os.path.realpath(folder)
-    if place in above:  # a link that leads back
-        return []
-    files: list[str] = []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith(".") or entry.name.lower() in ("thumbs.db", "desktop.ini"):
-                continue
-            files += _files(entry.path, above | {place}) if entry.is_dir() else [entry.path]
-    return files
+def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
+    inside = deeper(train)
+    if inside is not None:
+        raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
+    if not class_names:
+        raise ValueError(f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}")

@@ -1,7 +1,9 @@
 """Photos of any size, some of which may be unreadable."""
 
+import json
 import os
 from collections.abc import Collection
+from pathlib import Path
 from typing import Literal, Unpack
 
 import numpy as np
@@ -11,20 +13,35 @@ from vitlab.data.base import ImageData, Part
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName
+from vitlab.data.loading.transforms import Size, as_size
+from vitlab.data.record import RUN
 
-_NAMES = {"train": ("train",), "val": ("val", "valid", "validation"), "test": ("test",)}
+_NAMES = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "tests", "testing"),
+}
+_SMALL = 128  # pixels a side, up to which images of one size are taken as they are
+_IN_MEMORY = 2**30  # bytes of decoded small images, up to which a split is kept decoded
 
 
 class Photos(ImageData):
     """Encoded images, decoded when they are needed, in one part that is split or in parts train, val and test.
 
+    Images of one size of at most 128 pixels a side are small: training shifts them instead of cutting parts out, and
+    evaluation looks at all of them, unless `crop_scale` or `crop_pct` says otherwise.
+
     Args:
         place: What holds them, as a person calls it.
         parts: Name of what holds each part that there is, train at least.
         class_names: Name of each class.
-        img_size: Side, or height and width, of the images the network gets, in pixels.
+        sizes: Height and width of some images.
+        img_size: Side, or height and width, of the network's images, in pixels; default: 224, or as small images are.
         in_chans: 3 for RGB, 1 for grey.
         max_unreadable: Number of files that may be left out because they cannot be read.
+        class_map: JSON file with the class of folders or labels that have another name.
+        crop_scale: Smallest share of the area that a random crop keeps; default: .08, small images are shifted.
+        crop_pct: Share of the shorter side that evaluation looks at; default: .875, or 1 of small images.
         **data: Passed to :class:`ImageData`.
     """
 
@@ -33,16 +50,38 @@ class Photos(ImageData):
         place: str,
         parts: dict[str, str],
         class_names: list[str],
-        img_size: int | list[int] = 224,
+        sizes: Collection[Size] = (),
+        img_size: int | list[int] | None = None,
         in_chans: Literal[1, 3] = 3,
         max_unreadable: int = 0,
+        class_map: str | None = None,
+        crop_scale: float | None = None,
+        crop_pct: float | None = None,
         **data: Unpack[EncodedArgs],
     ) -> None:
         if max_unreadable < 0:
             raise ValueError(f"`data.max_unreadable` must not be negative, got {max_unreadable}")
         self.place, self.parts, self.max_unreadable = place, parts, max_unreadable
         self.has_test_split = "test" in parts
-        super().__init__(native_size=None, in_chans=in_chans, class_names=class_names, img_size=img_size, **data)
+        self.stands_for = _read_map(class_map)
+        class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
+        native = None
+        small = len(set(sizes)) == 1 and max(map(max, sizes)) <= _SMALL
+        if img_size is None:
+            run = RUN.get()
+            img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
+        if small and all(a >= b for a, b in zip(as_size(img_size, None), next(iter(sizes)), strict=True)):
+            native = next(iter(sizes)) if crop_scale is None and crop_pct is None else None
+            crop_pct = 1.0 if crop_pct is None else crop_pct
+        super().__init__(
+            native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
+            crop_pct=crop_pct, **data,
+        )  # fmt: skip
+
+    def class_numbers(self) -> dict[str, int]:
+        """Return the number of each class, also by the other names it has."""
+        number = {name: k for k, name in enumerate(self.class_names)}
+        return number | {name: number[known] for name, known in self.stands_for.items() if known in number}
 
     def prepare_data(self) -> None:
         """Look at all files in one process; the others then find in the cache what it saw."""
@@ -65,7 +104,14 @@ class Photos(ImageData):
         if "val" in self.parts:
             folder = self.parts["val"] + os.sep
             given = np.array([file.startswith(folder) for file in images.files], dtype=bool)
-        return self.rule.indices(images.ids, images.labels.numpy(), given)
+        return self.rule.indices(images.ids, images.labels.numpy(), given, cut_test=not self.has_test_split)
+
+    def ready(self, images: Images) -> Images:
+        """Return small images decoded, unless they are too many."""
+        native, n = self.pipeline.native_size, len(images) * self.in_chans
+        if not isinstance(images, FileImages) or native is None or n * native[0] * native[1] > _IN_MEMORY:
+            return images
+        return images.in_memory(self.num_workers)
 
     def admit(self, images: Images) -> Images:
         """Return the files that can be read; more unreadable ones than allowed are an error that lists them."""
@@ -80,6 +126,14 @@ class Photos(ImageData):
                 f"repair or remove them, or leave them out by --data.max_unreadable={len(self.unreadable)}: "
                 + "; ".join(shown + more)
             )
+        native = self.pipeline.native_size
+        other = np.flatnonzero((readable.known["size"] != (native or 0)).any(1))
+        if native and len(other):
+            height, width = readable.known["size"][other[0]]
+            raise ValueError(
+                f"{readable.store.path(readable.files[other[0]])} has {height}x{width} pixels, other images "
+                f"{native[0]}x{native[1]}: give `data.crop_scale`, `data.crop_pct` and `data.img_size`, as for photos"
+            )
         return readable
 
     def complain(self, error: ImageError) -> None:
@@ -93,8 +147,11 @@ class Photos(ImageData):
         """Number the classes as a trained run does, which may know more of them."""
         unknown = sorted(set(self.class_names) - set(class_names))
         if unknown:
-            raise ValueError(f"the checkpoint does not know the classes {', '.join(unknown)} of {self.place}")
-        self.class_names = class_names
+            raise ValueError(
+                f"the checkpoint does not know the classes {', '.join(unknown)} of {self.place}; "
+                "--data.class_map=FILE.json may tell the names it knows them by"
+            )
+        self.class_names = list(class_names)
         built = list(self.splits)
         self.splits.clear()
         for name in built:
@@ -102,8 +159,29 @@ class Photos(ImageData):
 
 
 def parts_among(names: Collection[str]) -> dict[str, str]:
-    """Return which name stands for which part; where nothing is called test, what is called val is the test part."""
-    found = {part: name for part, known in _NAMES.items() for name in known if name in names}
+    """Return which name stands for which part; where nothing is called test, what is called val is the test part.
+
+    >>> parts_among(["Train", "Val", "notes"])
+    {'train': 'Train', 'test': 'Val'}
+    """
+    found: dict[str, str] = {}
+    for part, known in _NAMES.items():
+        meant = sorted(name for name in names if name.lower() in known)
+        if len(meant) > 1:
+            raise ValueError(f"{' and '.join(meant)} would both be the {part} split: rename or remove one of them")
+        found |= {part: meant[0]} if meant else {}
     if "test" not in found and "val" in found:
         found["test"] = found.pop("val")
+    return found
+
+
+def _read_map(path: str | None) -> dict[str, str]:
+    if path is None:
+        return {}
+    try:
+        found = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"`data.class_map` {path} cannot be read: {error}") from None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise ValueError(f"`data.class_map` must be a JSON object of names and classes, got {path}")
     return found

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitlab.data.files.sets import FileImages, duplicates
+from vitlab.data.files.sets import FileImages
 from vitlab.data.files.splits import SplitName
+from vitlab.data.files.twins import contradictions, duplicates, near_duplicates
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
@@ -54,8 +55,10 @@ def report(data: ImageFolder) -> dict[str, Any]:
         "megabytes": round(float(facts["bytes"].sum()) / 1e6, 1),
         "unreadable": dict(sorted(data.unreadable.items())),
         "duplicates_across_splits": duplicates(splits),
+        "near_duplicates_across_splits": near_duplicates(splits),
+        "same_image_under_two_labels": contradictions(splits),
         "duplicates_within_splits": sum(len(x) - len(set(x.digests)) for x in splits.values()),
-        "problems": problems,
+        "problems": problems + data.notes,
         "mean": mean,
         "std": std,
     }
@@ -79,6 +82,9 @@ def as_text(found: dict[str, Any]) -> str:
     lines.append(f"duplicates  {len(found['duplicates_across_splits'])} across splits, "
                  f"{found['duplicates_within_splits']} within them")  # fmt: skip
     lines += _some([f"{first} = {second}" for first, second in found["duplicates_across_splits"]])
+    for title, key in (("look alike", "near_duplicates_across_splits"), ("two labels", "same_image_under_two_labels")):
+        lines.append(f"{title:<11} {len(found[key])}" + (" across splits" if title == "look alike" else ""))
+        lines += _some([f"{first} = {second}" for first, second in found[key]])
     lines.append(f"unreadable  {len(found['unreadable'])}")
     lines += _some([f"{path}: {reason}" for path, reason in found["unreadable"].items()])
     lines += [f"problem     {problem}" for problem in found["problems"]]
@@ -99,15 +105,16 @@ def picture(data: ImageFolder, path: str) -> None:
     data.build("train")
     images = data.splits["train"]
     plain, augmented = (data.pipeline.transform(name, data.mean) for name in ("none", data.pipeline.augment))
-    assert plain is not None and augmented is not None
     order = _one_of_each_class_first(images.labels.numpy())[:_ROWS]
     height, width = data.img_size
     sheet = Image.new("RGB", ((_COLUMNS + 1) * (width + 2), len(order) * (height + 2)), "white")
     for row, index in enumerate(order.tolist()):
         image = images.image(index)
         seeds = stream(0, np.arange(_COLUMNS), index).tolist()
-        for column, cell in enumerate([plain(image, 0), *(augmented(image, seed) for seed in seeds)]):
-            sheet.paste(cell, (column * (width + 2), row * (height + 2)))
+        cells = [(plain, 0), *((augmented, seed) for seed in seeds)]
+        for column, (transform, seed) in enumerate(cells):
+            cell = transform(image, seed) if transform else image
+            sheet.paste(cell.resize((width, height)), (column * (width + 2), row * (height + 2)))
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(target)

@@ -13,7 +13,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.data.files.decode import decode
-from vitlab.data.find import find_images
+from vitlab.data.files.find import find_images
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import restore
@@ -148,7 +148,7 @@ def _pictures(text: str, data: Any) -> Tensor:
     if not files:
         reason = next(iter(others.values()), "no file in it")
         raise UsageError(f"`--images {text}`: no images found: {reason}")
-    images = [decode(file, data.mode) for file in files[:8]]
+    images = [decode(file, data.decoding) for file in files[:8]]
     resized = sum((image.height, image.width) != data.img_size for image in images)
     if resized:
         h, w = data.img_size

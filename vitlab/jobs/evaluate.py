@@ -11,6 +11,7 @@ from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.train.close import checkpoint_facts
 from vitlab.models.load import load_weights
@@ -26,13 +27,13 @@ class Measured:
     """What was measured of a run.
 
     Args:
-        split: The split.
+        split: The split, ``val`` or ``test``; another name where it was changed and holds training images.
         values: Metrics by name, with the number of images as ``n``.
         predictions: A row for each image.
         sentences: What was changed to make the weights fit.
     """
 
-    split: Literal["val", "test"]
+    split: str
     values: dict[str, float]
     predictions: pd.DataFrame
     sentences: list[str]
@@ -46,6 +47,7 @@ def evaluate(
     resize: Policy | None = None,
     antialias: bool = True,
     quiet: bool = False,
+    with_training_images: bool = False,
 ) -> Measured | None:
     """Measure a run, and keep the result in its directory; of several processes only the first returns it.
 
@@ -57,15 +59,17 @@ def evaluate(
         resize: How to resample positions for another grid; None is the method's own way.
         antialias: Whether bicubic interpolation smooths when the grid shrinks.
         quiet: Whether to show no progress.
+        with_training_images: Whether a split that was changed since the training may hold training images.
     """
     split = SPLITS[command]
     rest = list(arguments)
     predictions, console = Predictions(), EvaluationConsole(quiet)
-    cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
+    trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
     path: Path | None = checkpoint
     conditions = dict(settings(rest))
     sentences: list[str] = []
-    with user_mistakes():
+    with user_mistakes(), measured(trained):
+        cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
         if list(cli.model.net.grid_size) != run.model["grid"] or resize:  # Lightning cannot resize
             path = None
             cli.datamodule.load_state_dict(dict(run.data))
@@ -81,13 +85,17 @@ def evaluate(
         return None
     metrics = cli.trainer.callback_metrics
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in metrics.items() if k.startswith(f"{split}/")}
-    _keep(run, split, {**values, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
-    return Measured(split, values, table, sentences)
+    seen = trained.among(table)
+    name = f"{split} with training images" if trained.changed else split
+    _keep(run, name, {**values, **seen, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
+    return Measured(name, values, table, sentences + trained.sentences(seen, len(table)))
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
     results = run.results
-    if result["overrides"]:  # measured under other conditions: kept beside the run's own result, not in its place
+    if (
+        result["overrides"] or split not in SPLITS.values()
+    ):  # measured under other conditions: kept beside the run's own result, not in its place
         others = [
             r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
         ]

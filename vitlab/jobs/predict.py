@@ -14,7 +14,7 @@ from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError, decode
-from vitlab.data.find import escaped
+from vitlab.data.files.find import escaped
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import restore
@@ -188,7 +188,7 @@ class _Samples(Dataset[_Sample]):
         number = self.numbers[index]
         file = self.files[number]
         try:
-            image = decode(file, self.data.mode)
+            image = decode(file, self.data.decoding)
             return self.data.eval_transform(image), number, ""
         except ImageError as error:
             return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason

@@ -14,7 +14,6 @@ from lightning.pytorch.callbacks import Callback
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
 from vitlab.data.base import ImageData
-from vitlab.data.pack import Packed
 from vitlab.data.photos import Photos
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args
@@ -61,12 +60,12 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     module, _, name = content["data"]["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module or "vitlab.data"), name)
     arguments = content["data"].get("init_args") or {}
-    if issubclass(cls, Photos | Packed):
+    if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters
         kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
-        if "crop_pct" in facts:
-            kept["crop_pct"] = facts["crop_pct"]  # of packed photos it follows from their size
-        arguments = {**kept, "native_size": None, "class_names": facts["class_names"]}
+        seen = {key: facts[key] for key in ("img_size", "crop_pct") if key in facts}  # which follow from the files
+        known = {"native_size": facts.get("native_size"), "class_names": facts["class_names"]}
+        arguments = {**kept, **seen, **known}
         content["data"]["class_path"] = f"{ImageData.__module__}.{ImageData.__name__}"
     elif "download" in inspect.signature(cls).parameters or "download" in arguments:
         arguments["download"] = True  # so that its files are not looked for; they are never read

@@ -65,7 +65,11 @@ class DataFacts(TypedDict):
     first_duplicates: NotRequired[list[Any]]
     unreadable: NotRequired[dict[str, str]]
     statistics_from: NotRequired[str]
-    crop_pct: NotRequired[float]  # of packed photos
+    crop_pct: NotRequired[float]
+    img_size: NotRequired[list[int]]
+    native_size: NotRequired[list[int] | None]
+    split_rule: NotRequired[dict[str, Any]]
+    notes: NotRequired[list[str]]
 
 
 class ModelFacts(TypedDict, total=False):

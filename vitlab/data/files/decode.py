@@ -1,20 +1,60 @@
 """Image files as they come, decoded to upright RGB or refused with a reason."""
 
+import contextlib
 import io
 import os
+import re
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, ImageCms, ImageOps
+from PIL import ExifTags, Image, ImageCms, ImageOps, features
 
 from vitlab.errors import printable
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF")  # by content; the suffix says nothing
-MAX_PIXELS = 50_000_000
+try:
+    import pillow_heif
+except ImportError:
+    _HEIF = []
+else:
+    pillow_heif.register_heif_opener()
+    _HEIF = ["HEIF"]
 
 Mode = Literal["RGB", "L"]
+FORMATS = (  # by content; the suffix says nothing
+    *("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF"),
+    *(name for name, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if features.check(codec)),
+    *_HEIF,
+)
+_DEEP = re.compile(r"(RGBA?);16([BLN])")  # raw modes of which Pillow keeps the higher byte
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What is made of an image file.
+
+    Args:
+        mode: RGB, or L for grey.
+        value_range: Values that become 0 and 255 where a file has more than 8 bits; default: its own range.
+        max_pixels: Most pixels that an image may have.
+
+    >>> Decoding("L", value_range=(0, 4095)).value_range
+    (0, 4095)
+    """
+
+    mode: Mode = "RGB"
+    value_range: Sequence[float] | None = None
+    max_pixels: int = 50_000_000
+
+    def __post_init__(self) -> None:
+        limits = self.value_range
+        if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
+            raise ValueError(f"`data.value_range` must be [low, high] with low < high, got {list(limits)}")
+        if self.max_pixels < 1:
+            raise ValueError(f"`data.max_pixels` must be at least 1, got {self.max_pixels}")
 
 
 class ImageError(ValueError):
@@ -33,21 +73,24 @@ class ImageError(ValueError):
         return f"{printable(self.path)}: {self.reason}"
 
 
-def decode(path: str | os.PathLike[str], mode: Mode = "RGB") -> Image.Image:
+def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Image:
     """Return the first frame of an image file, as `decode_bytes` does; the path is what errors call it."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ImageError(os.fspath(path), error.strerror or str(error)) from None
-    return decode_bytes(data, os.fspath(path), mode)
+    return decode_bytes(data, os.fspath(path), how)
 
 
-def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None = None) -> Image.Image:
+def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int | None = None) -> Image.Image:
     """Return the first frame of an encoded image: upright, opaque on white, 8 bits a channel.
 
-    Values of more than 8 bits are scaled from the image's own range to 0..255. EXIF data that cannot be read is left
-    aside; everything else that is wrong is an ImageError with ``name`` and the reason. With ``shrink`` a JPEG image may
-    be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
+    Values of more than 8 bits are scaled to 0..255, from the given range or the image's own. EXIF data that cannot be
+    read is left aside; everything else that is wrong is an ImageError with ``name`` and the reason. With ``shrink`` a
+    JPEG image may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
+
+    >>> decode_bytes(b"P6 2 1 255 " + bytes(6), "black.ppm").size
+    (2, 1)
     """
     if not data:
         raise ImageError(name, "the file is empty")
@@ -55,12 +98,16 @@ def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None 
         warnings.simplefilter("ignore")  # about metadata; what matters is checked below
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > MAX_PIXELS:
-                    raise ValueError(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS // 10**6} million")
+                if image.width * image.height > how.max_pixels:
+                    most = f"`data.max_pixels` allows {how.max_pixels / 10**6:g} million"
+                    raise ValueError(f"{image.width} x {image.height} pixels, {most}")
                 if shrink:
                     image.draft(None, (shrink, shrink))
+                lower = _lower_bytes(image, data)
                 image.load()
-                return _to_mode(_upright(image), mode)
+                if lower is not None:
+                    _join(image, lower, how.value_range)
+                return _to_mode(_upright(image), how)
         except Image.UnidentifiedImageError:
             raise ImageError(name, f"not one of {', '.join(FORMATS)}") from None
         except Exception as error:  # decoders meet broken files with every kind of error, also IndexError or TypeError
@@ -68,11 +115,18 @@ def decode_bytes(data: bytes, name: str, mode: Mode = "RGB", shrink: int | None 
 
 
 def header(data: bytes) -> tuple[str, tuple[int, int]]:
-    """Return format and mode, such as "JPEG CMYK", and stored height and width of a file that can be decoded."""
+    """Return format and mode, such as "JPEG CMYK", and upright height and width of a file that can be decoded.
+
+    >>> header(b"P6 2 1 255 " + bytes(6))
+    ('PPM RGB', (1, 2))
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            return f"{image.format} {image.mode}", (image.height, image.width)
+            size = (image.height, image.width)
+            with contextlib.suppress(Exception):  # as in `_upright`
+                size = size[::-1] if image.getexif().get(ExifTags.Base.Orientation, 1) >= 5 else size
+            return f"{image.format} {image.mode}", size
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -82,30 +136,56 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _to_mode(image: Image.Image, mode: Mode) -> Image.Image:
+def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
+    """Return the lower bytes of a colour image of 16 bits, of which Pillow decodes the higher ones."""
+    tiles = getattr(image, "tile", [])
+    args = tiles[0].args if tiles else None
+    raw, rest = (args, ()) if isinstance(args, str) else (args[0], args[1:]) if args else ("", ())
+    found = _DEEP.fullmatch(str(raw))
+    if found is None:
+        return None
+    other = f"{found[1]};16{'L' if found[2] == 'B' else 'B'}"  # in the other byte order the lower byte is the higher
+    with Image.open(io.BytesIO(data), formats=FORMATS) as lower:
+        lower.tile = [tile._replace(args=(other, *rest) if rest else other) for tile in tiles]
+        return lower.copy()
+
+
+def _join(image: Image.Image, lower: Image.Image, value_range: Sequence[float] | None) -> None:
+    """Bring a colour image of 16 bits to 8 bits where it is: all colours on one scale, opacity as it was."""
+    eight = np.array(image)
+    values = eight[..., :3] * 256.0 + np.asarray(lower)[..., :3]
+    eight[..., :3] = _scaled(values, value_range)
+    image.frombytes(eight.tobytes())
+
+
+def _to_mode(image: Image.Image, how: Decoding) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        image = _to_8_bits(image)
+        image = _to_8_bits(image, how.value_range)
     elif image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.applyTransform(image, ImageCms.buildTransform(lab, srgb, "LAB", "RGB")) or image
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image.convert("RGB").convert(mode) if image.mode != mode else image.copy()
+    return image.convert("RGB").convert(how.mode) if image.mode != how.mode else image.copy()
 
 
-def _to_8_bits(image: Image.Image) -> Image.Image:
+def _to_8_bits(image: Image.Image, value_range: Sequence[float] | None) -> Image.Image:
     values = np.asarray(image).astype(np.float64)
-    finite = np.isfinite(values)
-    if not finite.any():
-        raise ValueError("no pixel has a finite value")
-    low, high = values[finite].min(), values[finite].max()
-    if low == high:  # one colour: as bright as it is in the range of 16 bits
-        scaled = np.full_like(values, np.clip(high / 257, 0, 255))
-    else:
-        scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))
-    grey = Image.fromarray(np.round(scaled).astype(np.uint8))
+    grey = Image.fromarray(_scaled(values, value_range))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
         grey.paste(255, mask=Image.fromarray(values == transparent))
     return grey
+
+
+def _scaled(values: np.ndarray, value_range: Sequence[float] | None) -> np.ndarray:
+    finite = np.isfinite(values)
+    if not finite.any():
+        raise ValueError("no pixel has a finite value")
+    low, high = value_range or (values[finite].min(), values[finite].max())
+    if low == high:  # one colour: as bright as it is in the range of 16 bits
+        scaled = np.full_like(values, np.clip(high / 257, 0, 255))
+    else:
+        scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))
+    return np.round(scaled.clip(0, 255)).astype(np.uint8)

@@ -5,7 +5,10 @@ import hashlib
 import io
 import json
 import os
+import stat
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -13,11 +16,12 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
 
-from vitlab.data.files.decode import ImageError, decode_bytes, header
+from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, header
 
 Facts = np.ndarray  # one record of this type for each file
-_FACTS = np.dtype(
+FACTS = np.dtype(
     [
         ("bytes", "i8"),
         ("modified", "i8"),  # nanoseconds, or whatever else changes with the content
@@ -25,10 +29,13 @@ _FACTS = np.dtype(
         ("digest", "u8", 2),  # of the file's bytes
         ("kind", "S16"),  # format and mode, such as JPEG RGB
         ("size", "i4", 2),  # height and width as stored, in pixels
+        ("look", "u8", 4),  # 256 bits that stay much the same when the picture is encoded or resized anew
         ("moments", "f4", (2, 4)),  # mean and mean square of red, green, blue and luma, of values in [0, 1]
     ]
 )
+_USUAL = (None, Decoding().max_pixels)
 _LEVELS = np.arange(256) / 255
+_MANY = 1000  # files that take long enough for a bar
 
 
 class Store(Protocol):
@@ -54,6 +61,9 @@ class Folder:
 
     Args:
         root: The folder.
+
+    >>> Folder(Path("photos")).identity("cat/1.jpg")
+    b'cat/1.jpg'
     """
 
     def __init__(self, root: Path) -> None:
@@ -64,8 +74,11 @@ class Folder:
         return os.fspath(self.root / file)
 
     def read(self, file: str) -> bytes:
-        """Return the bytes of a file, or raise an OSError."""
-        return (self.root / file).read_bytes()
+        """Return the bytes of a file, or raise an OSError; whoever reads a pipe waits for ever."""
+        path = self.root / file
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("neither a file nor a folder")
+        return path.read_bytes()
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return size in bytes and time of the last change in nanoseconds."""
@@ -77,14 +90,20 @@ class Folder:
         return os.fsencode(file)
 
 
-def scan(store: Store, files: list[str], num_workers: int = 0) -> tuple[Facts, dict[str, str]]:
+def scan(
+    store: Store,
+    files: list[str],
+    num_workers: int = 0,
+    how: Decoding = Decoding(),  # noqa: B008
+) -> tuple[Facts, dict[str, str]]:
     """Return a record for each file, in their order, and the reason for each that cannot be read.
 
     What is known of files whose stamp is unchanged comes from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab; a
     cache that cannot be written costs time and nothing else.
     """
-    known = _load(store)
-    facts = np.zeros(len(files), dtype=_FACTS)
+    cache = _cache_file(store, how)
+    known = _load(cache)
+    facts = np.zeros(len(files), dtype=FACTS)
     reasons: dict[str, str] = {}
     todo = []
     for i, file in enumerate(files):
@@ -98,46 +117,71 @@ def scan(store: Store, files: list[str], num_workers: int = 0) -> tuple[Facts, d
         else:
             todo.append(i)
     if todo:
-        batches = DataLoader(
-            _Looks(store, [files[i] for i in todo]),
-            batch_size=64,
-            num_workers=num_workers if len(todo) > 256 else 0,  # below, starting workers takes longer than looking
-            collate_fn=list,
-            generator=torch.Generator(),
-        )
-        for i, (look, reason) in zip(todo, (look for batch in batches for look in batch), strict=True):
-            for name in ("readable", "digest", "kind", "size", "moments"):
+        looks = _look(store, [files[i] for i in todo], num_workers, how)
+        for i, (look, reason) in zip(todo, looks, strict=True):
+            for name in ("readable", "digest", "kind", "size", "look", "moments"):
                 facts[i][name] = look[name]
             if reason:
                 reasons[files[i]] = reason
         known |= {file: (facts[i], reasons.get(file, "")) for i, file in enumerate(files)}
-        _save(store, known)
+        _save(cache, known)
     return facts, reasons
 
 
+def _look(store: Store, files: list[str], num_workers: int, how: Decoding) -> Iterator[tuple[np.ndarray, str]]:
+    batches = DataLoader(
+        _Looks(store, files, how),
+        batch_size=64,
+        num_workers=num_workers if len(files) > 256 else 0,  # below, starting workers takes longer than looking
+        collate_fn=list,
+        generator=torch.Generator(),
+    )
+    hidden = len(files) < _MANY or not sys.stderr.isatty()
+    yield from tqdm((look for batch in batches for look in batch), "reading files", len(files), False, disable=hidden)
+
+
+def sizes_of(store: Store, files: list[str]) -> list[tuple[int, int]]:
+    """Return height and width of the files that have some, from their headers."""
+    sizes = []
+    for file in files:
+        with contextlib.suppress(Exception):  # what cannot be read is told when all files are looked at
+            sizes.append(header(store.read(file))[1])
+    return sizes
+
+
 class _Looks(Dataset[tuple[np.ndarray, str]]):
-    def __init__(self, store: Store, files: list[str]) -> None:
-        self.store, self.files = store, files
+    def __init__(self, store: Store, files: list[str], how: Decoding) -> None:
+        self.store, self.files, self.how = store, files, how
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
         file = self.files[index]
-        record = np.zeros((), dtype=_FACTS)
+        record = np.zeros((), dtype=FACTS)
         try:
             data = self.store.read(file)
         except OSError as error:
             return record, error.strerror or str(error)
         record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
         try:
-            image = decode_bytes(data, "", shrink=224)
+            image = decode_bytes(data, "", Decoding("RGB", self.how.value_range, self.how.max_pixels), shrink=224)
         except ImageError as error:
             return record, error.reason
         record["readable"] = True
         record["kind"], record["size"] = header(data)
-        record["moments"] = moments(image)
+        record["look"], record["moments"] = look_of(image), moments(image)
         return record, ""
+
+
+def look_of(image: Image.Image) -> np.ndarray:
+    """Return 256 bits: where a 16 x 17 version of an image grows brighter from left to right (the difference hash).
+
+    >>> look_of(Image.linear_gradient("L").rotate(90)).tolist() == [2**64 - 1] * 4
+    True
+    """
+    grey = np.asarray(image.convert("L").resize((17, 16), Image.Resampling.BOX), dtype=np.int16)
+    return np.packbits(grey[:, 1:] > grey[:, :-1] + 2).view(np.uint64)  # 2 of 255: more than an encoder's noise
 
 
 def moments(image: Image.Image) -> np.ndarray:
@@ -147,30 +191,30 @@ def moments(image: Image.Image) -> np.ndarray:
     return np.stack([counts @ _LEVELS, counts @ _LEVELS**2])
 
 
-def _cache_file(store: Store) -> Path:
+def _cache_file(store: Store, how: Decoding) -> Path:
     folder = Path(os.environ.get("VITLAB_CACHE") or Path.home() / ".cache" / "vitlab")
-    name = hashlib.blake2b(os.fsencode(store.place), digest_size=12).hexdigest()
+    place = store.place + "".join(f"\n{value}" for value in (how.value_range, how.max_pixels) if value not in _USUAL)
+    name = hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()
     return folder / f"scan-{name}.npz"
 
 
-def _load(store: Store) -> dict[str, tuple[np.ndarray, str]]:
+def _load(cache: Path) -> dict[str, tuple[np.ndarray, str]]:
     try:
-        stored = np.load(io.BytesIO(_cache_file(store).read_bytes()), allow_pickle=False)
+        stored = np.load(io.BytesIO(cache.read_bytes()), allow_pickle=False)
         facts = stored["facts"]
         files, reasons = json.loads(stored["names"].tobytes())
-        if facts.dtype != _FACTS or len(files) != len(facts):
+        if facts.dtype != FACTS or len(files) != len(facts):
             return {}
         return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}
     except Exception:  # absent, of an earlier version or torn: look again
         return {}
 
 
-def _save(store: Store, known: dict[str, tuple[np.ndarray, str]]) -> None:
-    facts = np.array([fact for fact, _ in known.values()], dtype=_FACTS)
+def _save(cache: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
+    facts = np.array([fact for fact, _ in known.values()], dtype=FACTS)
     names = json.dumps([list(known), {file: reason for file, (_, reason) in known.items() if reason}])
-    target = _cache_file(store)
     with contextlib.suppress(OSError):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, suffix=".tmp", delete=False) as file:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as file:
             np.savez_compressed(file, facts=facts, names=np.frombuffer(names.encode(), dtype=np.uint8))
-        os.replace(file.name, target)
+        os.replace(file.name, cache)

@@ -1,7 +1,6 @@
 """Labelled images as a data set has them, before augmentation."""
 
 import hashlib
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -9,22 +8,26 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
-from vitlab.data.files.decode import ImageError, Mode, decode_bytes
+from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Facts, Store, scan
-from vitlab.data.files.splits import Indices, SplitName, split_hash
-from vitlab.data.loading.transforms import to_image
+from vitlab.data.files.splits import Indices, split_hash
+from vitlab.data.loading.transforms import to_image, to_tensor
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of each channel
 
 
 class TensorImages:
-    """Labelled images in memory, or in a file that is mapped into memory.
+    """Labelled images in memory.
 
     Args:
         images: ``(N, C, H, W)`` uint8.
         labels: ``(N,)`` classes.
         ids: Identity of each image; default: a digest of its pixels.
+
+    >>> TensorImages(torch.full((5, 1, 8, 8), 51, dtype=torch.uint8), torch.zeros(5)).statistics()
+    ((0.2,), (1.0,))
     """
 
     def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:
@@ -70,40 +73,6 @@ class TensorImages:
         return _mean_and_std(*(total / max(self.images[:, 0].numel(), 1)))
 
 
-class MappedImages(TensorImages):
-    """Labelled images in a file that is mapped into memory; what is not asked for is not read.
-
-    Args:
-        images: ``(M, C, H, W)`` uint8, all images of the file.
-        labels: ``(N,)`` classes.
-        ids: Identity of each of the N images.
-        rows: Where each of the N images lies among the M.
-        known: Digest of the source file and moments of each of the M images.
-    """
-
-    def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes], rows: Indices, known: Facts) -> None:
-        super().__init__(images, labels, ids)
-        self.rows, self.known = rows, known
-
-    @cached_property
-    def digests(self) -> list[bytes]:
-        """A digest of each source file's bytes."""
-        return [row.tobytes() for row in self.known["digest"][self.rows]]
-
-    def image(self, index: int) -> Image.Image:
-        """Return one image."""
-        return to_image(self.images[self.rows[index]])
-
-    def take(self, indices: Indices) -> "MappedImages":
-        """Return the images at ``indices`` as a set of their own."""
-        labels, ids = self.labels[torch.from_numpy(indices)], [self.ids[i] for i in indices]
-        return MappedImages(self.images, labels, ids, self.rows[indices], self.known)
-
-    def statistics(self) -> Statistics:
-        """Return mean and standard deviation of each channel, of values in [0, 1]."""
-        return _mean_and_std(*self.known["moments"][self.rows].astype(np.float64).mean(axis=0)[:, :3])
-
-
 class FileImages:
     """Labelled image files, decoded when they are asked for.
 
@@ -111,12 +80,19 @@ class FileImages:
         store: Where they lie.
         files: Name of each image there.
         labels: ``(N,)`` classes.
-        mode: RGB or L, how images are decoded.
+        how: What is made of a file.
         facts: What is known of each file, see :func:`vitlab.data.files.scan.scan`.
+
+    >>> from pathlib import Path
+    >>> from vitlab.data.files.scan import Folder
+    >>> FileImages(Folder(Path("photos")), ["cat/1.jpg"], torch.tensor([0]), Decoding()).ids
+    [b'cat/1.jpg']
     """
 
-    def __init__(self, store: Store, files: list[str], labels: Tensor, mode: Mode, facts: Facts | None = None) -> None:
-        self.store, self.files, self.labels, self.mode, self.facts = store, files, labels, mode, facts
+    def __init__(
+        self, store: Store, files: list[str], labels: Tensor, how: Decoding, facts: Facts | None = None
+    ) -> None:
+        self.store, self.files, self.labels, self.how, self.facts = store, files, labels, how, facts
 
     def __len__(self) -> int:
         return len(self.files)
@@ -149,47 +125,55 @@ class FileImages:
             data = self.store.read(self.files[index])
         except OSError as error:
             raise ImageError(path, error.strerror or str(error)) from None
-        return decode_bytes(data, path, self.mode, shrink)
+        return decode_bytes(data, path, self.how, shrink)
 
     def take(self, indices: Indices) -> "FileImages":
         """Return the images at ``indices`` as a set of their own."""
         facts = None if self.facts is None else self.facts[indices]
         files = [self.files[i] for i in indices]
-        return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.mode, facts)
+        return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.how, facts)
 
     def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
         """Return the files that can be read, with what is known of them, and the reason for each that cannot."""
-        facts, reasons = scan(self.store, self.files, num_workers)
-        readable = FileImages(self.store, self.files, self.labels, self.mode, facts)
+        if self.facts is not None:
+            return self, {}
+        facts, reasons = scan(self.store, self.files, num_workers, self.how)
+        readable = FileImages(self.store, self.files, self.labels, self.how, facts)
         return readable.take(np.flatnonzero(facts["readable"])), reasons
+
+    def in_memory(self, num_workers: int) -> TensorImages:
+        """Return the images decoded; all of them must have one size."""
+        photos = DataLoader(
+            _Decoded(self), batch_size=256, num_workers=num_workers if len(self) > 4096 else 0,
+            generator=torch.Generator(),
+        )  # fmt: skip
+        return TensorImages(torch.cat(list(photos)), self.labels, self.ids)
 
     def statistics(self) -> Statistics:
         """Return mean and standard deviation of each channel, of values in [0, 1]; every image counts the same."""
-        channels = slice(0, 3) if self.mode == "RGB" else slice(3, 4)
+        channels = slice(0, 3) if self.how.mode == "RGB" else slice(3, 4)
         moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
         return _mean_and_std(*moments[:, channels])
 
 
-Images = TensorImages | FileImages  # MappedImages are TensorImages
+class _Decoded(Dataset[Tensor]):
+    def __init__(self, images: FileImages) -> None:
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return to_tensor(self.images.image(index))
+
+
+Images = TensorImages | FileImages
 
 
 def summary(images: Images, num_classes: int) -> dict[str, Any]:
     """Return number, hash and class counts of a split."""
     counts = torch.bincount(images.labels, minlength=num_classes).tolist()
     return {"n": len(images), "hash": images.split_hash, "class_counts": counts}
-
-
-def duplicates(splits: Mapping[SplitName, Images]) -> list[list[str]]:
-    """Return pairs of images with the same content in different splits, each named by split and path or number."""
-    seen: dict[bytes, tuple[SplitName, str]] = {}
-    pairs: list[list[str]] = []
-    for split, images in splits.items():
-        for i, digest in enumerate(images.digests):
-            name = f"{split}: {images.files[i] if isinstance(images, FileImages) else f'number {i}'}"
-            first = seen.setdefault(digest, (split, name))
-            if first[0] != split:
-                pairs.append([first[1], name])
-    return pairs
 
 
 def _mean_and_std(mean: np.ndarray, square: np.ndarray) -> Statistics:

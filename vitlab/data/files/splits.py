@@ -21,38 +21,59 @@ class SplitRule:
     then the validation split. A new sample therefore moves next to nothing: one or two others over each cut.
 
     Args:
-        test_share: Share of all samples in the test split; None where the data set brings its own.
-        val_share: Share of the rest in the validation split.
-        seed: Another seed gives other splits.
-        fold: k/n: validate on part k (1..n) of n equal parts of what is not test, instead of `val_share`.
-        subset: Share of the training split to keep, at least one sample a class; smaller subsets lie in larger ones.
-        file: JSON file with lists of indices or relative paths under train, val and test, used as they are.
+        test_share: Share of all images that becomes the test split, where there is none.
+        val_share: Share of the rest that becomes the validation split.
+        split_seed: Another seed gives other splits.
+        fold: k/n: validate on the k-th of n parts of what is not test, instead of `val_share`.
+        subset: Share of the training split to train on; smaller ones lie in larger ones.
+        split_file: JSON file with lists of indices or paths: train, val and test.
+
+    >>> ids = [str(i).encode() for i in range(10)]
+    >>> {name: len(chosen) for name, chosen in SplitRule().indices(ids, np.zeros(10, int)).items()}
+    {'train': 6, 'val': 2, 'test': 2}
     """
 
     def __init__(
         self,
-        test_share: float | None,
-        val_share: float,
-        seed: int = 0,
+        test_share: float = 0.2,
+        val_share: float = 0.2,
+        split_seed: int = 0,
         fold: str | None = None,
         subset: float = 1.0,
-        file: str | None = None,
+        split_file: str | None = None,
     ) -> None:
-        if test_share is not None and not 0 < test_share < 1:
-            raise ValueError(f"`data.test_share` must lie between 0 and 1, got {test_share}")
+        if not 0 < test_share <= 1:
+            raise ValueError(f"`data.test_share` must be above 0 and at most 1, got {test_share}")
         if not 0 < val_share < 1:
             raise ValueError(f"`data.val_share` must lie between 0 and 1, got {val_share}")
         if not 0 < subset <= 1:
             raise ValueError(f"`data.subset` must be above 0 and at most 1, got {subset}")
-        if file is not None and fold is not None:
-            raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {file!r}")
-        self.test_share = 0.0 if test_share is None else test_share
-        self.val_share, self.seed, self.subset = val_share, seed, subset
+        if split_file is not None and fold is not None:
+            raise ValueError(f"`data.fold` and `data.split_file` exclude each other, got {fold!r} and {split_file!r}")
+        self.test_share, self.val_share, self.subset = test_share, val_share, subset
+        self.seed, self.file = split_seed, split_file
         self.fold = _parse_fold(fold)
-        self.file = file
+
+    def facts(self) -> dict[str, object]:
+        """Return what decides who belongs to which split, for the record of a run."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+
+    def why_empty(self, name: SplitName, has_test_split: bool) -> str:
+        """Return what left a split without images."""
+        if self.file is not None:
+            return f": `data.split_file` {self.file} lists none under {name}"
+        if name == "test":
+            return "" if has_test_split else f": `data.test_share` is {self.test_share:g}"
+        if self.test_share == 1 and not has_test_split:
+            return ": `data.test_share=1` leaves none"
+        return f": `data.val_share` is {self.val_share:g} and `data.test_share` {self.test_share:g} of too few images"
 
     def indices(
-        self, ids: Sequence[bytes], labels: Indices, given_val: NDArray[np.bool_] | None = None
+        self,
+        ids: Sequence[bytes],
+        labels: Indices,
+        given_val: NDArray[np.bool_] | None = None,
+        cut_test: bool = True,
     ) -> dict[SplitName, Indices]:
         """Return the sorted indices of each split.
 
@@ -60,12 +81,13 @@ class SplitRule:
             ids: Identity of each sample.
             labels: Class of each sample.
             given_val: Which samples the data set itself sets apart for validation; folds and lists overrule it.
+            cut_test: Whether a test split is cut off; the data set may bring its own.
         """
         if self.file is not None:
             return _read_lists(self.file, ids)
         given = None if self.fold else given_val
         classes = _ranked_by_class(ids, labels, self.seed)
-        test, rest = _cut(classes, self.test_share)
+        test, rest = _cut(classes, self.test_share if cut_test else 0.0)
         if given is not None:
             val, train = [x[given[x]] for x in rest], [x[~given[x]] for x in rest]
         elif self.fold is not None:

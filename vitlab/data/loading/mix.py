@@ -35,6 +35,14 @@ class Mix:
 
             self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
+    def check_batch(self, batch_size: int, world: int) -> None:
+        """Refuse a batch whose pairs would lie in two of ``world`` processes."""
+        if self.mixing and batch_size // world % 2:
+            raise ValueError(
+                "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "
+                f"got batch_size={batch_size} and {world} processes"
+            )
+
     def __call__(self, images: Tensor, targets: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Map normalised ``(B, C, H, W)`` images and ``(B,)`` classes to mixed ones, ``(B, K)`` shares if mixed."""
         if self.erasing:

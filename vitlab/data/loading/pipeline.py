@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.files.sets import Images, MappedImages, Statistics, TensorImages
+from vitlab.data.files.sets import Images, Statistics, TensorImages
 from vitlab.data.loading.loader import Loader
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.prefetch import Prefetch
@@ -60,8 +60,8 @@ class Pipeline:
         native_size: Height and width of the stored images, in pixels; None where they differ.
         img_size: Height and width of the images the network gets, in pixels.
         augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
-        crop_scale: Smallest share of a photo's area that a random crop keeps.
-        crop_pct: Share of a photo's shorter side that evaluation looks at.
+        crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
+        crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
         interpolation: How images are resized.
     """
 
@@ -70,10 +70,12 @@ class Pipeline:
         native_size: Size | None,
         img_size: Size,
         augment: str,
-        crop_scale: float,
-        crop_pct: float,
+        crop_scale: float | None,
+        crop_pct: float | None,
         interpolation: Interpolation,
     ) -> None:
+        crop_scale = 0.08 if crop_scale is None else crop_scale
+        crop_pct = 0.875 if crop_pct is None else crop_pct
         for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
             if not 0 < share <= 1:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
@@ -83,6 +85,19 @@ class Pipeline:
         self.augment, self.crop_scale, self.crop_pct = augment, crop_scale, crop_pct
         self.buffers = Buffers()
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
+
+    def __str__(self) -> str:
+        """Say what training cuts out of an image, and evaluation.
+
+        >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
+        'random crops of 30 to 100 % of the area, evaluated on the centre, 100 % of the shorter side'
+        """
+        if self.native_size:
+            return "whole images" + (f", shifted by up to {self.pad} pixels" if self.augment != "none" else "")
+        centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
+        if self.augment == "none":
+            return f"trained and {centre}"
+        return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area, {centre}"
 
     def loader(
         self,
@@ -96,14 +111,12 @@ class Pipeline:
         """Return the batches of a split: augmented ones in the order of training, plain ones else."""
         augment = self.augment if isinstance(order, TrainOrder) else "none"
         loader: Loader
-        if isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
+        if self.native_size and isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
             moving = augment == "crop-flip"
-            rows = images.rows if isinstance(images, MappedImages) else None
             pixels, labels = images.images, images.labels
-            if rows is None and device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
+            if device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
                 pixels, labels = pixels.to(device), labels.to(device)
-            window = self.native_size or self.img_size
-            loader = TensorLoader(pixels, labels, order, window, self.pad if moving else 0, moving, rows)
+            loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving)
             resident = pixels.device.type == "cuda"
         else:
             loader = SampleLoader(images, order, self.transform(augment, mean), num_workers, complain)
@@ -142,3 +155,10 @@ class Pipeline:
 
     def _centre(self) -> CentreCrop:
         return CentreCrop(self.img_size, self.crop_pct, self.interpolation)
+
+
+def check_at_least(least: int, **numbers: int) -> None:
+    """Refuse numbers that are too small, by the names that a user knows them by."""
+    for name, number in numbers.items():
+        if number < least:
+            raise ValueError(f"`data.{name}` must be at least {least}, got {number}")

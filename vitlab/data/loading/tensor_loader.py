@@ -30,7 +30,6 @@ class TensorLoader(Loader):
         window: Height and width of what is cut out.
         pad: Black pixels added on every side before cutting.
         augment: Draw place and mirroring from each sample's seed; else the centre is cut out.
-        rows: Where each sample lies among the images; default: sample i is image i.
     """
 
     def __init__(
@@ -41,11 +40,10 @@ class TensorLoader(Loader):
         window: tuple[int, int],
         pad: int = 0,
         augment: bool = False,
-        rows: Indices | None = None,
     ) -> None:
         super().__init__(order)
         self.images = F.pad(images, (pad, pad, pad, pad)) if pad else images
-        self.labels, self.rows = labels, rows
+        self.labels = labels
         self.window = window
         self.chunk = min(_CHUNK, _CHUNK_BYTES // (images.shape[1] * window[0] * window[1]))
         self.augment = augment
@@ -62,8 +60,6 @@ class TensorLoader(Loader):
         sizes = [len(step.indices) for step in group]
         indices = np.concatenate([step.indices for step in group])
         labels = self.labels[self._index(indices)]
-        if self.rows is not None:
-            indices = self.rows[indices]
         if self.augment:
             images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
         else:

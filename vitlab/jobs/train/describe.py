@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
@@ -16,10 +17,11 @@ from vitlab.callbacks.record import now_utc
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
+from vitlab.data.record import TRAINED_ON, numbers
 from vitlab.jobs.train.job import Job
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim.param_groups import describe_groups
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import whole, write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -76,19 +78,25 @@ def _teacher_line(task: Distillation) -> str:
 
 
 def _data_line(data: ImageData) -> str:
+    data.compare_with_test()
     facts = data.fingerprint()
     splits = facts["splits"]
     size = "x".join(map(str, (data.in_chans, *data.img_size)))
     counts = f"{splits['train']['n']:,} training and {splits['val']['n']:,} validation images"
     faults = {
         "unreadable and left out": len(facts["unreadable"]),
-        "in both splits": facts["duplicates"],
+        "the same in two splits": facts["duplicates"],
+        "nearly the same in two splits": facts["near_duplicates"],
+        "the same under two labels": facts["contradictions"],
         "classes without training images": splits["train"]["class_counts"].count(0),
         "classes without validation images": splits["val"]["class_counts"].count(0),
     }
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
-    line = f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes"
-    return f"{line} ({found}; see data.json)" if found else line
+    line = f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes, {data.pipeline}"
+    line = f"{line} ({found}; see data.json)" if found else line
+    leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
+    told = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
+    return "\n       ".join([line, *facts["notes"], *told])
 
 
 def _train_line(job: Job) -> str:
@@ -112,6 +120,8 @@ def describe(job: Job) -> None:
     run.write("param_groups.json", describe_groups(net, job.task.optimizer_groups(), job.task.hparams["lr"]))
     run.write("model.json", job.facts)
     run.write("data.json", job.data.fingerprint())
+    with whole(run.path / TRAINED_ON) as beside:
+        np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
     record = run.record
     run.write("run.json", {**record, **_facts(job), "started": record.get("started") or now_utc()})
     for logger in job.trainer.loggers:

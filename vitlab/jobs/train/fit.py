@@ -59,6 +59,7 @@ def _try(job: Job) -> None:
     with user_mistakes():
         job.data.prepare_data()
         job.data.setup("fit")
+        job.data.train_dataloader(), job.data.val_dataloader()
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
     say(header(job) + "\n\ndry run: all of it can be built; nothing was written")

@@ -1,0 +1,192 @@
+"""Runs on folders of images, by the command: what is trained on, what leaks, what is measured."""
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from vitlab.cli.main import main
+from vitlab.runs.directory import RunDir
+
+REPOSITORY = Path(__file__).parents[2]
+TINY = ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--model.depth=1",
+        "--model.embed_dim=24", "--model.num_heads=2", "--data.num_workers=0"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def _fill(root, counts, names=("ant", "bee", "cat"), size=32, seed=0):
+    rng = np.random.default_rng(seed)
+    for part, n in counts.items():
+        for name in names:
+            (root / part / name).mkdir(parents=True, exist_ok=True)
+            for i in range(n):
+                coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+                coarse.resize((size, size)).save(root / part / name / f"{i}.png")
+    return root
+
+
+def _fit(*arguments, config="cifar10_t2t", name="run"):
+    return main(["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml"), "--name", name, *TINY, *arguments])
+
+
+def test_the_cifar_recipe_is_that_recipe_on_folders_of_small_images(tmp_path, capsys):
+    root = _fill(tmp_path / "cifar", {"train": 12, "test": 4})
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
+    out = capsys.readouterr().out
+    assert "of 3x32x32, 3 classes, whole images, shifted by up to 4 pixels" in out
+    facts = RunDir("runs/run").data
+    assert facts["native_size"] == facts["img_size"] == [32, 32]
+    config = yaml.safe_load(Path("runs/run/config.yaml").read_text())["data"]["init_args"]
+    assert (config["mixup"], config["random_erasing"], config["img_size"]) == (0.8, 0.25, None)
+    assert main(["test", "run"]) == 0
+    assert main(["predict", "run", str(root / "test"), "-o", "out.csv"]) == 0
+
+
+def test_the_header_and_the_test_tell_of_training_images_in_the_test_split(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"train": 12, "val": 4, "test": 4})
+    shutil.copy(root / "train" / "ant" / "0.png", root / "test" / "ant" / "copy.png")
+    shutil.copy(root / "train" / "ant" / "1.png", root / "train" / "bee" / "other.png")
+    with Image.open(root / "train" / "cat" / "2.png") as image:
+        image.save(root / "test" / "cat" / "again.jpg", quality=90)
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
+    out = capsys.readouterr().out
+    assert "the same in two splits: 1, nearly the same in two splits: 1, the same under two labels: 1" in out
+    assert "training images are in the test split: train: train/ant/0.png = test: test/ant/copy.png" in out
+    facts = RunDir("runs/run").data
+    assert facts["first_contradictions"] == [["train: train/ant/1.png", "train: train/bee/other.png"]]
+    assert facts["first_near_duplicates"] == [["train: train/cat/2.png", "test: test/cat/again.jpg"]]
+    assert "test" not in facts["splits"]
+    assert main(["test", "run"]) == 0
+    assert "1 of the 14 images were trained on; acc1 0." in capsys.readouterr().out
+    assert RunDir("runs/run").results["test"]["trained_on"] == 1
+
+
+def test_a_split_that_was_changed_after_training_and_holds_training_images_is_no_test(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"": 20})
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
+    assert main(["test", "run"]) == 0
+    assert main(["test", "run", "--data.test_share=0.5"]) == 2
+    assert "of its 30 images were trained on: leave the split as it was" in capsys.readouterr().err
+    assert main(["validate", "run", "--data.fold=2/4"]) == 2
+    assert "the val split is not that of the run" in capsys.readouterr().err
+    assert main(["test", "run", "--data.test_share=0.5", "--with_training_images"]) == 0
+    out = capsys.readouterr().out
+    assert "test with training images/acc1" in out and "\ntest/acc1" not in out
+    assert "not a measure of new images: " in out
+    results = json.loads(Path("runs/run/results.json").read_text())
+    assert results["test"]["n"] == 12 and "trained_on" not in results["test"]
+    assert [row["split"] for row in results["variations"]] == ["test with training images"]
+
+
+def test_a_run_is_measured_on_other_images_of_some_of_its_classes(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"train": 12, "test": 4})
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
+    other = _fill(tmp_path / "other", {"test": 5}, ["cat", "ant"], size=50, seed=9)
+    assert main(["test", "run", f"--data.root={other}"]) == 0
+    assert "on 10 images" in capsys.readouterr().out
+    undivided = _fill(tmp_path / "undivided", {"": 5}, ["n2", "ant"], seed=8)
+    assert main(["test", "run", f"--data.root={undivided}", "--data.test_share=1"]) == 2
+    assert "does not know the classes n2" in capsys.readouterr().err
+    Path("names.json").write_text(json.dumps({"n2": "bee"}))
+    assert main(["test", "run", f"--data.root={undivided}", "--data.test_share=1", "--data.class_map=names.json"]) == 0
+    assert "on 10 images" in capsys.readouterr().out
+    predictions = RunDir("runs/run").results["variations"]
+    assert [row["n"] for row in predictions] == [10, 10]
+
+
+def _mkfifo(root):
+    os.mkfifo(root / "train" / "ant" / "pipe.png")
+
+
+def _link_above(root):
+    os.symlink("..", root / "train" / "ant" / "loop")
+
+
+def _case(root):
+    shutil.copytree(root / "train" / "cat", root / "train" / "Cat")
+
+
+def _flat_test(root):
+    for path in (root / "test").rglob("*.png"):
+        os.rename(path, root / "test" / f"{path.parent.name}{path.name}")
+    for path in (root / "test").iterdir():
+        if path.is_dir():
+            path.rmdir()
+
+
+def _two_tests(root):
+    shutil.copytree(root / "test", root / "tests")
+
+
+def _no_val(root):
+    shutil.rmtree(root / "test")
+    shutil.rmtree(root / "train")
+    for name in ("ant", "bee"):
+        (root / "train" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32), (name == "ant" and "red") or "blue").save(root / "train" / name / "0.png")
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (_mkfifo, r"ant/pipe.png: neither a file nor a folder"),
+        (_link_above, r"ant/loop leads to .*, above its class: remove the link"),
+        (_case, "the classes Cat, cat in .* differ in case alone"),
+        (_two_tests, "test and tests would both be the test split"),
+        (_no_val, "the val split has no image"),
+    ],
+)
+def test_a_structure_that_is_not_what_it_seems_is_refused_before_training(tmp_path, capsys, change, message):
+    root = _fill(tmp_path / "photos", {"train": 4, "test": 2})
+    change(root)
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2", "--dry_run") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+
+
+def test_a_root_that_is_too_high_is_refused_with_the_one_that_is_meant(tmp_path, capsys):
+    root = _fill(tmp_path / "ILSVRC" / "Data" / "CLS-LOC", {"": 3})
+    assert _fit("--data=ImageFolder", f"--data.root={tmp_path / 'ILSVRC'}", "--dry_run") == 2
+    assert f"did you mean {root}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["Val", "tests", "valid"])
+def test_parts_are_known_by_their_usual_names_in_any_case(tmp_path, capsys, folder):
+    root = _fill(tmp_path / "photos", {"Train": 8, folder: 2, "extra": 1})
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2", "--dry_run") == 0
+    out = capsys.readouterr().out
+    assert "22 training and 2 validation images" in out and "3 classes" in out
+    assert "folders that are no split are left out: extra" in out
+
+
+def test_a_flat_test_folder_is_told_by_fit_and_refused_by_test(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"train": 8, "test": 2})
+    _flat_test(root)
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=2") == 0
+    told = f"{root / 'test'} holds files and no class folders: sort them into test/CLASS/"
+    assert f"the test split cannot be read: {told}" in capsys.readouterr().out
+    assert main(["test", "run"]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_key_of_another_class_is_not_suggested_for_itself(capsys):
+    assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), "--data.root=x"]) == 2
+    assert "`data.root`: other classes of `data` have it, the one chosen has not" in capsys.readouterr().err
+
+
+def test_a_dry_run_refuses_what_training_would_refuse(tmp_path, capsys):
+    root = _fill(tmp_path / "photos", {"train": 8, "test": 2})
+    assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=1000", "--dry_run") == 2
+    assert "`data.batch_size` must not exceed the number of training images" in capsys.readouterr().err

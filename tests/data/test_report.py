@@ -1,0 +1,69 @@
+"""The report on a folder, and its command."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitlab.cli.data import main as data_command
+from vitlab.data.image_folder import ImageFolder
+from vitlab.data.report import as_text, report
+from vitlab.errors import UsageError
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    rng = np.random.default_rng(0)
+    for part, n in (("train", 10), ("val", 4), ("test", 3)):
+        for name in ("cat", "dog"):
+            place = tmp_path / "photos" / part / name
+            place.mkdir(parents=True)
+            for i in range(n):
+                pixels = rng.integers(0, 256, (24, 16 + i, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    return tmp_path / "photos"
+
+
+def test_the_report_tells_what_is_there(photos):
+    (photos / "train" / "cat" / "bad\n\x1b[31m.jpg").write_bytes(b"")
+    (photos / "test" / "dog" / "twin.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
+    (photos / "train" / "empty").mkdir()
+    found = report(ImageFolder(str(photos), num_workers=0))
+    assert found["images"] == {"train": 20, "val": 8, "test": 7}
+    assert found["class_counts"] == {"train": [10, 10], "val": [4, 4], "test": [3, 4]}
+    assert found["kinds"] == {"PNG RGB": 35} and found["width"] == {"min": 16, "median": 18, "max": 25}
+    assert list(found["unreadable"].values()) == ["the file is empty"]
+    assert found["duplicates_across_splits"] == [["train: train/cat/0.png", "test: test/dog/twin.png"]]
+    assert found["same_image_under_two_labels"] == found["duplicates_across_splits"]
+    assert found["problems"] == ["folders without images are no classes: empty"]
+    assert "\x1b" not in as_text(found) and "\ndog      10       4       4" in as_text(found)
+
+
+def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):
+    (photos / "test" / "gnu").mkdir()
+    (photos / "test" / "gnu" / "0.png").write_bytes((photos / "train" / "cat" / "0.png").read_bytes())
+    found = report(ImageFolder(str(photos), num_workers=0))
+    assert any("test/gnu: this class is not among those" in problem for problem in found["problems"])
+    assert found["images"] == {"train": 20, "val": 8}
+
+
+@pytest.mark.parametrize("augment", ["crop-flip", "rand-m9-mstd0.5-inc1"])
+def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
+    drawn, written = tmp_path / "out" / "samples.png", tmp_path / "report.json"
+    assert data_command([str(photos), "--augment", augment, "--img_size", "20", "-o", str(drawn), "--json",
+                         str(written), "--num_workers", "0"]) == 0  # fmt: skip
+    assert "34 readable images" in capsys.readouterr().out
+    with Image.open(drawn) as sheet:
+        assert sheet.size == (8 * 22, 8 * 22)
+    assert json.loads(written.read_text())["images"]["train"] == 20
+
+
+@pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], []])
+def test_mistakes_are_one_line(tmp_path, monkeypatch, argv):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as error:
+        data_command(argv)
+    assert re.match(r"[^\n]+$", str(error.value))

@@ -1,0 +1,54 @@
+"""Images that are the same, or nearly."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image, ImageEnhance
+
+from vitlab.data.files.scan import look_of
+from vitlab.data.files.twins import near
+
+
+def _photo(rng, size=160):
+    coarse = Image.fromarray(rng.integers(0, 256, (9, 9, 3), dtype=np.uint8))
+    return coarse.resize((size, size), Image.Resampling.BICUBIC)
+
+
+def _encoded(image, **settings):
+    file = io.BytesIO()
+    image.save(file, **settings)
+    return Image.open(file).convert("RGB")
+
+
+CHANGES = {
+    "encoded anew": lambda image: _encoded(image, format="JPEG", quality=60),
+    "smaller": lambda image: image.resize((90, 90)),
+    "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
+    "grey": lambda image: image.convert("L").convert("RGB"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_picture_is_found_again_after_small_changes_and_no_other_is(change):
+    rng = np.random.default_rng(0)
+    photos = [_photo(rng) for _ in range(300)]
+    changed = [CHANGES[change](photo) for photo in photos[:40]]
+    first, second = (np.array([look_of(image) for image in images]) for images in (photos, changed))
+    assert near(first, second) == [(i, i) for i in range(40)]
+
+
+def test_images_without_structure_are_not_taken_for_each_other():
+    looks = np.array([look_of(Image.new("RGB", (50, 50), (i, i, i))) for i in range(20)])
+    assert near(looks, looks) == []
+
+
+def test_what_is_found_is_what_comparing_all_pairs_finds():
+    rng = np.random.default_rng(1)
+    first = rng.integers(0, 2**63, (200, 4)).astype(np.uint64)
+    second = first[:50].copy()
+    for row in second:
+        for bit in rng.choice(256, rng.integers(0, 20), replace=False):
+            row[bit // 64] ^= np.uint64(1) << np.uint64(bit % 64)
+    bits = np.bitwise_count(first[:, None] ^ second[None]).sum(2)
+    assert near(first, second) == sorted(zip(*(x.tolist() for x in np.nonzero(bits <= 12)), strict=True))

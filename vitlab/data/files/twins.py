@@ -1,0 +1,95 @@
+"""Images that are the same, or nearly: in two splits, or under two labels."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.files.splits import SplitName
+
+Pairs = list[list[str]]  # of images, each named by split and path or number
+_SHOWN = 20
+_NEAR = 12  # of 256 bits
+_CHUNK = 4096  # images compared at once
+_BUCKET = 256  # images that share a row of 16 bits, beyond which the row says nothing
+
+
+def twins(splits: Mapping[SplitName, Images]) -> dict[str, Any]:
+    """Return how many images are the same, the same under two labels, or nearly the same in two splits, and which."""
+    found = {
+        "duplicates": duplicates(splits),
+        "contradictions": contradictions(splits),
+        "near_duplicates": near_duplicates(splits),
+    }
+    return {name: len(pairs) for name, pairs in found.items()} | {f"first_{k}": v[:_SHOWN] for k, v in found.items()}
+
+
+def duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
+    """Return pairs of images with the same content in different splits."""
+    seen: dict[bytes, tuple[SplitName, str]] = {}
+    pairs: Pairs = []
+    for split, images in splits.items():
+        for i, digest in enumerate(images.digests):
+            first = seen.setdefault(digest, (split, name_of(split, images, i)))
+            if first[0] != split:
+                pairs.append([first[1], name_of(split, images, i)])
+    return pairs
+
+
+def contradictions(splits: Mapping[SplitName, Images]) -> Pairs:
+    """Return pairs of images with the same content under different labels."""
+    seen: dict[bytes, tuple[object, str]] = {}
+    pairs: Pairs = []
+    for split, images in splits.items():
+        for i, (digest, label) in enumerate(zip(images.digests, images.labels.tolist(), strict=True)):
+            first = seen.setdefault(digest, (label, name_of(split, images, i)))
+            if first[0] != label:
+                pairs.append([first[1], name_of(split, images, i)])
+    return pairs
+
+
+def near_duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
+    """Return pairs of files in different splits that differ but look the same, by their difference hashes."""
+    pairs: Pairs = []
+    files = [(name, images) for name, images in splits.items() if isinstance(images, FileImages)]
+    for k, (name, images) in enumerate(files):
+        for earlier, others in files[:k]:
+            for i, j in near(others.known["look"], images.known["look"]):
+                if others.digests[i] != images.digests[j]:
+                    pairs.append([name_of(earlier, others, i), name_of(name, images, j)])
+    return pairs
+
+
+def near(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> list[tuple[int, int]]:
+    """Return which of ``(N, 4)`` and ``(M, 4)`` hashes of 256 bits differ in few bits.
+
+    Two that differ in fewer than 16 bits share one of their 16 rows of 16 bits, by which they are found. Images
+    without structure, of which half the rows are empty, are left out.
+
+    >>> a, b = np.random.default_rng(0).integers(0, 2**63, (2, 3, 4)).astype(np.uint64)
+    >>> b[2] = a[1] ^ np.uint64(5)
+    >>> near(a, b)
+    [(1, 2)]
+    """
+    rows, others = (np.ascontiguousarray(x).view(np.uint16).reshape(len(x), 16) for x in (first, second))
+    structured = (rows != 0).sum(1) > 8
+    found: set[tuple[int, int]] = set()
+    for k in range(16):
+        usable = np.flatnonzero(structured & (rows[:, k] != 0))
+        order = usable[np.argsort(rows[usable, k], kind="stable")]
+        for some in range(0, len(others), _CHUNK):
+            keys, wanted = rows[order, k], others[some : some + _CHUNK, k]
+            start, end = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
+            count = np.where(end - start <= _BUCKET, end - start, 0)
+            j = np.repeat(np.arange(len(wanted)), count) + some
+            i = order[np.arange(len(j)) + np.repeat(start - np.cumsum(count) + count, count)]
+            bits = np.bitwise_count(first[i] ^ second[j]).sum(1)
+            found |= set(zip(i[bits <= _NEAR].tolist(), j[bits <= _NEAR].tolist(), strict=True))
+    return sorted(found)
+
+
+def name_of(split: str, images: Images, index: int) -> str:
+    """Return what a person calls an image: its split, and its path or number."""
+    return f"{split}: {images.files[index] if isinstance(images, FileImages) else f'number {index}'}"

@@ -1,0 +1,127 @@
+"""Packed images on disk: shards of encoded images, one after the other, and an index beside them."""
+
+import io
+import json
+import mmap
+import os
+import zlib
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.data.files.scan import FACTS, Facts
+
+INDEX, VERSION = "index.npz", 2
+ROW = np.dtype(
+    [
+        ("label", "i4"),
+        ("part", "u1"),  # 0 train, 1 val, 2 test; 0 also where there is one folder only
+        ("shard", "i4"),
+        ("offset", "i8"),  # in the shard, in bytes
+        ("length", "i8"),  # of the encoded image, in bytes
+        ("crc", "u4"),  # CRC-32 of the encoded image
+        ("facts", FACTS),  # of the source file, as in `scan`, so that splits and statistics are those of the source
+    ]
+)
+PARTS = ("train", "val", "test")
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard.
+
+    >>> shard_name(3)
+    'images-00003.bin'
+    """
+    return f"images-{number:05}.bin"
+
+
+def write_index(folder: Path, header: dict[str, Any], rows: np.ndarray) -> None:
+    """Write what makes a folder of shards a packed set."""
+    content = io.BytesIO()
+    np.savez_compressed(content, rows=rows, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8))
+    beside = folder / f".{INDEX}"
+    with beside.open("wb") as file:
+        file.write(content.getvalue())
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, folder / INDEX)
+
+
+def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
+    """Return header and rows of a packed set whose shards have the length that they should have."""
+    try:
+        stored = np.load(io.BytesIO((root / INDEX).read_bytes()), allow_pickle=False)  # zip keeps a CRC of each member
+        header, rows = json.loads(stored["header"].tobytes()), stored["rows"]
+        version = header["version"]
+    except FileNotFoundError:
+        raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
+    except Exception as error:  # a damaged archive fails in many ways
+        raise ValueError(f"{root / INDEX} cannot be read: {error}; pack it again") from None
+    if version != VERSION or rows.dtype != ROW:
+        raise ValueError(
+            f"{root} was packed by another version of vitlab (format {version}, this is {VERSION}), whose images are "
+            f"cut to squares: pack the photos again, `vitlab pack PHOTOS {root}-{VERSION}`"
+        )
+    for number in np.unique(rows["shard"]).tolist():
+        mine = rows[rows["shard"] == number]
+        expected, path = int((mine["offset"] + mine["length"]).max()), root / shard_name(number)
+        found = path.stat().st_size if path.is_file() else 0
+        if found != expected:
+            raise ValueError(f"{path} has {found} bytes instead of {expected}; pack it again")
+    return header, rows
+
+
+class PackedStore:
+    """The images of a packed set, each under the path of its source file.
+
+    Args:
+        root: Folder of the shards.
+        files: Path of each source file.
+        rows: Where each image lies.
+    """
+
+    def __init__(self, root: Path, files: list[str], rows: np.ndarray) -> None:
+        self.root, self.place = root, os.fspath(root.resolve())
+        self.rows = rows
+        self.number = {file: i for i, file in enumerate(files)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "shards"}
+
+    @cached_property
+    def shards(self) -> dict[int, mmap.mmap]:
+        """The shards, mapped into memory, which all processes share."""
+        shards = {}
+        for number in np.unique(self.rows["shard"]).tolist():
+            with (self.root / shard_name(number)).open("rb") as file:
+                shards[number] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return shards
+
+    def path(self, file: str) -> str:
+        """Return the path of the source file."""
+        return file
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of an image."""
+        row = self.rows[self.number[file]]
+        return self.shards[int(row["shard"])][int(row["offset"]) : int(row["offset"]) + int(row["length"])]
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        """Return length and checksum."""
+        row = self.rows[self.number[file]]
+        return int(row["length"]), int(row["crc"])
+
+    def identity(self, file: str) -> bytes:
+        """Return the path of the source file."""
+        return os.fsencode(file)
+
+    def damaged(self, file: str) -> bool:
+        """Return whether an image is not as it was packed."""
+        return zlib.crc32(self.read(file)) != self.rows[self.number[file]]["crc"]
+
+
+def facts_of(rows: np.ndarray) -> Facts:
+    """Return what is known of the source files."""
+    return np.ascontiguousarray(rows["facts"])

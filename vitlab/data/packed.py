@@ -1,0 +1,56 @@
+"""Photos that `vitlab pack` has packed."""
+
+import os
+from pathlib import Path
+from typing import Unpack
+
+import numpy as np
+import torch
+
+from vitlab.data.arguments import PhotoArgs
+from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.pack.shards import PARTS, PackedStore, facts_of, read_index
+from vitlab.data.photos import Photos
+
+
+class Packed(Photos):
+    """Photos packed by `vitlab pack`, used as :class:`ImageFolder` uses the folder that they were packed from.
+
+    Args:
+        root: Folder that `vitlab pack` has written.
+        verify: Compare each image of a split with its checksum before the split is used (1 GB/s).
+        **photos: Passed to :class:`Photos`.
+    """
+
+    def __init__(self, root: str, verify: bool = True, **photos: Unpack[PhotoArgs]) -> None:
+        self.root, self.verify = Path(root), verify
+        header, self.rows = read_index(self.root)
+        self.files: list[str] = header["files"]
+        self.packed_names: list[str] = header["class_names"]
+        self.store = PackedStore(self.root, self.files, self.rows)
+        for name in ("value_range", "max_pixels"):
+            if photos.setdefault(name, header[name]) != header[name]:  # type: ignore[misc]
+                raise ValueError(
+                    f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; pack again"
+                )
+        sizes = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
+        super().__init__(
+            place=root, parts=header["parts"], class_names=self.packed_names,
+            sizes=[(h, w) for h, w in sizes], **photos,
+        )  # fmt: skip
+
+    def list_files(self, parts: list[str]) -> FileImages:
+        """Return the images of some parts, with what was known of them when they were packed."""
+        numbers = self.class_numbers()
+        chosen = np.flatnonzero(np.isin(self.rows["part"], [PARTS.index(part) for part in parts]))
+        labels = np.array([numbers[name] for name in self.packed_names])[self.rows["label"][chosen]]
+        files = [self.files[i] for i in chosen]
+        return FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts_of(self.rows[chosen]))
+
+    def admit(self, images: Images) -> Images:
+        """Return a split whose images are those that were packed."""
+        assert isinstance(images, FileImages)
+        for file in images.files if self.verify else []:
+            if self.store.damaged(file):
+                raise ValueError(f"{self.root} is damaged: {os.fsdecode(file)} is not as it was packed; pack it again")
+        return super().admit(images)

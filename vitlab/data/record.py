@@ -1,0 +1,126 @@
+"""What a run keeps of its data, and what data must know of the run that is measured on it."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vitlab.data.files.sets import Images, summary
+from vitlab.data.files.splits import SplitName, SplitRule
+from vitlab.data.files.twins import twins
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TRAINED_ON = "trained_on.npy"  # in a run's directory: a number for each training image, see `numbers`
+
+
+def record(
+    splits: Mapping[SplitName, Images], held_back: Mapping[SplitName, Images], class_names: list[str]
+) -> dict[str, Any]:
+    """Return classes, splits and doubles as plain values.
+
+    Args:
+        splits: The splits built so far.
+        held_back: The test split in training: compared with the others and not described.
+        class_names: Name of each class.
+    """
+    return {
+        "class_names": class_names,
+        "splits": {name: summary(images, len(class_names)) for name, images in splits.items()},
+        **twins({**splits, **held_back}),
+    }
+
+
+def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:
+    """Refuse to continue a run on another training split than that of its checkpoint."""
+    if "train" in splits and "split_hash" in state and splits["train"].split_hash != state["split_hash"]:
+        now, then = splits["train"].split_hash, state["split_hash"]
+        raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
+
+
+class Trained:
+    """A run that is measured: its classes, and which images it has seen.
+
+    Args:
+        facts: The run's data.json.
+        images: ``(N,)`` numbers of the images it was trained on, see :func:`numbers`; None where nobody knows.
+        split: The split that it is measured on.
+        allow: Whether that one, if it was changed, may hold some of them.
+    """
+
+    def __init__(
+        self, facts: dict[str, Any], images: NDArray[np.uint64] | None, split: SplitName, allow: bool = False
+    ) -> None:
+        self.class_names: list[str] = facts["class_names"]
+        self.img_size: list[int] | None = facts.get("img_size")
+        self.rule = facts.get("split_rule")
+        self.images, self.split, self.allow = images, split, allow
+        self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split measured the run was trained on
+        self.changed = False
+
+    def compare(self, name: SplitName, images: Images, rule: SplitRule) -> None:
+        """Find the training images in a split; one that was changed since the training must have none."""
+        if self.images is None or name != self.split:
+            return
+        self.met = np.isin(numbers(images), self.images)
+        self.changed = bool(self.met.any()) and self.rule != rule.facts()
+        if self.changed and not self.allow:
+            raise ValueError(
+                f"the {name} split is not that of the run, and {self.met.sum():,} of its {len(images):,} images were "
+                "trained on: leave the split as it was, or measure it all the same with --with_training_images"
+            )
+
+    def among(self, table: "pd.DataFrame") -> dict[str, float]:
+        """Return how many images measured were trained on, and the accuracy on the others.
+
+        Args:
+            table: A row for each image in the order of the split.
+        """
+        if not self.met.any() or len(self.met) != len(table):
+            return {}
+        found: dict[str, float] = {"trained_on": int(self.met.sum())}
+        if {"target", "prediction"} <= set(table) and not self.met.all():
+            others = table[~self.met]
+            found["acc1_of_others"] = float((others["target"] == others["prediction"]).mean())
+        return found
+
+    def sentences(self, seen: dict[str, float], n: int) -> list[str]:
+        """Return what a person must know of the images measured; ``seen`` is what :meth:`among` has returned."""
+        if not seen:
+            return []
+        rest = f"; acc1 {seen['acc1_of_others']:.4f} on the others" if "acc1_of_others" in seen else ""
+        what = "not a measure of new images: " if self.changed else ""
+        return [f"{what}{seen['trained_on']:,} of the {n:,} images were trained on{rest}"]
+
+
+RUN: ContextVar[Trained | None] = ContextVar("RUN", default=None)
+
+
+@contextmanager
+def measured(run: Trained) -> Iterator[Trained]:
+    """Let data that is built and read in this context be that of a run."""
+    token = RUN.set(run)
+    try:
+        yield run
+    finally:
+        RUN.reset(token)
+
+
+def numbers(images: Images) -> NDArray[np.uint64]:
+    """Return a number for each image that is made of its content alone."""
+    return np.frombuffer(b"".join(digest[:8] for digest in images.digests), dtype=np.uint64)
+
+
+def read_numbers(path: Path) -> NDArray[np.uint64] | None:
+    """Return the numbers that a run keeps of its training images; None where it has kept none."""
+    try:
+        return np.load(path, allow_pickle=False) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path} is damaged: {error}; remove it to measure without knowing what was trained on"
+        ) from error
