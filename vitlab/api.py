@@ -87,18 +87,19 @@ def load(source: PathLike = "last") -> "Loaded":
     return load_trained(os.fspath(source))
 
 
-def ablate(file: PathLike) -> "Lab":
+def ablate(file: PathLike, trust_command: bool = False) -> "Lab":
     """Return the comparison that a file describes, to ``plan``, ``run`` and ``report``.
 
     >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, or the name of a shipped experiment such as ``position_embeddings/probe``.
+        file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence.
+        trust_command: Whether `run.command` of the file, which may be any program, may be started.
     """
     from vitlab.ablation.lab import Lab
 
-    return Lab(os.fspath(file))
+    return Lab(os.fspath(file), trust_command=trust_command)
 
 
 def _text(path: PathLike | None) -> str | None:

@@ -40,7 +40,8 @@ class Lab:
     def start(self, word="run", *more, toy=None, sleep=0.0, terminal=None):
         env = {**os.environ, "TOY_STARTS": str(self.starts), "TOY_SLEEP": str(sleep), "TOY": json.dumps(toy or {})}
         env["PYTHONPATH"] = str(Path(__file__).parents[2])
-        words = [sys.executable, "-m", "vitlab", "ablate", word, "toy.yaml", *more]
+        trust = ["--trust_command"] if word in ("plan", "run") else []
+        words = [sys.executable, "-m", "vitlab", "ablate", word, "toy.yaml", *more, *trust]
         pipes = {"stdout": terminal or subprocess.PIPE, "stderr": terminal or subprocess.PIPE}
         self.processes.append(subprocess.Popen(words, cwd=self.path, env=env, text=True, **pipes))
         return self.processes[-1]

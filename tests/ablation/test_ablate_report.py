@@ -100,6 +100,7 @@ def finish(cell, images=500):
     run.write("results.json", {"test": result})
     facts = {"commit": "abc", "dirty": True, "diff": "0123456789", "versions": {"torch": "2.10"}, "devices": ["toy"]}
     run.write("run.json", {**facts, "python": "3.11", "threads": 1, "peak_memory": {"host": 2**28}})
+    run.write("data.json", cell.resolved.data)
     done = {"id": cell.id, "parts": cell.parts, "file": cell.ablation.digest, "host": "here", "seconds": 12.5}
     run.write("done.json", {**done, "ended": "2026-01-01T00:00:00+00:00"})
     lines = [{"step": 10 * e, "epoch": e, "images_per_second": 900.0 + e} for e in range(4)]

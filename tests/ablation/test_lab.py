@@ -9,7 +9,7 @@ from vitlab.errors import UsageError
 @pytest.fixture
 def toy(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
-    return Lab("toy.yaml")
+    return Lab("toy.yaml", trust_command=True)
 
 
 def test_a_comparison_goes_from_plan_to_verdict_in_python_without_a_word(toy, lab, capfd):

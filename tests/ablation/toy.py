@@ -24,6 +24,7 @@ DEFAULTS = {
     "model.sd": 0.01,
     "seed_everything": 0,
 }
+IMAGES = 10_000
 GAIN = {"none": 0.0, "learned": 0.2, "sincos2d": 0.2, "rope2d": 0.25}
 
 
@@ -84,7 +85,7 @@ def fit(args):
         count(run, "fit")
         misbehave(config, run)
     write(run / "config.yaml", yaml.safe_dump(nested(config)))
-    splits = {"train": {"n": 640}, "val": {"n": 100}}
+    splits = {"train": {"n": int(os.environ.get("TOY_IMAGES", 640))}, "val": {"n": IMAGES}}
     facts_of_data = {"data": "Toy", "class_names": ["a", "b"], "mean": [0.5], "std": [0.5], "splits": splits}
     write(run / "data.json", facts_of_data)
     write(run / "model.json", {"parameters": 1000, "macs": 500, "flops": 1000, "tokens": 17, "grid": [4, 4]})
@@ -141,8 +142,21 @@ def evaluate(split, args):
     epoch = json.loads(checkpoint.read_text())["epoch"]
     acc = accuracy(flat(yaml.safe_load((run / "config.yaml").read_text())), epoch)
     old = json.loads((run / "results.json").read_text()) if (run / "results.json").exists() else {}
-    result = {"acc1": acc, "loss": 1 - acc, "n": 100.0, "checkpoint": checkpoint.name, "sha256": "0"}
+    acc = round(acc * IMAGES) / IMAGES
+    if os.environ.get("TOY_PREDICTIONS"):
+        predict(run, split, round(acc * IMAGES))
+    result = {"acc1": acc, "loss": 1 - acc, "n": float(IMAGES), "checkpoint": checkpoint.name, "sha256": "0"}
     write(run / "results.json", {**old, split: result})
+
+
+def predict(run, split, right):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"index": range(IMAGES), "target": [0] * IMAGES, "prediction": [0] * right + [1] * (IMAGES - right)}
+    (run / "predictions").mkdir(exist_ok=True)
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    pq.write_table(table, run / f"predictions/{split}.parquet")
 
 
 def analyze(args):

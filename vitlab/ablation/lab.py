@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from vitlab.ablation.evidence.protocol import note
 from vitlab.ablation.file import spec
-from vitlab.ablation.work.cells import Cell, cells_of
+from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.process import worker_count
 from vitlab.ablation.work.resolve import known, resolve
 from vitlab.ablation.work.status import Status, status_of
@@ -20,6 +21,7 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
 if TYPE_CHECKING:
+    from vitlab.ablation.evidence.verify import Verified
     from vitlab.ablation.report.write import Report
     from vitlab.ablation.verdict.plan import Plan
 
@@ -38,16 +40,23 @@ class Lab:
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, or the name of a shipped experiment.
+        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` has written.
         caller: How the message about a missing file names the call.
+        trust_command: Whether `run.command` of the file, which may be any program, may be started.
 
     Raises:
         UsageError: The file is not there or has a mistake; the message has its line.
     """
 
-    def __init__(self, file: str | Path, caller: str = "ablate") -> None:
-        self.file = str(file)
-        self.ablation = spec.read(find_file(self.file, caller, "experiments"))
+    def __init__(self, file: str | Path, caller: str = "ablate", trust_command: bool = False) -> None:
+        self.file, self.trust_command = str(file), trust_command
+        self._arms: list[Resolved] | None = None
+        if Path(file).is_dir():
+            from vitlab.ablation.evidence.bundle import load
+
+            self.ablation, self._arms = load(Path(file))
+        else:
+            self.ablation = spec.read(find_file(self.file, caller, "experiments"))
         for i, name in enumerate(self.ablation.analyses):
             if name not in ANALYSES:
                 hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
@@ -90,6 +99,7 @@ class Lab:
         from vitlab.ablation.work.pool import Pool
 
         ablation, count = self.ablation, self._workers(workers)
+        note(ablation)
         cells = self._cells(count, only, say or _silent)
         if retry_failed:
             for cell in cells:
@@ -125,7 +135,7 @@ class Lab:
 
     def status(self) -> Status:
         """Return how far it is; reads files alone."""
-        return status_of(self.ablation, known(self.ablation))
+        return status_of(self.ablation, list(self._arms) if self._arms else known(self.ablation))
 
     def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
         """Write tables, figures and verdicts of what is done to ``runs/ablations/NAME/report``, and return them.
@@ -139,8 +149,8 @@ class Lab:
         """
         from vitlab.ablation.report.write import write_report
 
-        resolved = [arm for arm in known(self.ablation) if arm]
-        if not any(cell.is_done() or cell.stale() for cell in cells_of(self.ablation, resolved)):
+        resolved = self._known()
+        if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, resolved)):
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
         report = write_report(self.ablation, resolved, str(output) if output else None, accept_stale)
         if self.ablation.wandb and self.ablation.wandb.get("mode") != "disabled":
@@ -151,7 +161,42 @@ class Lab:
             report.sent = send_report(self.ablation.name, project, mode, self.ablation.directory, page, summary)
         return report
 
+    def register(self) -> dict[str, Any]:
+        """Freeze claims and protocol, and return digest, time and commit; later changes are told in each report.
+
+        Raises:
+            UsageError: Another version has been registered under this name.
+        """
+        from vitlab.ablation.evidence.protocol import register
+
+        return register(self.ablation, sum(cell.state() == "done" for cell in cells_of(self.ablation, self._known())))
+
+    def verify(self) -> "Verified":
+        """Compute every number of the finished cells from the predictions beside it, and name what disagrees."""
+        from vitlab.ablation.evidence.verify import verify
+
+        return verify(self.ablation, self._known())
+
+    def export(self, folder: str | Path) -> list[Path]:
+        """Write all that the report rests on into one folder, from which ``Lab(folder).report()`` makes the same page.
+
+        Raises:
+            UsageError: The folder is there and not empty.
+        """
+        from vitlab.ablation.evidence.bundle import export
+
+        return export(self.ablation, self._known(), Path(folder))
+
+    def _known(self) -> list[Resolved]:
+        return self._arms or [arm for arm in known(self.ablation) if arm]
+
     def _workers(self, given: int | None) -> int:
+        """Return how many probes or cells to start at a time; refuse to start a program that nobody trusts."""
+        if self._arms:
+            raise UsageError(f"{self.file} is evidence: it can be reported and verified, not run")
+        if self.ablation.run.command and not self.trust_command:
+            words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
+            raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")
         return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
 
     def _cells(self, workers: int, only: Sequence[str], say: Say) -> list[Cell]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser
+from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
     from vitlab.api import Lab
@@ -15,7 +16,11 @@ WORDS = {
     "run": "work off the cells that are not done; again continues",
     "status": "show how far it is; reads files alone",
     "report": "write tables, figures and verdicts from what is done",
+    "register": "freeze claims and protocol, before the first cell; reports tell of every later change",
+    "verify": "compute every number again from the predictions beside it",
+    "export": "write one folder from which others can verify and report",
 }
+STARTS = ("plan", "run")  # the words that start programs
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
   vitlab ablate run experiments/position_embeddings/probe.yaml --workers 2
@@ -26,8 +31,11 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
-    lab = ablate(options.file)
-    return {"plan": _plan, "run": _run, "status": _status, "report": _report}[options.word](lab, options)
+    source = getattr(options, "evidence", None) or options.file
+    if not source:
+        raise UsageError("`ablate report` takes a FILE, or --from DIR, a folder of `vitlab ablate export`")
+    lab = ablate(source, trust_command=getattr(options, "trust_command", False))
+    return DO[options.word](lab, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -41,8 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
     for word, text in WORDS.items():
         sub = words.add_parser(word, help=text, description=text, allow_abbrev=False)
-        sub.add_argument("file", metavar="FILE", help="the YAML file of the ablation")
-        if word in ("plan", "run"):
+        text = "the YAML file of the ablation" + ("" if word in STARTS else ", or a folder of `vitlab ablate export`")
+        sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
+        if word in STARTS:
+            sub.add_argument("--trust_command", action="store_true", help="start the program that `run.command` names")
             sub.add_argument("--workers", type=_positive, help="cells at a time (default: as the file says)")
         if word == "plan":
             sub.add_argument("--check", action="store_true", help="build every arm: do arms of one seed start alike?")
@@ -51,7 +61,10 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--fail-fast", action="store_true", help="start no new cells after a failure")
             sub.add_argument("--retry-failed", action="store_true", help="try the failed cells again")
             sub.add_argument("--dry_run", action="store_true", help="print each cell's commands or the batch script")
+        if word == "export":
+            sub.add_argument("folder", metavar="DIR", help="a folder that is not there yet")
         if word == "report":
+            sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
             sub.add_argument("--accept-stale", action="store_true", help="take cells that other code has trained")
     return parser
@@ -100,3 +113,32 @@ def _report(lab: "Lab", options: argparse.Namespace) -> int:
     for line in (*report.files, *filter(None, [report.sent])):
         _say(str(line))
     return 0
+
+
+def _register(lab: Lab, options: argparse.Namespace) -> int:
+    facts = lab.register()
+    _say(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}")
+    return 0
+
+
+def _verify(lab: Lab, options: argparse.Namespace) -> int:
+    found = lab.verify()
+    _say(str(found))
+    return 0 if found.is_green else 1
+
+
+def _export(lab: Lab, options: argparse.Namespace) -> int:
+    files = lab.export(options.folder)
+    _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` makes the same page")
+    return 0
+
+
+DO = {
+    "plan": _plan,
+    "run": _run,
+    "status": _status,
+    "report": _report,
+    "register": _register,
+    "verify": _verify,
+    "export": _export,
+}

@@ -37,10 +37,11 @@ class File:
 
     Args:
         path: The file.
+        is_alone: Whether the files that it names may be missing.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+    def __init__(self, path: str | Path, is_alone: bool = False) -> None:
+        self.path, self.is_alone = Path(path), is_alone
         if not self.path.is_file():
             raise UsageError(f"there is no file {self.path}")
         try:

@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,13 @@ class Ablation:
     stats: Stats
     run: Execution
     wandb: Mapping[str, Any] | None
-    claims: tuple[Claim, ...] = field(default=())
+    claims: tuple[Claim, ...] = ()
+    home: Path | None = None  # of evidence that was exported
 
     @property
     def directory(self) -> Path:
         """Where its cells and its report lie."""
-        return RUNS / "ablations" / self.name
+        return self.home or RUNS / "ablations" / self.name
 
     @property
     def digest(self) -> str:
@@ -78,9 +79,9 @@ class Ablation:
         return next((a for a in self.arms if dict(a.levels) == wanted), None)
 
 
-def read(path: str | Path) -> Ablation:
-    """Read and check the file of an ablation."""
-    file = File(path)
+def read(path: str | Path, is_alone: bool = False) -> Ablation:
+    """Read and check the file of an ablation; of one that is alone, the configs that it names need not be there."""
+    file = File(path, is_alone)
     file.check_keys()
     content = file.content
     for key in ("name", "base", "axes", "baseline", "metric"):
@@ -209,6 +210,8 @@ def _paths(file: File, where: str, value: Any) -> tuple[str, ...]:
     for text in value if isinstance(value, list) else [value]:
         own = (p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file())
         found = next(own, None) or find_shipped(str(text))
+        if not found and file.is_alone:
+            found = Path(str(text))
         if not found:
             raise file.mistake(where, f"there is no config {text}: not here, not next to the file, not a shipped one")
         paths.append(str(found))

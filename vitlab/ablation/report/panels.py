@@ -35,10 +35,11 @@ def _parts(name: str, rows: Rows) -> list[tuple[str, Rows]]:
         first: dict[tuple[str, str], str] = {}
         for row in rows:
             first.setdefault((row["arm"], row["line"].split(", ")[0]), row["line"])
-        return [
+        parts = [
             (title, [row for row in rows if first.get((row["arm"], protocol)) == row["line"]])
             for protocol, title in titles.items()
         ]
+        return [part for part in parts if part[1]]
     lines = list(dict.fromkeys(row["line"] for row in rows))[:1] if name == "shift" else None
     kept = [row for row in rows if lines is None or row["line"] in lines]
     parts = []

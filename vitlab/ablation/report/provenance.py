@@ -3,6 +3,7 @@
 from typing import Any
 
 from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.work.status import other_words
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")
 
@@ -26,7 +27,12 @@ def provenance(results: Results) -> list[str]:
     hours = sum(d["seconds"] for d in done) / 3600
     lines.append(f"device-hours: {hours:.3f} over {len(done)} cells; last one ended {max(d['ended'] for d in done)}")
     if results.ablation.evaluate == "test":
-        lines.append(f"the test split was read {len(done)} times, once a cell")
+        path = results.ablation.directory / "readings.jsonl"
+        count = len(path.read_text().splitlines()) if path.is_file() else 0
+        noted = f"{count} times" if count else f"{len(done)} times or more: no reading was noted"
+        lines.append(f"the test split was read {noted} for these numbers, analyses apart")
+    if text := other_words(results.ablation, list(results.resolved)):
+        lines.append(text.removeprefix("; "))
     return lines
 
 

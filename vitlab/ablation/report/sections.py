@@ -1,5 +1,6 @@
 """What a report says, section by section: sentences and tables, which Markdown and HTML write the same."""
 
+from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.provenance import provenance
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
@@ -32,6 +33,7 @@ def sections(found: Findings) -> list[Section]:
     else:
         parts.append(("Cells without a result", ["None: every planned cell is done."], []))
     parts.append(("Provenance", provenance(results), []))
+    parts.append(("Protocol", protocol.sentences(ablation), []))
     return parts
 
 
@@ -116,5 +118,7 @@ def _fairness_table(found: Findings) -> Table:
 
 
 def _why(results: Results, name: str, seed: int) -> str:
+    if note := results.notes.get((name, seed)):
+        return note
     failure = results.cells[name, seed].failure()
     return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""

@@ -17,6 +17,7 @@ from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section
 from vitlab.ablation.work.cells import Resolved
+from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
 
@@ -40,6 +41,9 @@ class Report:
 def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> Report:
     """Write the report from whatever is done, and return it."""
     results = collect(ablation, resolved, accept_stale)
+    if results.mixed:
+        cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
+        raise UsageError(f"{cells}: read other images than the rest, and no report mixes them; remove them and `run`")
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
     table, found = results.table(), find(results, take_look(ablation, results.seeds()))

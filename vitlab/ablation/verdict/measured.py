@@ -9,6 +9,7 @@ import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.ablation.work.identity import digest
 from vitlab.runs.directory import RunDir
 
 NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
@@ -24,6 +25,9 @@ class Results:
     states: dict[tuple[str, int], str] = field(default_factory=dict)
     cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
     numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # what was measured and analyzed
+
+    notes: dict[tuple[str, int], str] = field(default_factory=dict)  # what is wrong with damaged ones
+    mixed: list[str] = field(default_factory=list)  # cells that have read other images than their arm's probe
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
@@ -71,11 +75,33 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
         key = (cell.arm.name, cell.seed)
         state = cell.state()
         results.cells[key], results.states[key] = cell, state
+        if state == "done" and (text := unreadable(cell.run, ablation)):
+            state = results.states[key] = "damaged"
+            results.notes[key] = text
+        elif state == "damaged":
+            results.notes[key] = cell.damage()
+        elif state == "done" and digest(cell.run.read("data.json")) != cell.parts["data"]:
+            results.mixed.append(cell.name)
         run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
         if run:
             results.runs[key] = run
             results.numbers[key] = {**run.measured(ablation.evaluate), **metrics_of(run, ablation.analyses)}
     return results
+
+
+def unreadable(run: RunDir, ablation: Ablation) -> str:
+    """Return which table of a finished run cannot be read, empty if all can."""
+    path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
+    try:
+        if path.is_file():
+            pd.read_parquet(path)
+        for name in ablation.analyses:
+            path = run.path / "analysis" / f"{name}.csv"
+            metrics_of(run, (name,))
+            table_of(run, name)
+    except (ValueError, OSError, KeyError, TypeError) as error:  # of pandas and of Arrow
+        return f"{path} is damaged: {' '.join(str(error).split())[:200]}"
+    return ""
 
 
 def bounds_of(metric: str) -> tuple[float, float]:

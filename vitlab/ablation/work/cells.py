@@ -1,7 +1,8 @@
 """Cells: one arm with one seed, and the files that tell how far it is."""
 
-import json
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any, Literal
 
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.identity import digest, effective
+from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
+from vitlab.runs.records import read_json
 
-State = Literal["done", "running", "failed", "diverged", "missing", "stale"]
+State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 
 
 def arguments(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
@@ -37,6 +40,7 @@ class Resolved:
     images_per_second: float
     code: str
     start_seconds: float = 12.0  # what a command needs beside its steps: to import torch, to build, to look at the data
+    metrics: Sequence[str] = ()  # that a run measures; empty where it is not known
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of the host and of the device
 
     @property
@@ -96,7 +100,7 @@ class Cell:
     def failure(self) -> dict[str, Any]:
         """Return how it failed; empty if it did not."""
         path = self.beside(".failed.json")
-        return json.loads(path.read_text()) if path.is_file() and not self.is_finished() else {}
+        return read_json(path) if path.is_file() and not self.is_finished() else {}
 
     def is_done(self) -> bool:
         """Return whether it is trained and measured."""
@@ -111,8 +115,35 @@ class Cell:
         """Return whether there is nothing left to do."""
         return self.is_done() and not self.missing_analyses()
 
+    def damage(self) -> str:
+        """Return which of its files cannot be read, empty if all can."""
+        try:
+            _ = self.run.record, self.run.results, self.run.read("done.json"), self.run.read("analysis/notes.json")
+            _ = self.run.rows(), read_json(self.beside(".failed.json"))
+        except (UsageError, ValueError) as error:
+            return f"damaged: {error}" if isinstance(error, UsageError) else f"{self.run.metrics} is damaged: {error}"
+        return ""
+
+    def set_aside(self) -> None:
+        """Rename what is damaged, so that it is done again: a measurement alone, or all of it."""
+        for name in ("results.json", "done.json", "analysis/notes.json"):
+            path = self.run.path / name
+            try:
+                read_json(path) if name != "results.json" else self.run.results
+            except UsageError:
+                path.rename(path.with_name(f"damaged-{path.name}"))
+        with suppress(UsageError):
+            read_json(self.beside(".failed.json"))
+            if not self.damage():
+                return
+        self.beside(".failed.json").unlink(missing_ok=True)
+        if self.damage():
+            self.run.path.rename(self.run.path.with_name(f"damaged-{time.time_ns()}-{self.run.path.name}"))
+
     def state(self) -> State:
         """Return how far it is, from its files alone."""
+        if self.damage():
+            return "damaged"
         if self.is_done():
             return "done"
         if self.claim.exists() and lock.is_alive(self.claim):
@@ -125,10 +156,32 @@ class Cell:
         """Return the finished run of the same configuration and data by other code, if there is one."""
         for path in sorted(self.run.path.parent.glob(f"s{self.seed}-*/done.json")):
             run = RunDir(path.parent)
-            parts = run.read("done.json")["parts"]
+            parts = _parts(run)
             if {**parts, "code": ""} == {**self.parts, "code": ""} and parts["code"] != self.parts["code"]:
                 return run
         return None
+
+
+def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
+    """Return the finished runs that are no cells of the present plan, and what of theirs is another."""
+    planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
+    found = {}
+    for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
+        name, parts = f"{path.parent.parent.name}/{path.parent.name}", _parts(RunDir(path.parent))
+        if name in planned or path.parent.parent.name not in [arm.name for arm in ablation.arms]:
+            continue
+        same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
+        differing = [k for k in ("config", "data", "code") if same and parts.get(k) != same[0].parts[k]]
+        found[name] = " and ".join(differing) or "config or seed"
+    return found
+
+
+def _parts(run: RunDir) -> dict[str, Any]:
+    """Return what the identity of a finished run is made of; that of a damaged one is nobody's."""
+    with suppress(UsageError):
+        parts = run.read("done.json").get("parts")
+        return parts if isinstance(parts, dict) and "code" in parts else {"code": ""}
+    return {"code": ""}
 
 
 def cells_of(ablation: Ablation, resolved: list[Resolved]) -> list[Cell]:

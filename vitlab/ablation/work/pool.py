@@ -48,6 +48,8 @@ class Pool:
 
     def __init__(self, cells: list[Cell], workers: int, say: Say | None, fail_fast: bool = False) -> None:
         self.cells, self.workers, self.fail_fast = cells, workers, fail_fast
+        for cell in cells:
+            _mend(cell, say)
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
@@ -110,3 +112,12 @@ class Pool:
             self.progress.seconds.append(seconds)
             progress = "" if self.board.live else f"   [{self.progress.line(self.progress.update())}]"
             self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")
+
+
+def _mend(cell: Cell, say: Say | None) -> None:
+    """Set aside what of a cell is damaged, unless somebody works on it."""
+    if (text := cell.damage()) and (claim := lock.take(cell.claim)):
+        cell.set_aside()
+        claim.release()
+        if say:
+            say(f"damaged  {cell.name}: {text}; set aside and done again")

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import yaml
 
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Resolved, batch_size
-from vitlab.ablation.work.identity import code_digest, flatten
+from vitlab.ablation.work.identity import code_digest, digest, flatten
 from vitlab.ablation.work.process import TIMEOUT, environment, finish
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RunDir, write_text
 
 PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config that does not speak of it
@@ -54,6 +55,7 @@ def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
     _refuse_mistakes(ablation, [probe.exception() for probe in probes])
     resolved = [probe.result() for probe in probes]
     _refuse_equal(ablation, resolved)
+    _refuse_metrics(ablation, resolved)
     return resolved
 
 
@@ -61,7 +63,7 @@ def known(ablation: Ablation) -> list[Resolved | None]:
     """Return the arms as resolved before, None for those that were not; starts nothing."""
     code = code_digest()
     paths = [_cache(ablation, arm, code) for arm in ablation.arms]
-    return [_load(arm, path, code) if path.is_file() else None for arm, path in zip(ablation.arms, paths, strict=True)]
+    return [_load(arm, path, code) for arm, path in zip(ablation.arms, paths, strict=True)]
 
 
 def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
@@ -89,6 +91,18 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
             )
 
 
+def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
+    """Refuse a metric that no arm measures, before it costs a whole run."""
+    known = [set(arm.metrics) for arm in resolved if arm.metrics]
+    asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
+    asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
+    for where, name in asked:
+        if known and "/" not in name and not any(name in names for names in known):
+            there = sorted(set.union(*known))
+            hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
+            raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
+
+
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
     texts = [Path(path).read_text() for path in (*ablation.base, *arm.configs)]
     inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code], default=str)
@@ -96,22 +110,36 @@ def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
     return ablation.directory / "arms" / f"{arm.name}-{key}.json"
 
 
-def _load(arm: Arm, path: Path, code: str) -> Resolved:
-    facts = json.loads(path.read_text())
-    facts["groups"] = tuple(facts["groups"])
-    return Resolved(arm=arm, code=code, **facts)
+def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
+    """Return an arm as its probe left it; None where it left nothing that can be read."""
+    try:
+        facts = json.loads(path.read_text())
+        return Resolved(arm=arm, code=code, **{**facts, "groups": tuple(facts["groups"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def forget(ablation: Ablation, data: str) -> None:
+    """Forget the arms whose probes have read the images of this digest, for they are there no more."""
+    for path in (ablation.directory / "arms").glob("*.json"):
+        with suppress(ValueError, KeyError):
+            if digest(json.loads(path.read_text())["data"]) == data:
+                path.unlink()
 
 
 def _probe(ablation: Ablation, arm: Arm, code: str, workers: int) -> Resolved:
     cache = _cache(ablation, arm, code)
-    if not cache.is_file():
+    found = _load(arm, cache, code)
+    if not found:
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
         try:
             write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers)))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-    return _load(arm, cache, code)
+        found = _load(arm, cache, code)
+    assert found, cache
+    return found
 
 
 def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[str, Any]:
@@ -141,8 +169,16 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int) -> dict[
         "groups": json.loads((run.path / "param_groups.json").read_text()),
         "images_per_second": rows[-1] if rows else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
+        "metrics": _metrics(run),
         "peak_memory": run.record.get("peak_memory") or {},
     }
+
+
+def _metrics(run: RunDir) -> list[str]:
+    """Return the metrics that a run measures, as far as 20 steps show: of the validation, or of the training."""
+    keys = {key for row in run.rows() for key in row}
+    val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
+    return sorted(val or train | ({"acc5"} if "acc1" in train else set()))
 
 
 def _given(ablation: Ablation, arm: Arm, key: str, default: Any) -> Any:

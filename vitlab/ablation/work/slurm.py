@@ -16,7 +16,15 @@ from vitlab.errors import UsageError, did_you_mean
 def worker_words(ablation: Ablation, file: str) -> list[str]:
     """Return the command of one task of the array; it finds its cells by the claims of the others."""
     own = command(ablation) if not ablation.run.command else [sys.executable, "-m", "vitlab"]
-    return [*own, "ablate", "run", str(Path(file).resolve()), "--workers", "1"]
+    return [
+        *own,
+        "ablate",
+        "run",
+        str(Path(file).resolve()),
+        "--workers",
+        "1",
+        *(["--trust_command"] if ablation.run.command else []),
+    ]
 
 
 def parameters(ablation: Ablation, workers: int) -> dict[str, Any]:

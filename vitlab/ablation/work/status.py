@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Cell, Resolved, State
+from vitlab.ablation.work.cells import Cell, Resolved, State, others
 from vitlab.runs import lock
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ORDER = ("done", "running", "failed", "diverged", "stale", "missing")
+ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "missing")
 
 
 @dataclass
@@ -48,19 +48,29 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None]) -> Status:
         states = [cell.state() for cell in cells] or ["missing"] * len(ablation.seeds)
         counts = Counter(states)
         total += counts
-        waiting += sum(cell.is_done() and not cell.is_finished() for cell in cells)
+        waiting += sum(state == "done" and not c.is_finished() for c, state in zip(cells, states, strict=False))
         lines.append(f"{arm.name:<{width}}  {_counts(counts)}")
         words = [_words(cell, state) for cell, state in zip(cells, states, strict=False)] or [""] * len(states)
         for seed, state, text in zip(ablation.seeds, states, words, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
     text = f"; {waiting} of those done miss an analysis" if waiting else ""
+    text += other_words(ablation, resolved)
     return Status(rows, [*lines, f"{'all':<{width}}  {_counts(total)}{text}"])
+
+
+def other_words(ablation: Ablation, resolved: list[Resolved | None]) -> str:
+    """Return how many finished runs are no cells of the present plan, and why; empty if there are none."""
+    counts = Counter(others(ablation, resolved).values())
+    kinds = ", ".join(f"{n} of other {part}" for part, n in counts.items())
+    return f"; beside them finished cells that are not of this plan: {kinds}" if counts else ""
 
 
 def _words(cell: Cell, state: str) -> str:
     if state == "running":
         return running_words(cell)
+    if state == "damaged":
+        return cell.damage()
     failure = cell.failure()
     return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""
 

@@ -1,6 +1,7 @@
 """What a worker does with a cell: train it, measure it, write down that it is done, analyze it."""
 
 import datetime
+import json
 import os
 import re
 import shlex
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 
 import yaml
 
+from vitlab.ablation.evidence.protocol import note
 from vitlab.ablation.work import process
 from vitlab.ablation.work.cells import Cell
+from vitlab.ablation.work.identity import digest
 from vitlab.ablation.work.process import STOPPED, TIMEOUT
-from vitlab.ablation.work.resolve import command, fit_args, overrides
+from vitlab.ablation.work.resolve import command, fit_args, forget, overrides
 from vitlab.runs.directory import RunDir, write_text
 from vitlab.runs.lock import Claim
 
@@ -75,10 +78,14 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
     attempts = 0
     while True:
         words = _next_stage(cell)
+        if (text := _other_data(cell)) and not cell.is_done():
+            return _failed(cell, fit_words(cell), 0, "other data", [text], 1)
         if _is_measured(cell) and not cell.is_done():
             _done(cell, started)
         if not words:
             return _finished(cell)
+        if words == evaluate_words(cell):
+            _count_reading(cell)
         code, lines = process.finish(words, env, log, timeout, claim, stop)
         if code == STOPPED:
             return Outcome("stopped")
@@ -88,6 +95,24 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
         attempts += 1
         if kind not in RETRIED or attempts > cell.ablation.run.retries:
             return _failed(cell, words, code, kind, lines, attempts)
+
+
+def _other_data(cell: Cell) -> str:
+    """Return what to say where a run has read other images than the probe of its arm; then forget the probe."""
+    own = cell.run.read("data.json")
+    if cell.run.record.get("status") != "done" or not own or digest(own) == cell.parts["data"]:
+        return ""
+    forget(cell.ablation, cell.parts["data"])
+    sizes = [{k: v.get("n") for k, v in (x.get("splits") or {}).items()} for x in (cell.resolved.data, own)]
+    return f"the images are not those of the plan: {sizes[0]} then, {sizes[1]} now; `run` again plans anew with these"
+
+
+def _count_reading(cell: Cell) -> None:
+    """Note where the images that count are read: every measurement is a reading, whatever becomes of it."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
+    with (cell.ablation.directory / "readings.jsonl").open("a") as file:
+        file.write(f"{row}\n")
 
 
 def _next_stage(cell: Cell) -> list[str]:
@@ -116,6 +141,7 @@ def _done(cell: Cell, started: float) -> None:
             "id": cell.id,
             "parts": cell.parts,
             "file": cell.ablation.digest,
+            "protocol": note(cell.ablation),
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
             "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

@@ -1,0 +1,187 @@
+"""What others can check: which images, which protocol, whether the numbers are those of the predictions."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from vitlab.ablation.evidence import protocol
+from vitlab.ablation.lab import Lab
+from vitlab.errors import UsageError
+
+
+@pytest.fixture
+def toy(lab, monkeypatch):
+    """The toy, with predictions beside its numbers."""
+    monkeypatch.chdir(lab.path)
+    monkeypatch.setenv("TOY_PREDICTIONS", "1")
+    lab.change(arms=("none", "learned"))
+    return lambda: Lab("toy.yaml", trust_command=True)
+
+
+@pytest.fixture
+def done(toy):
+    assert not toy().run().failed
+    return toy
+
+
+def cell(lab, arm="learned", seed=0):
+    (path,) = (lab.path / "runs/ablations/toy").glob(f"{arm}/s{seed}-*/run.json")
+    return path.parent
+
+
+def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab, monkeypatch):
+    lab.change(arms=("none", "learned"), seeds=3)
+    monkeypatch.setenv("TOY_IMAGES", "480")  # the pictures behind the same root are others now
+    said = []
+    assert len(done().run(say=said.append).failed) == 2
+    assert "the images are not those of the plan: {'train': 640, 'val': 10000} then, {'train': 480" in "".join(said)
+    status = done().run()
+    assert not status.failed and set(status.cells["state"]) == {"done"}
+    assert "4 of other config and data" in str(status) or "4 of other data" in str(status)
+    assert done().report().results["value"].notna().all()
+
+
+def test_a_report_refuses_cells_that_are_mixed(done, lab):
+    path = cell(lab) / "data.json"
+    path.write_text(path.read_text().replace("640", "480"))
+    with pytest.raises(UsageError, match=r"learned/s0-.*: read other images than the rest"):
+        done().report()
+
+
+def test_a_base_config_that_changed_is_told_with_its_lines(done, lab):
+    done().report()
+    base = lab.path / "base.yaml"
+    base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))
+    assert "beside them finished cells that are not of this plan: 4 of other config" in str(done().run())
+    done().report()
+    page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert (
+        "`base.yaml: -model: {pos_embed: none, lr: 0.001}`, `base.yaml: +model: {pos_embed: none, lr: 0.002}`" in page
+    )
+
+
+def test_a_registered_protocol_cannot_change_in_silence(toy, lab):
+    first = toy().register()
+    assert toy().register() == first and first["cells_done"] == 0
+    toy().run()
+    toy().report()
+    page = lab.path / "runs/ablations/toy/report/report.md"
+    assert "before any cell was done" in page.read_text() and "nothing has changed since" in page.read_text()
+    lab.change(arms=("none", "learned"), claims=("none > learned",))
+    toy().report()
+    assert "CHANGED since, see below" in page.read_text()
+    assert "`the file: -- learned > none`, `the file: +- none > learned`" in page.read_text()
+    with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
+        toy().register()
+
+
+def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
+    found = done().verify()
+    assert found.is_green and str(found) == "4 cells, 8 numbers computed again: all agree"
+    path = cell(lab) / "results.json"
+    results = json.loads(path.read_text())
+    results["val"]["acc1"] = 0.95
+    path.write_text(json.dumps(results))
+    assert list(done().verify().problems) == [f"learned/{path.parent.name}"]
+    code, out = lab("verify")
+    assert code == 1 and "acc1 is 0.95, its predictions say 0." in out and "1 of them disagree" in out
+    (cell(lab, "none") / "predictions/val.parquet").unlink()
+    assert "there is no val.parquet of predictions" in str(done().verify())
+
+
+FILES = ["results.json", "done.json", "run.json", "analysis/notes.json", "metrics.jsonl"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "predictions/val.parquet", "analysis/resolution.csv"])
+def test_a_damaged_file_takes_nobody_else_down(toy, lab, name):
+    lab.change(arms=("none", "learned"), analyses=("resolution",))
+    toy().run()
+    path = cell(lab) / name
+    path.write_text("{" + path.read_text(errors="replace")[:20] + "}\n")
+    report = toy().report()
+    assert len(report.results.dropna(subset=["value"])["cell"].unique()) == 3
+    page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert "| learned | 0 | damaged |" in page and path.name in page
+    if path.suffix in (".json", ".jsonl"):
+        assert path.name in str(toy().status()) and "1 damaged" in str(toy().status())
+        assert path.name in str(toy().verify())
+        said = []
+        assert not toy().run(say=said.append).failed
+        assert any(line.startswith("damaged  learned/s0") for line in said)
+        assert set(toy().status().cells["state"]) == {"done"} and toy().verify().is_green
+
+
+def test_a_damaged_file_of_an_arm_is_made_again(done, lab):
+    for path in (lab.path / "runs/ablations/toy/arms").glob("*.json"):
+        path.write_text("{")
+    assert set(done().status().cells["state"]) == {"missing"}
+    assert not done().run().failed
+    assert set(done().status().cells["state"]) == {"done"}
+
+
+def test_an_exported_folder_makes_the_same_page_elsewhere(toy, lab, tmp_path_factory, monkeypatch):
+    lab.change(arms=("none", "learned"), analyses=("resolution", "position"))
+    toy().register()
+    toy().run()
+    page = toy().report().files[1].read_text()
+    toy().export("kept")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    shutil.move("kept", elsewhere / "evidence")
+    monkeypatch.chdir(elsewhere)
+    lab_there = Lab("evidence")
+    assert lab_there.report().files[1].read_text() == page
+    assert lab_there.verify().is_green and set(lab_there.status().cells["state"]) == {"done"}
+    table = pd.read_csv("evidence/seeds.csv")
+    assert set(table["seed"]) == {0, 1} and {"acc1", "resolution/acc1@8"} <= set(table["metric"])
+    assert not list(Path("evidence").rglob("*.ckpt"))
+    with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
+        lab_there.run()
+
+
+def test_an_exported_folder_that_was_touched_is_refused(done, lab):
+    done().export("kept")
+    with pytest.raises(UsageError, match="kept is there already and not empty"):
+        done().export("kept")
+    table = lab.path / "kept/seeds.csv"
+    table.write_text(table.read_text().replace("0.", "0.9", 1))
+    with pytest.raises(UsageError, match=r"hashes do not fit: seeds.csv; it is not what was exported"):
+        Lab("kept")
+    (lab.path / "empty").mkdir()
+    with pytest.raises(UsageError, match="empty is no folder of `vitlab ablate export`"):
+        Lab("empty")
+
+
+def test_a_metric_that_nobody_measures_is_found_before_any_cell(toy, lab):
+    text = (lab.path / "toy.yaml").read_text()
+    for wrong, words in {
+        text.replace("primary: acc1", "primary: accuracy"): "no arm measures a metric `accuracy`",
+        text.replace("learned > none", "learned > none on topk"): "no arm measures a metric `topk`; there are acc1, ",
+    }.items():
+        (lab.path / "toy.yaml").write_text(wrong)
+        with pytest.raises(UsageError, match=rf"toy.yaml, line \d+: {words}"):
+            toy().plan()
+    assert not lab.counts()
+
+
+def test_planning_starts_no_program_that_nobody_trusts(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    for start in (Lab("toy.yaml").plan, Lab("toy.yaml").run, Lab("toy.yaml").commands):
+        with pytest.raises(UsageError, match=r"line \d+: `run.command` starts .* if you trust it, add --trust_command"):
+            start()
+    assert not (lab.path / "runs").exists()
+
+
+def test_readings_of_the_images_that_count_are_counted(done, lab):
+    path = lab.path / "runs/ablations/toy/readings.jsonl"
+    assert len(path.read_text().splitlines()) == 4
+    (cell(lab) / "results.json").unlink()
+    done().run()
+    assert len(path.read_text().splitlines()) == 5
+
+
+def test_versions_are_kept_once_each(done, lab):
+    done().run()
+    assert len(protocol.versions(done().ablation)) == 1

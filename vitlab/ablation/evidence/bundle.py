@@ -1,0 +1,77 @@
+"""One folder with all that a report rests on, from which the same report can be made on another machine."""
+
+import hashlib
+import json
+import shutil
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from vitlab.ablation.file import spec
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict.measured import collect
+from vitlab.ablation.work.cells import Resolved, cells_of
+from vitlab.errors import UsageError
+from vitlab.runs.directory import write_text
+
+SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
+OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json")
+OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
+
+
+def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
+    """Write the folder and return its files; checkpoints stay where they are.
+
+    Raises:
+        UsageError: The folder is there and not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} is there already and not empty; evidence is written once")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
+    facts = [{**asdict(replace(r, arm=None)), "arm": r.arm.name} for r in resolved]  # type: ignore[arg-type]
+    write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    collect(ablation, resolved).table().to_csv(folder / "seeds.csv", index=False)
+    _copy(ablation.directory, folder, OWN)
+    for cell in cells_of(ablation, resolved):
+        if cell.run.exists():
+            _copy(cell.run.path, folder / cell.name, OF_A_CELL)
+        if (failed := cell.beside(".failed.json")).is_file():
+            _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    write_text(folder / SUMS, "".join(f"{_sum(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
+    return [*files, folder / SUMS]
+
+
+def load(folder: Path) -> tuple[Ablation, list[Resolved]]:
+    """Return the comparison of an exported folder and its arms.
+
+    Raises:
+        UsageError: It is no such folder, or a file of it is not the one that was exported.
+    """
+    if not (folder / SUMS).is_file():
+        raise UsageError(f"{folder} is no folder of `vitlab ablate export`: it has no {SUMS}")
+    wrong = []
+    for line in (folder / SUMS).read_text().splitlines():
+        expected, _, name = line.partition("  ")
+        path = folder / name
+        if not path.is_file() or _sum(path) != expected:
+            wrong.append(name)
+    if wrong:
+        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
+        raise UsageError(f"{folder}: hashes do not fit: {', '.join(wrong[:4])}{more}; it is not what was exported")
+    ablation = replace(spec.read(folder / "ablation.yaml", is_alone=True), home=folder)
+    arms = {arm.name: arm for arm in ablation.arms}
+    facts = json.loads((folder / "arms.json").read_text())
+    return ablation, [Resolved(**{**f, "arm": arms[f["arm"]], "groups": tuple(f["groups"])}) for f in facts]
+
+
+def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    for pattern in patterns:
+        for path in sorted(source.glob(pattern)):
+            place = target / path.relative_to(source)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+
+
+def _sum(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

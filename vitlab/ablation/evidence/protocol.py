@@ -1,0 +1,104 @@
+"""What was declared and when: every version of the file and of its configs that cells ran under."""
+
+import datetime
+import difflib
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.work.identity import digest
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
+from vitlab.runs.machine import git
+from vitlab.runs.records import read_json
+from vitlab.shipped import HOME
+
+SHOWN = 40  # changed lines of a version that a report prints
+
+
+def texts(ablation: Ablation) -> dict[str, str]:
+    """Return the file and every config that it names, by names that hold on other machines."""
+    found = {"the file": ablation.file.path.read_text()}
+    for name in dict.fromkeys([*ablation.base, *(p for arm in ablation.arms for p in arm.configs)]):
+        path = Path(name)
+        found[str(path.relative_to(HOME)) if path.is_relative_to(HOME) else name] = path.read_text()
+    return found
+
+
+def note(ablation: Ablation) -> str:
+    """Keep the present version if it is new, and return its digest."""
+    present = texts(ablation)
+    name = digest(present)
+    folder = RunDir(ablation.directory / "history")
+    if not (folder.path / f"{name}.json").is_file():
+        folder.write(f"{name}.json", {"time": _now(), "commit": git("rev-parse", "HEAD"), "texts": present})
+    return name
+
+
+def register(ablation: Ablation, done: int) -> dict[str, Any]:
+    """Freeze claims and protocol; refuse if another version has been registered.
+
+    Args:
+        ablation: What is registered.
+        done: How many cells are done by now.
+    """
+    old = registered(ablation)
+    name = note(ablation)
+    if old and old["digest"] != name:
+        text = f"{ablation.name} was registered at {old['time']} and has changed since; give what is new another `name`"
+        raise UsageError(text)
+    if not old:
+        facts = {"digest": name, "time": _now(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
+        RunDir(ablation.directory).write("registered.json", facts)
+    return registered(ablation)
+
+
+def registered(ablation: Ablation) -> dict[str, Any]:
+    """Return what was registered; empty if nothing was."""
+    return read_json(ablation.directory / "registered.json")
+
+
+def versions(ablation: Ablation) -> list[dict[str, Any]]:
+    """Return the versions that are kept, oldest first, and the present one if it is none of them."""
+    kept = [{**read_json(path), "digest": path.stem} for path in (ablation.directory / "history").glob("*.json")]
+    kept.sort(key=lambda version: (version["time"], version["digest"]))
+    try:
+        present = texts(ablation)
+    except FileNotFoundError:  # of evidence that came alone
+        return kept
+    if digest(present) not in [version["digest"] for version in kept]:
+        kept.append({"time": "now", "texts": present, "digest": digest(present)})
+    return kept
+
+
+def sentences(ablation: Ablation) -> list[str]:
+    """Return what a report says: whether it was registered, and every change since the first version, line by line."""
+    kept, old = versions(ablation), registered(ablation)
+    words = []
+    if old:
+        there = f"{old['cells_done']} cells had been done" if old["cells_done"] else "before any cell was done"
+        words.append(f"registered at {old['time']}, commit {old['commit']}, digest {old['digest']}; {there}")
+        last = kept[-1]["digest"] if kept else old["digest"]
+        words.append("nothing has changed since" if last == old["digest"] else "CHANGED since, see below")
+    else:
+        words.append("not registered: `vitlab ablate register` freezes claims and protocol before the first cell")
+    for before, after in itertools.pairwise(kept):
+        changed = list(_changes(before["texts"], after["texts"]))
+        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        words.append(f"changed, {after['time']}: " + ", ".join(f"`{line}`" for line in changed[:SHOWN]) + more)
+    return words
+
+
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name in dict.fromkeys([*before, *after]):
+        old, new = (text.get(name, "").splitlines() for text in (before, after))
+        part = [d for d in difflib.unified_diff(old, new, n=0, lineterm="") if not d.startswith(("---", "+++", "@@"))]
+        lines += [f"{name}: {line.replace('`', chr(39))}" for line in part]
+    return lines
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

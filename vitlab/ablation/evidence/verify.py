@@ -1,0 +1,77 @@
+"""Are the numbers those of the predictions beside them? Every cell is read again, and what disagrees is named."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict.measured import unreadable
+from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.ablation.work.identity import digest
+
+CLOSE = 2e-6  # float32 sums of a metric in another order
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the cells' own files say of the numbers of a report; as text, a line for each cell that disagrees."""
+
+    checked: int
+    problems: dict[str, list[str]]  # cell: what is wrong
+    numbers: int  # that were computed again
+
+    @property
+    def is_green(self) -> bool:
+        """Whether every number is what its predictions say."""
+        return not self.problems and self.checked > 0
+
+    def __str__(self) -> str:
+        lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
+        ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
+        return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers computed again: {ending}"])
+
+
+def verify(ablation: Ablation, resolved: list[Resolved]) -> Verified:
+    """Compute every number of the finished cells from their predictions, and compare."""
+    problems: dict[str, list[str]] = {}
+    checked = numbers = 0
+    for cell in cells_of(ablation, resolved):
+        state = cell.state()
+        if state not in ("done", "damaged"):
+            continue
+        words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
+        checked, numbers = checked + 1, numbers + count
+        if words:
+            problems[cell.name] = words
+    return Verified(checked, problems, numbers)
+
+
+def _check(cell: Cell) -> tuple[list[str], int]:
+    words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
+    if digest(cell.run.read("data.json")) != cell.parts["data"]:
+        words.append("data.json is not that of the plan: it has read other images")
+    config = yaml.safe_load(cell.run.config.read_text())
+    if config.get("seed_everything") != cell.seed:
+        words.append(f"config.yaml has seed {config.get('seed_everything')}")
+    path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
+    if words or not path.is_file():
+        return words or [f"there is no {path.name} of predictions"], 0
+    found, stated = _numbers(path), cell.run.measured(cell.ablation.evaluate)
+    both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
+    words += [f"{n} is {b:.6g}, its predictions say {a:.6g}" for n, (a, b) in both.items() if abs(a - b) > CLOSE]
+    return words, len(both)
+
+
+def _numbers(path: Path) -> dict[str, Any]:
+    """Return the metrics that a table of predictions tells."""
+    table = pd.read_parquet(path)
+    found = {"n": float(len(table))}
+    if "target" in table:
+        return {**found, "acc1": float((table["target"] == table["prediction"]).mean())}
+    targets = sorted(name for name in table.columns if name.startswith("target_"))
+    gaps = [np.abs(table[name] - table[name.replace("target", "prediction")]) for name in targets]
+    return {**found, "mae": float(np.mean(gaps))} if gaps else found
