@@ -32,6 +32,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
 }
 GROUND = {
     "errors",
+    "lazy",
     "lightning_overhead",
     "runs",
     "shipped",

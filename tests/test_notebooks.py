@@ -32,6 +32,14 @@ def test_outputs_are_stripped(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_vitlab_alone_is_imported(path):
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    lines = [line.strip() for cell in cells for line in "".join(cell["source"]).splitlines()]
+    assert [line for line in lines if line.startswith(("import vitlab", "from vitlab"))] == ["import vitlab"]
+    assert not any("VisionTransformer(" in line for line in lines)  # `create_model` is the documented way
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS[:-1], ids=lambda path: path.stem)
 def test_a_notebook_runs(path):  # the fifth starts twenty processes: `make notebooks`

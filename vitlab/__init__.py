@@ -5,13 +5,27 @@
 >>> net.grid_size
 (4, 4)
 
-Names are imported when they are used, so ``import vitlab`` itself takes no time.
+Names are imported when they are used, so ``import vitlab`` itself takes no time. The rooms are names too:
+
+>>> vitlab.tokenizers.soft_splits([7, 3])
+[(7, 4, 2), (3, 2, 1)]
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
+    from vitlab import ablation as ablation
+    from vitlab import analysis as analysis
+    from vitlab import callbacks as callbacks
+    from vitlab import data as data
+    from vitlab import layers as layers
+    from vitlab import models as models
+    from vitlab import optim as optim
+    from vitlab import stats as stats
+    from vitlab import tasks as tasks
+    from vitlab import tokenizers as tokenizers
     from vitlab.analysis.subject import Subject
     from vitlab.api import ablate, fit, load
     from vitlab.callbacks.attention_maps import AttentionMaps
@@ -35,6 +49,27 @@ if TYPE_CHECKING:
     from vitlab.models.vit import VisionTransformer
     from vitlab.run import Run
     from vitlab.tasks import Classifier, Distillation, LinearProbe, Regressor
+else:
+    _HOMES = {
+        "vitlab.analysis.subject": ("Subject",),
+        "vitlab.api": ("ablate", "fit", "load"),
+        "vitlab.callbacks.attention_maps": ("AttentionMaps",),
+        "vitlab.callbacks.checkpoint": ("Checkpoint",),
+        "vitlab.callbacks.ema": ("EMA",),
+        "vitlab.data": (
+            *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
+            "PositionProbe",
+        ),
+        "vitlab.data.base": ("ImageData",),
+        "vitlab.layers.pos_embed": ("PosEmbed",),
+        "vitlab.models.create": ("create_model",),
+        "vitlab.models.sizes": ("SIZES",),
+        "vitlab.models.vit": ("VisionTransformer",),
+        "vitlab.run": ("Run",),
+        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "Regressor"),
+    }
+    _ROOMS = ("ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "stats", "tasks", "tokenizers")
+    __getattr__, __dir__ = lazy(__name__, _HOMES, _ROOMS)
 
 __version__ = "0.1.0"
 
@@ -66,34 +101,3 @@ __all__ = [
     "fit",
     "load",
 ]
-
-_HOMES = {
-    "vitlab.analysis.subject": ("Subject",),
-    "vitlab.api": ("ablate", "fit", "load"),
-    "vitlab.callbacks.attention_maps": ("AttentionMaps",),
-    "vitlab.callbacks.checkpoint": ("Checkpoint",),
-    "vitlab.callbacks.ema": ("EMA",),
-    "vitlab.data": (
-        *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-        "PositionProbe",
-    ),
-    "vitlab.data.base": ("ImageData",),
-    "vitlab.layers.pos_embed": ("PosEmbed",),
-    "vitlab.models.create": ("create_model",),
-    "vitlab.models.sizes": ("SIZES",),
-    "vitlab.models.vit": ("VisionTransformer",),
-    "vitlab.run": ("Run",),
-    "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "Regressor"),
-}
-_HOME = {name: home for home, names in _HOMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name from its home."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'vitlab' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

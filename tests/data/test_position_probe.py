@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from vitlab.data.position_probe import PositionProbe
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim.param_groups import param_groups
+from vitlab.optim import param_groups
 from vitlab.optim.schedule import warmup_cosine
 
 NAMES = ["none", "learned", "factorized", "sincos1d", "sincos2d", "relpos", "alibi2d", "rope2d", "rope_mixed", "conv"]

@@ -7,7 +7,7 @@ from torch import nn
 from vitlab.models import VisionTransformer
 from vitlab.models.convert import from_timm
 from vitlab.models.walk import attention_inputs, attention_logits, attention_maps, block_tokens
-from vitlab.optim.param_groups import param_groups
+from vitlab.optim import param_groups
 
 TINY = {"img_size": (16, 24), "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 4, "num_heads": 2}
 

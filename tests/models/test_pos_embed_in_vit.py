@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim.param_groups import param_groups
+from vitlab.optim import param_groups
 
 NAMES = get_args(PosEmbedName)
 TINY = {"img_size": [12, 20], "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}

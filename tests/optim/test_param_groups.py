@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim.param_groups import describe_groups, param_groups
+from vitlab.optim import describe_groups, param_groups
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 12, "depth": 2, "num_heads": 3}
 FULL = TINY | {"reg_tokens": 2, "layer_scale": 0.1, "qk_norm": True}

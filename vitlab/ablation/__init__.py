@@ -2,3 +2,14 @@
 
 It knows nothing of networks: it runs ``vitlab`` as a command and reads the run directories that this leaves.
 """
+
+from typing import TYPE_CHECKING
+
+from vitlab.lazy import lazy
+
+if TYPE_CHECKING:
+    from vitlab.ablation.lab import Lab
+else:
+    __getattr__, __dir__ = lazy(__name__, {"vitlab.ablation.lab": ("Lab",)})
+
+__all__ = ["Lab"]

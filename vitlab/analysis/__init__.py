@@ -1,6 +1,128 @@
 """Looking at what a trained network has learned; nothing here trains."""
 
+from typing import TYPE_CHECKING
+
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.lazy import lazy
+
+if TYPE_CHECKING:
+    from vitlab.analysis.attention import (
+        analyze_attention,
+        analyze_distance,
+        analyze_entropy,
+        analyze_rollout,
+        distances,
+        entropy,
+        mean_distance,
+        rollout,
+        uniform_distance,
+    )
+    from vitlab.analysis.cka import analyze_cka
+    from vitlab.analysis.cost import analyze_cost
+    from vitlab.analysis.features import analyze_fewshot, analyze_knn, few_shot_accuracy, knn_accuracy
+    from vitlab.analysis.filters import analyze_filters
+    from vitlab.analysis.positions import (
+        analyze_displacement,
+        analyze_position,
+        displacement_profile,
+        mosaic,
+        similarity,
+    )
+    from vitlab.analysis.probes import analyze_probe, without_positions
+    from vitlab.analysis.resolution import analyze_resolution
+    from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, scramble_image, scramble_tokens
+    from vitlab.analysis.shift import analyze_shift
+    from vitlab.analysis.subject import Finding, Subject
+    from vitlab.analysis.token_layers import analyze_token_layers, token_layer_maps
+else:
+    _HOMES = {
+        "vitlab.analysis.attention": (
+            "analyze_attention",
+            "analyze_distance",
+            "analyze_entropy",
+            "analyze_rollout",
+            "distances",
+            "entropy",
+            "mean_distance",
+            "rollout",
+            "uniform_distance",
+        ),
+        "vitlab.analysis.cka": ("analyze_cka",),
+        "vitlab.analysis.cost": ("analyze_cost",),
+        "vitlab.analysis.features": (
+            "analyze_fewshot",
+            "analyze_knn",
+            "few_shot_accuracy",
+            "knn_accuracy",
+        ),
+        "vitlab.analysis.filters": ("analyze_filters",),
+        "vitlab.analysis.positions": (
+            "analyze_displacement",
+            "analyze_position",
+            "displacement_profile",
+            "mosaic",
+            "similarity",
+        ),
+        "vitlab.analysis.probes": (
+            "analyze_probe",
+            "without_positions",
+        ),
+        "vitlab.analysis.resolution": ("analyze_resolution",),
+        "vitlab.analysis.scramble": (
+            "analyze_scramble",
+            "analyze_scramble_image",
+            "scramble_image",
+            "scramble_tokens",
+        ),
+        "vitlab.analysis.shift": ("analyze_shift",),
+        "vitlab.analysis.subject": (
+            "Finding",
+            "Subject",
+        ),
+        "vitlab.analysis.token_layers": (
+            "analyze_token_layers",
+            "token_layer_maps",
+        ),
+    }
+    __getattr__, __dir__ = lazy(__name__, _HOMES)
+
+__all__ = [
+    "ANALYSES",
+    "Finding",
+    "Subject",
+    "analyze_attention",
+    "analyze_cka",
+    "analyze_cost",
+    "analyze_displacement",
+    "analyze_distance",
+    "analyze_entropy",
+    "analyze_fewshot",
+    "analyze_filters",
+    "analyze_knn",
+    "analyze_position",
+    "analyze_probe",
+    "analyze_resolution",
+    "analyze_rollout",
+    "analyze_scramble",
+    "analyze_scramble_image",
+    "analyze_shift",
+    "analyze_token_layers",
+    "displacement_profile",
+    "distances",
+    "entropy",
+    "few_shot_accuracy",
+    "knn_accuracy",
+    "mean_distance",
+    "mosaic",
+    "names_of",
+    "rollout",
+    "scramble_image",
+    "scramble_tokens",
+    "similarity",
+    "token_layer_maps",
+    "uniform_distance",
+    "without_positions",
+]
 
 ANALYSES = {  # name: module:function that takes a Subject and returns a Finding, how to read the figure
     "attention": (

@@ -1,0 +1,29 @@
+"""Lightning callbacks: the record of a run, its checkpoints, and what watches over it."""
+
+from typing import TYPE_CHECKING
+
+from vitlab.lazy import lazy
+
+if TYPE_CHECKING:
+    from vitlab.callbacks.attention_maps import AttentionMaps
+    from vitlab.callbacks.checkpoint import Checkpoint
+    from vitlab.callbacks.console import Console
+    from vitlab.callbacks.ema import EMA
+    from vitlab.callbacks.predictions import Predictions
+    from vitlab.callbacks.record import RunRecord
+    from vitlab.callbacks.stop import StopOnSignal
+    from vitlab.callbacks.watch import Watch
+else:
+    _HOMES = {
+        "vitlab.callbacks.attention_maps": ("AttentionMaps",),
+        "vitlab.callbacks.checkpoint": ("Checkpoint",),
+        "vitlab.callbacks.console": ("Console",),
+        "vitlab.callbacks.ema": ("EMA",),
+        "vitlab.callbacks.predictions": ("Predictions",),
+        "vitlab.callbacks.record": ("RunRecord",),
+        "vitlab.callbacks.stop": ("StopOnSignal",),
+        "vitlab.callbacks.watch": ("Watch",),
+    }
+    __getattr__, __dir__ = lazy(__name__, _HOMES)
+
+__all__ = ["EMA", "AttentionMaps", "Checkpoint", "Console", "Predictions", "RunRecord", "StopOnSignal", "Watch"]

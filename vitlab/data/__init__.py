@@ -1,5 +1,6 @@
 """LightningDataModules: images with their splits, statistics and loaders."""
 
+from vitlab.data.base import ImageData
 from vitlab.data.cifar import CIFAR10, CIFAR100
 from vitlab.data.digits import Digits
 from vitlab.data.fake import FakeData
@@ -7,6 +8,7 @@ from vitlab.data.fashion_mnist import FashionMNIST
 from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet
 from vitlab.data.packed import Packed
+from vitlab.data.photos import Photos
 from vitlab.data.position_probe import PositionProbe
 
 __all__ = [
@@ -16,8 +18,10 @@ __all__ = [
     "FakeData",
     "FashionMNIST",
     "HuggingFace",
+    "ImageData",
     "ImageFolder",
     "ImageNet",
     "Packed",
+    "Photos",
     "PositionProbe",
 ]

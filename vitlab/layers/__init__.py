@@ -1,0 +1,49 @@
+"""The layers of a Vision Transformer: attention, block, position embeddings, pooling."""
+
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import Block, DropPath, LayerScale, Mlp
+from vitlab.layers.norm import build_norm
+from vitlab.layers.pool import AttentionPool
+from vitlab.layers.pos_embed import (
+    POS_EMBEDS,
+    PosEmbed,
+    PosEmbedJoin,
+    PosEmbedName,
+    build_pos_embed,
+    grid_cells,
+    resample_pos_embed,
+)
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
+from vitlab.layers.pos_embed.biases import Alibi2d, BiasPosEmbed, RelPos
+from vitlab.layers.pos_embed.conv import ConvPosEmbed
+from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, RotaryPosEmbed
+from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
+
+__all__ = [
+    "POS_EMBEDS",
+    "AddedPosEmbed",
+    "Alibi2d",
+    "Attention",
+    "AttentionPool",
+    "BiasPosEmbed",
+    "Block",
+    "ConvPosEmbed",
+    "DropPath",
+    "Factorized",
+    "LayerScale",
+    "Learned",
+    "Mlp",
+    "PosEmbed",
+    "PosEmbedJoin",
+    "PosEmbedName",
+    "RelPos",
+    "RoPE2d",
+    "RoPEMixed",
+    "RotaryPosEmbed",
+    "SinCos1d",
+    "SinCos2d",
+    "build_norm",
+    "build_pos_embed",
+    "grid_cells",
+    "resample_pos_embed",
+]

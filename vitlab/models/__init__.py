@@ -1,24 +1,36 @@
 """Vision Transformers: build one by name, load one from a file, read what passes through it."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
+    from vitlab.models.cost import count_macs, count_parameters
     from vitlab.models.create import create_model
-    from vitlab.models.load import load_network
+    from vitlab.models.load import load_network, load_weights
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
+    from vitlab.models.walk import attention_logits, attention_maps, block_tokens
+else:  # on first use, so that a list of sizes needs no torch
+    _HOMES = {
+        "vitlab.models.cost": ("count_macs", "count_parameters"),
+        "vitlab.models.create": ("create_model",),
+        "vitlab.models.load": ("load_network", "load_weights"),
+        "vitlab.models.sizes": ("SIZES",),
+        "vitlab.models.vit": ("VisionTransformer",),
+        "vitlab.models.walk": ("attention_logits", "attention_maps", "block_tokens"),
+    }
+    __getattr__, __dir__ = lazy(__name__, _HOMES)
 
-__all__ = ["SIZES", "VisionTransformer", "create_model", "load_network"]
-
-_HOMES = {"create_model": "create", "load_network": "load", "SIZES": "sizes", "VisionTransformer": "vit"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:  # on first use, so that a list of sizes needs no torch
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__ = [
+    "SIZES",
+    "VisionTransformer",
+    "attention_logits",
+    "attention_maps",
+    "block_tokens",
+    "count_macs",
+    "count_parameters",
+    "create_model",
+    "load_network",
+    "load_weights",
+]

@@ -14,7 +14,7 @@ from torchmetrics import MetricCollection
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim.param_groups import param_groups
+from vitlab.optim import param_groups
 from vitlab.optim.schedule import warmup_cosine
 from vitlab.signature import Named
 from vitlab.tasks.meter import Meter

@@ -20,7 +20,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, numbers
 from vitlab.jobs.train.job import Job
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
-from vitlab.optim.param_groups import describe_groups
+from vitlab.optim import describe_groups
 from vitlab.runs.directory import whole, write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
