@@ -16,7 +16,8 @@ from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Regressor
 
-CLASSES = [getattr(module, name) for module in (vitlab.tasks, vitlab.data) for name in module.__all__]
+FRAMES = {"ImageData", "Photos"}  # of data sets, and none themselves
+CLASSES = [getattr(m, name) for m in (vitlab.tasks, vitlab.data) for name in m.__all__ if name not in FRAMES]
 TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
 

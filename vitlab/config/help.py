@@ -55,7 +55,7 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
 
 
 def _others(module: Any, shown: str) -> str:
-    return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData"))
+    return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData", "ImageData", "Photos"))
 
 
 def _class_lines(group: str, cls: type) -> list[str]:
