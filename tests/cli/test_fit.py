@@ -240,7 +240,7 @@ def test_overwrite_deletes_runs_only(here, capsys):
     (here / "precious").mkdir()
     (here / "precious" / "thesis.tex").write_text("x")
     assert main(["fit", *SHORT, "--run_dir", "precious", "--overwrite"]) == 2
-    assert "holds no config.yaml" in capsys.readouterr().err
+    assert "holds thesis.tex" in capsys.readouterr().err
     assert (here / "precious" / "thesis.tex").exists()
 
 

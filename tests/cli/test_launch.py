@@ -1,7 +1,9 @@
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -64,3 +66,33 @@ def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     (run,) = (tmp_path / "runs").iterdir()
     assert json.loads((run / "run.json").read_text())["world_size"] == 2
     assert json.loads((run / "results.json").read_text())["val"]["n"] == 288
+
+
+@pytest.mark.slow
+def test_a_group_that_torchrun_starts_again_continues_its_run(tmp_path):
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3"]
+    words += ["-m", "vitlab", "fit", "--config", CONFIG, "--trainer.max_epochs=6", "--trainer.logger=false"]
+    words += ["--data.subset=0.2", "--trainer.accelerator=cpu", "--model.depth=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    killed = set()
+    end = time.monotonic() + 300
+    while process.poll() is None and time.monotonic() < end:
+        saved = list((tmp_path / "runs").glob("*/checkpoints/last.ckpt"))
+        workers = [int(w) for w in _children(process.pid) if w not in killed]
+        if saved and len(workers) == 2 and not killed:
+            killed |= {str(worker) for worker in workers}
+            os.kill(workers[0], signal.SIGKILL)
+        time.sleep(0.1)
+    said = (tmp_path / "log").read_text()
+    assert process.wait(60) == 0, said
+    runs = [path for path in (tmp_path / "runs").iterdir() if path.name[0] != "."]
+    assert len(runs) == 1 and len(killed) == 2, said
+    record = json.loads((runs[0] / "run.json").read_text())
+    assert record["status"] == "done" and record["attempts"] >= 2, record
+    assert {json.loads(line)["epoch"] for line in (runs[0] / "metrics.jsonl").read_text().splitlines()} == set(range(6))
+
+
+def _children(pid):
+    return subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()

@@ -137,10 +137,9 @@ def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory
     assert slurm.end() == (0, "")
     assert slurm.said("scontrol") == ["requeue 4711"] * 2
     counts = "--trainer.devices=2|--trainer.num_nodes=1|"
-    again = f"fit|--resume|runs/long|{counts}"
     for rank in ("0", "1"):
-        first = f"fit|--config|{RECIPE}|--name|long|{counts}"
-        assert slurm.said(f"fit.{rank}") == [f"{rank}|{first}", f"{rank}|{again}", f"{rank}|{again}"]
+        words = f"fit|--config|{RECIPE}|--name|long|--auto_resume|{counts}"
+        assert slurm.said(f"fit.{rank}") == [f"{rank}|{words}"] * 3
 
 
 @pytest.mark.slow
@@ -210,8 +209,7 @@ def test_arguments_reach_fit_as_they_were_typed(slurm):
     slurm.start("n")
     slurm.end()
     first, again = (line.split("|")[2:-3] for line in slurm.said("fit.0"))
-    assert first == [*words[:-1], "--name", "n", "--init_from", "w.pth", "--quiet"]
-    assert again == ["--resume", "runs/n", "--quiet"]
+    assert first == again == [*words[:-1], "--name", "n", "--init_from", "w.pth", "--auto_resume", "--quiet"]
     assert not (slurm.desk / "evil").exists()
 
 

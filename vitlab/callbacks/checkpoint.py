@@ -11,6 +11,7 @@ from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
 from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 
 
@@ -57,7 +58,8 @@ class Checkpoint(callbacks.Checkpoint):
         mode, monitor = pl_module.monitor
         self.monitor = self.monitor or monitor
         self.mode = self.mode or mode
-        self.directory = Path(trainer.default_root_dir) / "checkpoints"
+        self.run = RunDir(trainer.default_root_dir)
+        self.directory = self.run.checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = WholeFiles()
 
@@ -68,6 +70,8 @@ class Checkpoint(callbacks.Checkpoint):
         """
         self._saved = time.monotonic()
         if trainer.is_global_zero:
+            self.run.path.mkdir(parents=True, exist_ok=True)
+            self.run.check_there()
             sweep(self.directory)
         if self._loader_state is not None and hasattr(trainer.train_dataloader, "load_state_dict"):
             trainer.train_dataloader.load_state_dict(self._loader_state)
@@ -139,6 +143,8 @@ class Checkpoint(callbacks.Checkpoint):
         if getattr(trainer, "fast_dev_run", False):
             return
         self._saved = time.monotonic()
+        if trainer.is_global_zero:
+            self.run.check_there()  # or writing would make it anew, without its configuration
         _check_finite(trainer)
         trainer.save_checkpoint(self.directory / WRITING, weights_only=False)  # everywhere: some strategies gather
         failure = getattr(trainer.strategy.checkpoint_io, "failure", None)

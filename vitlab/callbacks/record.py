@@ -56,6 +56,7 @@ class RunRecord(Callback):
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = Unprofiled()
         if trainer.is_global_zero:
+            self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
             _drop_torn_row(self.run.metrics)
             self.describe(trainer, pl_module)
@@ -166,12 +167,13 @@ class RunRecord(Callback):
 
     def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
         gc.unfreeze()
-        if trainer.is_global_zero and self.run.exists():
+        if trainer.is_global_zero and (self.run.path / "run.json").is_file():  # not where the directory has gone
             with suppress(OSError) if more else nullcontext():  # a full disk must not hide the error it caused
                 self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **more)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
+            self.run.check_there()
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             with self.run.metrics.open("a") as file:
                 file.write(json.dumps(head | values) + "\n")

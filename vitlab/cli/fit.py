@@ -8,7 +8,7 @@ from types import FrameType
 
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
-from vitlab.runs.choose import resumed_run
+from vitlab.runs.choose import run_to_continue
 
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
@@ -56,8 +56,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:
-    if options.resume:
-        resumed_run(options)  # a wrong name is answered before anything heavy is imported
+    if options.resume or options.auto_resume:
+        run_to_continue(options)  # a wrong name is answered before anything heavy is imported
     from vitlab.jobs.train.fit import fit
 
     fit(rest, options)

@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.config.arguments import CommandParser, config_paths, values_of
 from vitlab.config.options import options_parser
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.runs.choose import choose_run, resumed_run
+from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
 from vitlab.shipped import find_file
 
@@ -49,27 +49,26 @@ def main(argv: list[str]) -> int:
     from vitlab.jobs.sbatch import read_site, script_text
 
     site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
-    run, first, later = plan(rest, site.nodes * site.gpus)
+    run, words = plan(rest, site.nodes * site.gpus)
     script = FOLDER / (re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:64] + ".sbatch")
-    text = script_text(site, run, first, later, script, _folder_of_vitlab())
+    text = script_text(site, words, script, _folder_of_vitlab())
     if options.dry_run:
         sys.stdout.write(text)
         return 0
-    return submit(text, script, run, again="--resume" in first)
+    return submit(text, script, run, again="--resume" in words)
 
 
-def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
+def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     """Check the arguments of ``vitlab fit`` as far as that goes without building anything.
 
     Returns:
-        The run directory, the arguments of the first attempt, and those of later ones beside the run.
+        The run directory, and the arguments that start the run or continue it.
     """
     options, rest = options_parser().parse_known_args(args)
     _check_arguments(options, rest)
     quiet = ["--quiet"] if options.quiet else []
-    if options.resume:
-        run = resumed_run(options)
-        return run.path, ["--resume", str(run.path), *rest, *quiet], [*rest, *quiet]
+    if options.resume and (begun := run_to_continue(options)):
+        return begun.path, ["--resume", str(begun.path), *rest, *quiet]
     paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
@@ -85,7 +84,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[str]]:
     for flag in ("init_from", "resize"):
         if getattr(options, flag):
             start += [f"--{flag}", getattr(options, flag)]
-    return run.path, [*rest, *start, *quiet], quiet
+    return run.path, [*rest, *start, "--auto_resume", *quiet]
 
 
 def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:

@@ -30,6 +30,16 @@ def values_of(args: list[str], *names: str) -> list[str]:
     return found
 
 
+def without(args: list[str], *names: str) -> list[str]:
+    """Return the arguments without a flag, under any of its ``names``, and its values."""
+    kept = []
+    for before, word in pairwise(["", *args]):
+        flags = [part.partition("=")[0].lstrip("-") if part.startswith("-") else "" for part in (before, word)]
+        if flags[1] not in names and (flags[0] not in names or "=" in before):
+            kept.append(word)
+    return kept
+
+
 def config_paths(args: list[str]) -> list[str]:
     """Return the config files among the arguments."""
     return values_of(args, "c", "config")

@@ -20,6 +20,7 @@ class FitOptions:
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue; ``auto`` takes the one that ``name`` or ``run_dir`` says.
+        auto_resume: Whether to continue the run if it is there, and to start it if not.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
         overwrite: Whether to delete the run directory if it exists.
@@ -30,6 +31,7 @@ class FitOptions:
     name: str | None = None
     run_dir: str | None = None
     resume: str | None = None
+    auto_resume: bool = False
     init_from: str | None = None
     resize: Policy | None = None
     overwrite: bool = False
@@ -46,6 +48,7 @@ def options_parser() -> argparse.ArgumentParser:
     add("--name", help=f"name of the run: its directory is {RUNS}/NAME (default: date, config, seed, hash)")
     add("--run_dir", help="directory of the run, instead of --name")
     add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly where its last checkpoint is")
+    add("--auto_resume", action="store_true", help="start the run of --name, or continue it if it is there")
     add("--init_from", metavar="WEIGHTS", help="start a new run from the weights of a run, a checkpoint or a file")
     add(
         "--resize",

@@ -1,10 +1,44 @@
 """The arguments that rebuild what a run trained."""
 
+from contextlib import suppress
+from typing import Any
+
 import yaml
 
-from vitlab.config.arguments import config_paths
+from vitlab.config.arguments import config_paths, without
+from vitlab.config.explain import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+
+
+def stored_config(run: RunDir) -> dict[str, Any] | None:
+    """Return the configuration of a run; None where it is gone or damaged."""
+    with suppress(UsageError):
+        content = read_yaml(run.config)
+        if all(isinstance(content.get(part), dict) for part in ("trainer", "model", "data")):  # else it is cut off
+            return content
+    return None
+
+
+def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]:
+    """Return the arguments of a training: a run goes on as it was configured, its file in the place of others.
+
+    Args:
+        run: The run that goes on; None for a new one.
+        words: The arguments as given.
+        auto: Whether the words are those of the run's first start, and have been said before.
+    """
+    if run is None:
+        return words
+    given = config_paths(words)
+    if stored_config(run):
+        if auto and given:
+            words = without(words, "c", "config")
+        return ["--config", str(run.config), *words] if auto or not given else words
+    if not given:
+        way_on = f"`vitlab fit --config FILE --run_dir {run.path} --auto_resume` goes on with the one you give"
+        raise UsageError(f"{run.config} is gone or damaged: {way_on}")
+    return words
 
 
 def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:

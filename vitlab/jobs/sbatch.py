@@ -28,12 +28,8 @@ SCRIPT = """\
 # Written by `vitlab submit`. Submit it again to continue the run after its last checkpoint.
 {header}
 {setup}
-run={run}
-if [ -f "$run/config.yaml" ]; then  # requeued or submitted again: the same run, as it was configured
-    fit=(vitlab fit --resume "$run"{resume})
-else
-    fit=(vitlab fit {fit})
-fi
+# Requeued or submitted again, these words continue the same run, as it was configured.
+fit=(vitlab fit {fit})
 
 # Slurm sends its warning to the ranks, which save and end with 75. This shell outlives a signal of its own to see it.
 ended=
@@ -155,14 +151,12 @@ def read_site(path: str, **given: Any) -> Site:
         raise UsageError(f"`--slurm {path}`: {error}") from error
 
 
-def script_text(site: Site, run: Path, fit: list[str], resume: list[str], script: Path, extra_path: str | None) -> str:
+def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None) -> str:
     """Return the batch script of a run.
 
     Args:
         site: What the job asks of the cluster.
-        run: The run directory.
-        fit: Arguments of ``vitlab fit`` for the first attempt.
-        resume: Arguments of the later attempts, beside the run.
+        fit: Arguments of ``vitlab fit``, the same at every attempt.
         script: Where the script will lie, relative to the directory of submission.
         extra_path: Folder of the ``vitlab`` command where the search path lacks it.
     """
@@ -172,9 +166,7 @@ def script_text(site: Site, run: Path, fit: list[str], resume: list[str], script
         title=f"{script.stem}: {site.nodes} x {site.gpus} GPUs, a process each",
         header=site.header(script.stem, script.with_name(f"{script.stem}-%j.out")),
         setup=setup,
-        run=shlex.quote(str(run)),
         fit=shlex.join(fit),
-        resume="".join(f" {word}" for word in map(shlex.quote, resume)),
         cpus=site.cpus_per_task,
         gpus=site.gpus,
         nodes=site.nodes,

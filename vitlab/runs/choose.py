@@ -1,4 +1,4 @@
-"""Which run directory a training uses, and where a file that is made of a run goes."""
+"""Which run directory a training uses, whether it starts or continues there, and where files made of a run go."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
-from vitlab.runs.launch import agree, launched_rank
+from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}  # of exports
 
@@ -17,48 +17,74 @@ class Options(Protocol):
     name: str | None
     run_dir: str | None
     resume: str | None
+    auto_resume: bool
     init_from: str | None
     overwrite: bool
 
 
-def resumed_run(options: Options) -> RunDir:
+def run_to_continue(options: Options) -> RunDir | None:
+    """Return the run that is to be continued; None where a new one is to start."""
+    if options.resume:
+        return _resumed(options)
+    if options.auto_resume and options.overwrite:
+        raise UsageError("`--auto_resume` continues what is there and --overwrite deletes it; leave one of them out")
+    if options.auto_resume and not options.name and not options.run_dir:
+        raise UsageError("`--auto_resume` needs to know the run: give --name or --run_dir")
+    if not options.auto_resume and not is_restarted():
+        return None
+    path = os.environ.get("VITLAB_RUN_DIR") or _given(options) or ((known := agreed()) and RUNS / known)
+    run = RunDir(path) if path else None
+    return run if run and run.has_begun() else None
+
+
+def _resumed(options: Options) -> RunDir:
     """Return the run that ``--resume`` is to continue."""
-    for flag in ("init_from", "overwrite"):
+    for flag in ("init_from", "overwrite", "auto_resume"):
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
     if options.resume and options.resume != "auto":
         return find_directory(options.resume)
     if not options.name and not options.run_dir:
         raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
-    run = RunDir(options.run_dir or RUNS / check_name(options.name or ""))
-    if not run.config.is_file():
+    run = RunDir(_given(options) or ".")
+    if not run.has_begun():
         raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
     return run
+
+
+def _given(options: Options) -> Any:
+    if options.name and options.run_dir:
+        raise UsageError("give --name or --run_dir, not both")
+    return options.run_dir or (options.name and RUNS / check_name(options.name))
 
 
 def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -> RunDir:
     """Return the directory of a new run; every process of one launch returns the same."""
     if inherited := os.environ.get("VITLAB_RUN_DIR"):
         return RunDir(inherited)
-    if options.name and options.run_dir:
-        raise UsageError("give --name or --run_dir, not both")
-    if options.run_dir:
-        run = RunDir(options.run_dir)
-    elif options.name:
-        run = RunDir(RUNS / check_name(options.name))
-    else:
-        run = RunDir(RUNS / agree(default_name(configs, seed, resolved)))
+    run = RunDir(_given(options) or RUNS / agree(default_name(configs, seed, resolved)))
     if launched_rank() > 0:  # the first process sees to the rest
         return run
     if run.exists():
-        if not options.overwrite:
-            way_out = f"continue it with `--resume {run.path}`, or delete it with --overwrite"
-            raise UsageError(f"the run directory {run.path} exists; {way_out}")
-        if not run.config.is_file():
-            raise UsageError(f"`--overwrite` deletes run directories only, and {run.path} holds no config.yaml")
+        _check_can_start(run, options)
     elif run.path.exists() and not run.path.is_dir():
         raise UsageError(f"`--run_dir` must be a directory, and {run.path} is a file")
     return run
+
+
+def _check_can_start(run: RunDir, options: Options) -> None:
+    """Refuse to start in a directory that holds a run, or what no run has written."""
+    if run.has_begun():
+        if not options.overwrite:
+            way_out = f"continue it with `vitlab fit --resume {run.path}`, or delete it with --overwrite"
+            raise UsageError(f"the run directory {run.path} exists; {way_out}")
+        return
+    if foreign := run.foreign():
+        names = ", ".join(foreign[:3])
+        raise UsageError(f"{run.path} is no run directory: it holds {names}; choose another --name or --run_dir")
+    if not options.overwrite and not options.auto_resume and not is_restarted():
+        way_out = "start the run with --auto_resume, or empty the directory with --overwrite"
+        raise UsageError(f"a start that was interrupted has left {run.path} without its config.yaml; {way_out}")
 
 
 def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathLike[str] | None = None) -> Path:

@@ -12,11 +12,20 @@ from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.manifest import check_whole, first_whole
-from vitlab.runs.records import DataFacts, ModelFacts, Record, Results, read_json, read_record
+from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 
 RUNS = Path("runs")
 LOCK = ".lock"  # there while a process trains in the directory
+OWN = {  # what vitlab and the loggers write into a run directory
+    *("config.yaml", "overrides.yaml", "run.json", "data.json", "model.json", "param_groups.json", "results.json"),
+    *("metrics.jsonl", "train.log", "done.json", "checkpoints", "weights", "predictions", "analysis"),
+    *("wandb", "lightning_logs", "export", "trained_on.npy"),
+}
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RunGone(OSError):
+    """The directory of a run was deleted, moved or exchanged while the run trained."""
 
 
 class RunDir:
@@ -32,10 +41,31 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "weights"
+        self._place: tuple[int, int] | None = None
 
     def exists(self) -> bool:
         """Return whether the directory exists and holds something."""
         return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
+
+    def check_there(self) -> None:
+        """Raise :class:`RunGone` unless the directory is the one that was here at the first call."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise RunGone(f"the run directory {self.path} has gone while the run trained") from error
+        place = status.st_dev, status.st_ino
+        if place != (self._place or place):
+            raise RunGone(f"the run directory {self.path} has been exchanged for another while the run trained")
+        self._place = place
+
+    def foreign(self) -> list[str]:
+        """Return what lies in the directory and no run has written."""
+        names = [path.name.removesuffix(".damaged") for path in self.path.iterdir()]
+        return sorted(name for name in names if name not in OWN and not name.startswith("."))
+
+    def has_begun(self) -> bool:
+        """Return whether there is a run that can go on: a configuration, or at least a checkpoint."""
+        return self.config.is_file() or self.has_checkpoint()
 
     def has_checkpoint(self) -> bool:
         """Return whether there is something to continue from."""
@@ -43,7 +73,11 @@ class RunDir:
 
     def last_checkpoint(self) -> Path | None:
         """Return the newest whole checkpoint to continue from; None if the run was stopped before it had one."""
-        return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
+        try:
+            return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
+        except UsageError as error:
+            anew = f"`vitlab fit --config {self.config} --run_dir {self.path} --overwrite`"
+            raise UsageError(f"{error}; start the run anew: {anew}") from error
 
     def checkpoint(self) -> Path:
         """Return the checkpoint to use: of the best epoch, or the last one where the run kept no best."""
@@ -87,11 +121,23 @@ class RunDir:
 
     def write(self, file: str, content: Any) -> None:
         """Write a JSON file in one step, so that no reader and no crash sees half of it."""
-        write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n")
+        write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n", sync=True)
 
     def update(self, file: str, **values: Any) -> None:
         """Change some values of a JSON file."""
         self.write(file, {**self.read(file), **values})
+
+    def set_aside_damaged(self) -> list[str]:
+        """Rename the records that cannot be read, and return what is wrong with each: who trains writes them anew."""
+        told = []
+        for file, kind in RECORDS.items():
+            path = self.path / file
+            try:
+                read_record(path, kind)
+            except UsageError as error:
+                os.replace(path, path.with_name(f"{file}.damaged"))
+                told.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")
+        return told
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl; a last line that a crash cut off is left out."""
@@ -138,8 +184,11 @@ def find_directory(text: str) -> RunDir:
     if text == "last":
         return last_run()
     for directory in (Path(text), RUNS / text):
-        if (directory / "config.yaml").is_file():
+        if RunDir(directory).has_begun():
             return RunDir(directory)
+        if directory.is_dir() and not RunDir(directory).foreign():
+            way_on = f"`vitlab fit --config FILE --run_dir {directory} --auto_resume` starts it"
+            raise UsageError(f"{directory} holds no run: its start was interrupted, or its files are gone; {way_on}")
     names = [run.path.name for run in all_runs()]
     hint = did_you_mean(text, names)
     raise UsageError(

@@ -33,6 +33,17 @@ def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
     return {"num_nodes": world // local, **({"devices": local} if devices == "auto" else {})}
 
 
+def is_restarted() -> bool:
+    """Return whether torchrun has started this group of processes again after one was lost."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+
+
+def agreed() -> str | None:
+    """Return the name that this launch has agreed on before torchrun started its processes again; None if none."""
+    store, key = _elastic_store()
+    return store.get(key).decode() if store.check([key]) else None
+
+
 def agree(name: str) -> str:
     """Return the ``name`` that the first process of this launch has given."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -44,13 +55,17 @@ def agree(name: str) -> str:
 
 def _by_store(name: str) -> str:
     """Ask the store that torchrun itself keeps for the time of this launch."""
+    store, key = _elastic_store()
+    if launched_rank() == 0:  # the first name stays: who is started again continues the run
+        store.compare_set(key, "", name)
+    return store.get(key).decode()
+
+
+def _elastic_store() -> tuple[Any, str]:
     from torch.distributed import TCPStore
 
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    key = f"vitlab/run/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
-    if launched_rank() == 0:
-        store.set(key, name)
-    return store.get(key).decode()
+    return store, f"vitlab/run/{os.environ['TORCHELASTIC_RUN_ID']}"
 
 
 def _by_file(name: str) -> str:

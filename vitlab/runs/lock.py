@@ -19,6 +19,7 @@ from typing import Any
 
 from vitlab.runs.processes import born, runs
 
+UNSIGNED = 2.0  # seconds that a claim may say nothing of its owner, who has just made it
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
 
@@ -50,11 +51,12 @@ class Claim:
         """Give the cell back."""
         self._end.set()
         self._beat.join()
-        if self._is_mine():
+        if self.is_mine():
             self.path.unlink(missing_ok=True)
         os.close(self.fd)
 
-    def _is_mine(self) -> bool:
+    def is_mine(self) -> bool:
+        """Return whether the claim is still that of this process."""
         with suppress(FileNotFoundError):
             return self.path.stat().st_ino == os.fstat(self.fd).st_ino
         return False
@@ -62,7 +64,7 @@ class Claim:
     def _stay_alive(self) -> None:
         while not self._end.wait(TOUCH):
             os.utime(self.fd)
-            self.lost = self.lost or not self._is_mine()
+            self.lost = self.lost or not self.is_mine()
 
 
 def take(path: Path) -> Claim | None:
@@ -77,7 +79,10 @@ def take(path: Path) -> Claim | None:
             continue
         with suppress(OSError):  # a file system without locks: the touching alone tells
             fcntl.flock(fd, fcntl.LOCK_EX)
-        return Claim(path, fd)
+        claim = Claim(path, fd)
+        if claim.is_mine():
+            return claim
+        claim.release()  # it said nothing for too long, and another has taken it over
     return None
 
 
@@ -87,9 +92,9 @@ def read(path: Path) -> dict[str, Any] | None:
         facts = json.loads(path.read_text() or "{}")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         facts = {}
-    return {**facts, "age": _age(path)}
+    return {**(facts if isinstance(facts, dict) else {}), "age": _age(path)}
 
 
 def _age(path: Path) -> float:
@@ -120,13 +125,14 @@ def _is_dead(path: Path, fd: int) -> bool:
     """Return whether a claim is dead; if so, ``fd`` has its lock, and nobody else can come to the same conclusion."""
     facts = read(path) or {}
     here = facts.get("host") == socket.gethostname()
+    patience = DEAD if facts.get("host") else UNSIGNED  # a power failure leaves an empty one
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # no locks here
-        return (here and not runs(facts.get("pid", 0))) or facts.get("age", 0) > DEAD
-    return here or facts.get("age", 0) > DEAD
+        return (here and not runs(facts.get("pid", 0))) or facts.get("age", 0) > patience
+    return here or facts.get("age", 0) > patience
 
 
 def _take_over(path: Path) -> bool:

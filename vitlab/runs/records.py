@@ -35,6 +35,8 @@ class Record(TypedDict, total=False):
     promises: dict[str, str]
     peak_memory: dict[str, int]  # bytes by host and cuda
     wandb_id: str | None
+    init_from: str | None  # what the first weights came from
+    resize: Any
 
 
 class Results(TypedDict, total=False):
@@ -85,6 +87,7 @@ class ModelFacts(TypedDict, total=False):
     in_chans: int
 
 
+RECORDS = {"run.json": Record, "results.json": Results, "data.json": DataFacts, "model.json": ModelFacts}
 _WAYS = {
     Record: "remove it, and it is written anew when the run goes on",
     Results: "remove it, and measure the run again with `vitlab validate` and `vitlab test`",

@@ -1,6 +1,7 @@
 """What ``vitlab fit`` builds: task, data and trainer in the directory of a run."""
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -16,12 +17,14 @@ from vitlab.config.keys import check_same_config
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, flatten
 from vitlab.config.strategies import check_strategy
-from vitlab.jobs.terminal import complain, log_to, say
+from vitlab.errors import UsageError
+from vitlab.jobs.rebuild import stored_config
+from vitlab.jobs.terminal import complain, say
 from vitlab.jobs.train.describe import describe, header, model_facts
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import place_loggers
 from vitlab.runs.choose import choose_run
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.directory import RunDir
 
 
 def build(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
@@ -48,6 +51,7 @@ class FitCLI(VitlabCLI):
         self.options = options
         self.resumed = run is not None
         self.run = run or RunDir(".")
+        self.wandb_id = os.urandom(4).hex()
         super().__init__(args)
         saves = self.config.trainer.enable_checkpointing is not False
         self.job = Job(
@@ -71,12 +75,13 @@ class FitCLI(VitlabCLI):
         """Choose the run directory, and send the loggers into it; nothing is written yet."""
         self.config_text = self.parser.dump(self.config, skip_none=False)
         if self.resumed:
-            old, new = yaml.safe_load(self.run.config.read_text()), yaml.safe_load(self.config_text)
-            check_same_config(self.run, flatten(old), flatten(new))
+            if old := stored_config(self.run):
+                check_same_config(self.run, flatten(old), flatten(yaml.safe_load(self.config_text)))
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
-        self.wandb_id = self.run.record.get("wandb_id") or os.urandom(4).hex()
+        with suppress(UsageError):  # a damaged record is written anew
+            self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -95,8 +100,6 @@ class FitCLI(VitlabCLI):
         return trainer
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
-        write_text(self.run.config, self.config_text)  # first: what has one can be continued
-        log_to(self.run.path / "train.log")
         say(header(self.job))
         describe(self.job)
 

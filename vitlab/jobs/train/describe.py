@@ -18,6 +18,7 @@ from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, numbers
+from vitlab.jobs.terminal import complain, log_to
 from vitlab.jobs.train.job import Job
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim import describe_groups
@@ -112,18 +113,30 @@ def _train_line(job: Job) -> str:
     )
 
 
-def describe(job: Job) -> None:
-    """Write the files that make the run directory self-sufficient."""
-    run, net = job.run, job.task.net
+def begin(job: Job) -> None:
+    """Make the directory a run that can go on, before data, loggers or anything else is touched."""
+    run = job.run
+    for text in run.set_aside_damaged():
+        complain(text)
     if not job.resumed:
         write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
+    write_text(run.config, job.config_text, sync=True)
+    log_to(run.path / "train.log")
+    record = run.record
+    first = {"init_from": job.options.init_from, "resize": job.options.resize, "started": now_utc()}
+    now = {"status": "running", "argv": ["vitlab", "fit", *map(redact, job.arguments)], "host": socket.gethostname()}
+    run.write("run.json", {**first, **record, **now, "wandb_id": job.wandb_id if job.wandb_line else None})
+
+
+def describe(job: Job) -> None:
+    """Write what the data and the devices are known to be, once they are there."""
+    run, net = job.run, job.task.net
     run.write("param_groups.json", describe_groups(net, job.task.optimizer_groups(), job.task.hparams["lr"]))
     run.write("model.json", job.facts)
     run.write("data.json", job.data.fingerprint())
     with whole(run.path / TRAINED_ON) as beside:
         np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
-    record = run.record
-    run.write("run.json", {**record, **_facts(job), "started": record.get("started") or now_utc()})
+    run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger has told what happened
@@ -136,9 +149,7 @@ def _facts(job: Job) -> dict[str, Any]:
     return {
         "status": "running",
         "attempts": job.record.attempt,
-        "argv": ["vitlab", "fit", *map(redact, job.arguments)],
         **_commit(),
-        "host": socket.gethostname(),
         "python": platform.python_version(),
         "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
         "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
@@ -149,7 +160,6 @@ def _facts(job: Job) -> dict[str, Any]:
         "sum_of_learning_rates": rates,
         "sum_of_learning_rates_pos_embed": rates * job.task.hparams["pos_embed_lr_mult"],
         "promises": promises(trainer),
-        "wandb_id": job.wandb_id if job.wandb_line else None,
         "resumed": now_utc() if job.resumed else None,
     }
 

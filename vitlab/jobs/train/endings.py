@@ -6,7 +6,7 @@ from urllib.error import URLError
 import torch
 
 from vitlab.data.files.decode import ImageError
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, RunGone
 from vitlab.runs.generations import NotSaved
 
 OUT_OF_MEMORY = (
@@ -32,6 +32,9 @@ def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | Non
         case torch.OutOfMemoryError():
             share = f"data.batch_size={batch}, {batch // processes} on each GPU"
             return f"out of GPU memory with {share}; {OUT_OF_MEMORY}"
+        case RunGone():
+            again = "start it again with the same command, or `vitlab fit --resume` it where it is now"
+            return f"{error}; nothing more can be saved: {again}"
         case ImageError():
             return f"{error}; repair the file, or allow some with --data.max_unreadable, then {way_on}"
         case URLError():
@@ -39,6 +42,8 @@ def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | Non
         case OSError() if error.errno in _DISK:
             place = error.filename or run.path
             return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"
+        case RuntimeError() if "loading state_dict" in str(error):
+            return f"the checkpoints in {run.checkpoints} are of another network: give the configuration that they had"
         case RuntimeError() if "DataLoader worker" in str(error) or "DataLoader timed out" in str(error):
             what = " ".join(str(error).split()).split(". ")[0]
             return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"

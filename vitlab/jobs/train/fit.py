@@ -7,20 +7,20 @@ import time
 
 from safetensors import SafetensorError
 
-from vitlab.config.arguments import config_paths
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import RunFailed, Stopped, UsageError
+from vitlab.jobs.rebuild import training_args
 from vitlab.jobs.terminal import close_log, complain, open_terminal, say
 from vitlab.jobs.train.build import build
 from vitlab.jobs.train.close import close
-from vitlab.jobs.train.describe import header
+from vitlab.jobs.train.describe import begin, header
 from vitlab.jobs.train.endings import told
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import finish
 from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.choose import resumed_run
+from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import leads, locked, prepare
 from vitlab.tasks.distillation import Distillation
@@ -39,13 +39,13 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         Stopped: A signal ended it.
     """
     started = time.perf_counter()
-    run = resumed_run(options) if options.resume else None
-    if run and not config_paths(arguments):
-        arguments = ["--config", str(run.config), *arguments]
+    run = run_to_continue(options)
     open_terminal(options.quiet)
-    job = build(arguments, options, run)
-    if options.init_from:
-        load_initial_weights(job, options.init_from)
+    job = build(training_args(run, arguments, auto=not options.resume), options, run)
+    if not job.resumed and options.init_from:
+        load_initial_weights(job, options.init_from, options.resize)
+    elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
+        load_initial_weights(job, source, job.run.record.get("resize"))
     if options.dry_run:
         _try(job)
     else:
@@ -68,6 +68,7 @@ def _try(job: Job) -> None:
 def _train(job: Job, started: float) -> None:
     if leads():
         prepare(job.run, job.options.overwrite, job.resumed, sum(p.nbytes for p in job.task.parameters()))
+        begin(job)
     os.environ["VITLAB_RUN_DIR"] = str(job.run.path.resolve())  # for the processes that the trainer starts
     failed = True
     try:
@@ -88,7 +89,6 @@ def _train(job: Job, started: float) -> None:
 
 def _fit(job: Job) -> None:
     """Train to the end, or to whatever ends it before."""
-    is_new = not job.run.exists()
     checkpoint = job.run.last_checkpoint() if job.resumed else None
     if checkpoint:
         with user_mistakes():
@@ -98,8 +98,8 @@ def _fit(job: Job) -> None:
     except Stopped as stopped:
         if job.trainer.is_global_zero:
             when = "" if job.record.started else " before the first step"
-            way_on = f"; continue with `vitlab fit --resume {job.run.path}`" if job.run.config.is_file() else ""
-            say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}{way_on}")
+            way_on = f"continue with `vitlab fit --resume {job.run.path}`"
+            say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}; {way_on}")
         stopped.said = True
         raise
     except Exception as error:
@@ -107,7 +107,7 @@ def _fit(job: Job) -> None:
             raise _failed(sentence) from error
         if job.record.started or not isinstance(error, ValueError):
             raise
-        if is_new and job.trainer.is_global_zero:
+        if not job.resumed and job.trainer.is_global_zero:
             shutil.rmtree(job.run.path, ignore_errors=True)
         raise UsageError(" ".join(str(error).split())) from error
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from vitlab.config.options import Policy
 from vitlab.config.parser import user_mistakes
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
@@ -14,7 +15,7 @@ from vitlab.runs.directory import find_run
 from vitlab.runs.manifest import check_whole
 
 
-def load_initial_weights(job: Job, source: str) -> None:
+def load_initial_weights(job: Job, source: str, resize: Policy | None) -> None:
     """Start from the weights of another model, and say what was changed to make them fit."""
     with tempfile.TemporaryDirectory() as folder, user_mistakes():
         if source.startswith("timm:"):
@@ -22,7 +23,7 @@ def load_initial_weights(job: Job, source: str) -> None:
         else:
             path = Path(source) if Path(source).is_file() else find_run(source)[1]
             check_whole(path)
-        sentences = load_weights(job.task.net, path, job.options.resize or "usual")
+        sentences = load_weights(job.task.net, path, resize or "usual")
     for sentence in [f"weights of {source}", *sentences]:
         say(f"init   {sentence}")
 

@@ -1,0 +1,82 @@
+"""Who may train in a directory when its lock says that somebody does."""
+
+import fcntl
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from vitlab.errors import UsageError
+from vitlab.runs import hold, lock
+from vitlab.runs.directory import RunDir
+from vitlab.runs.hold import locked
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """An empty run directory, in a time where a minute is four seconds."""
+    monkeypatch.setattr(lock, "DEAD", 4.0)
+    monkeypatch.setattr(lock, "TOUCH", 0.5)
+    monkeypatch.setattr(hold.LOG, "info", lambda *words: None)
+    return RunDir(tmp_path)
+
+
+def left(run, text, age=0.0):
+    (run.path / ".lock").write_text(text)
+    os.utime(run.path / ".lock", (time.time() - age,) * 2)
+
+
+def seconds(run):
+    """Return how long it took to get the directory."""
+    start = time.monotonic()
+    with locked(run):
+        return time.monotonic() - start
+
+
+def test_the_lock_of_another_host_that_gives_no_sign_of_life_is_waited_for(run):
+    left(run, json.dumps({"host": "elsewhere", "pid": 7}), age=1)
+    assert 2 < seconds(run) < 10
+
+
+def test_the_lock_of_another_host_that_is_touched_is_respected(run):
+    left(run, json.dumps({"host": "elsewhere", "pid": 7}))
+    end = threading.Event()
+
+    def touch():
+        while not end.wait(0.5):
+            os.utime(run.path / ".lock")
+
+    owner = threading.Thread(target=touch)
+    owner.start()
+    start = time.monotonic()
+    with pytest.raises(UsageError, match="process 7 on elsewhere is training in"):
+        seconds(run)
+    assert time.monotonic() - start < 4
+    end.set()
+    owner.join()
+
+
+@pytest.mark.parametrize("text", ["", "{", "\x00" * 512, "[1]", '"a"'])
+def test_a_lock_that_names_nobody_is_stale(run, text):
+    left(run, text, age=3)
+    assert seconds(run) < 2
+
+
+def test_a_lock_that_is_being_made_is_not_taken_for_a_stale_one(run):
+    left(run, "")
+    me = json.dumps({"host": os.uname().nodename, "pid": os.getpid()})
+
+    def sign():
+        with (run.path / ".lock").open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.write(me)
+            file.flush()
+            time.sleep(2)
+
+    owner = threading.Timer(1, sign)
+    owner.start()
+    with pytest.raises(UsageError, match=f"process {os.getpid()} on .* is training in"):
+        seconds(run)
+    owner.join()
