@@ -2,8 +2,9 @@ import json
 
 import pytest
 import torch
-from tiny import IMAGES, fit, loader, task
+from tiny import IMAGES, fit, loader, task, trainer
 
+from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord
 from vitlab.errors import Stopped
 from vitlab.runs.directory import RunDir
@@ -65,12 +66,32 @@ def test_the_status_says_how_a_run_has_ended(record, tmp_path, ends, status):
 def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
     images = IMAGES.clone()
     images[5] = torch.nan  # of the second batch
-    with pytest.raises(FloatingPointError, match=r"not finite in epoch 1, batch 2, near step 2, lr 0.0003"):
+    with pytest.raises(
+        FloatingPointError,
+        match=r"not finite in epoch 1, batch 2, near step 2, lr 0.0003.*there is no checkpoint so far",
+    ):
         fit(tmp_path, record, train=loader(images))
 
 
-def test_a_row_cut_off_by_a_crash_is_dropped_before_the_next_one_is_written(record, tmp_path):
-    record.run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "trai')
-    fit(tmp_path, record, max_epochs=1)
-    lines = record.run.metrics.read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 3]
+def test_every_step_stands_once_after_kills_and_torn_rows(record, tmp_path):
+    keeper = Checkpoint(every_n_steps=2)
+    record.run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "trai')  # killed before a checkpoint
+    fit(tmp_path, record, keeper, max_epochs=1)
+    first = record.run.metrics.read_text()
+    assert [json.loads(line)["step"] for line in first.splitlines()] == [2, 3, 3]
+    record.run.metrics.write_text(first + '{"step": 5, "epoch": 1}\n{"step": 6, "ep')  # killed in the second epoch
+    again = RunRecord(record.run, lambda trainer, task: None)
+    at_work = trainer(tmp_path, again, Checkpoint(every_n_steps=2))
+    at_work.fit(task(), loader(), loader(batch=6), ckpt_path=tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert record.run.metrics.read_text().startswith(first)
+    assert [row["step"] for row in record.run.rows()] == [2, 3, 3, 5, 6, 6]
+
+
+def test_a_file_of_metrics_that_somebody_has_edited_loses_nothing(record, tmp_path):
+    fit(tmp_path, record, Checkpoint(), max_epochs=1)
+    record.run.metrics.write_text('{"note": "mine, and longer than what was there"}\n' + record.run.metrics.read_text())
+    again = RunRecord(record.run, lambda trainer, task: None)
+    at_work = trainer(tmp_path, again, Checkpoint())
+    at_work.fit(task(), loader(), loader(batch=6), ckpt_path=tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert "mine" in record.run.metrics.read_text()
+    assert [row["step"] for row in record.run.rows()[1:]] == [2, 3, 3, 5, 6, 6]

@@ -1,10 +1,14 @@
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
-from tiny import fit, task
+from tiny import fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.stop import SIGNALS, StopOnSignal
 from vitlab.errors import Stopped
 
@@ -46,11 +50,38 @@ def test_a_signal_ends_the_step_saves_and_stops(tmp_path, number):
     assert (saved["epoch"], saved["global_step"]) == (0, 2)
 
 
-def test_a_signal_in_the_last_step_leaves_after_the_epochs_validation(tmp_path):
+def test_a_signal_in_the_last_step_leaves_from_the_epochs_validation(tmp_path):
     keeper = Checkpoint()
     with pytest.raises(Stopped):
         fit(tmp_path, StopOnSignal(keeper), keeper, model=signalled(signal.SIGTERM, step=3))
-    assert {path.name for path in (tmp_path / "checkpoints").glob("*.ckpt")} == {"last.ckpt", "best.ckpt"}
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert (saved["epoch"], saved["global_step"]) == (0, 3)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
+def test_a_validation_is_broken_off_and_made_anew_to_the_same_numbers(tmp_path, averages, epoch):
+    def parts():
+        return [Checkpoint(), *([EMA(decay=0.5)] if averages else [])]
+
+    keeper, *others = parts()
+    whole = fit(tmp_path / "whole", StopOnSignal(keeper), keeper, *others)
+    keeper, *others = parts()
+    with pytest.raises(Stopped) as stopped:
+        model = signalled(signal.SIGHUP, step=2 * epoch + 1, validation=True)  # two in the sanity check
+        fit(tmp_path / "cut", StopOnSignal(keeper), keeper, *others, model=model)
+    assert stopped.value.args == (signal.SIGHUP,)
+    keeper, *others = parts()
+    steps, seen = [], trainer(tmp_path / "cut", StopOnSignal(keeper), keeper, *others)
+    model = task()
+    loss = model.train_loss
+    model.train_loss = lambda *given: steps.append(1) or loss(*given)
+    seen.fit(model, loader(), loader(batch=6), ckpt_path=tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)
+    assert len(steps) == 3 * (2 - epoch)  # no step is made twice
+    assert seen.callback_metrics["val/loss"] == whole.callback_metrics["val/loss"]
+    ends = [torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True) for name in ("whole", "cut")]
+    assert all(torch.equal(ends[0]["state_dict"][k], ends[1]["state_dict"][k]) for k in ends[0]["state_dict"])
+    assert keeper.best_epoch == whole.checkpoint_callbacks[0].best_epoch
 
 
 def test_where_nothing_is_kept_a_signal_stops_without_saving(tmp_path):
@@ -66,3 +97,31 @@ def test_steps_that_belong_together_are_not_torn_apart(tmp_path):
         fit(tmp_path, StopOnSignal(keeper), keeper, model=model, accumulate_grad_batches=2)
     saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert saved["global_step"] == 1  # after two batches
+
+
+WAITS = """
+import signal, sys, threading, time
+from vitlab.runs.interrupt import second_interrupt_ends
+signal.signal(signal.SIGINT, lambda number, frame: None)
+with second_interrupt_ends():
+    print("ready", flush=True)
+    {work}
+"""
+
+
+@pytest.mark.parametrize(
+    "work", ["time.sleep(30); time.sleep(30)", "import torch; x = torch.randn(9000, 9000); x @ x @ x"]
+)
+def test_a_second_interrupt_ends_a_process_within_a_second(work):
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS.format(work=work)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1)
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        assert process.wait(20) == 130
+        assert time.monotonic() - start < 2  # on a busy machine; half a second of it is grace

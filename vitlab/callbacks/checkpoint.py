@@ -14,6 +14,8 @@ from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 
+LOOK = 8  # batches between two looks at the clock, about which processes have to agree
+
 
 class Checkpoint(callbacks.Checkpoint):
     """Keep ``last.ckpt``, the one before it as ``previous.ckpt`` and, of the best epoch, ``best.ckpt``.
@@ -35,7 +37,7 @@ class Checkpoint(callbacks.Checkpoint):
         mode: Literal["min", "max"] | None = None,
         every_n_epochs: int = 1,
         every_n_steps: int = 0,
-        every_minutes: float = 0.0,
+        every_minutes: float = 10.0,
     ) -> None:
         if every_n_epochs < 1:
             raise ValueError(f"`checkpoint.every_n_epochs` must be at least 1, got {every_n_epochs}")
@@ -91,7 +93,7 @@ class Checkpoint(callbacks.Checkpoint):
     ) -> None:
         """Save in the middle of an epoch if it is time; never after its last batch, before its validation."""
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if batch_idx + 1 < trainer.num_training_batches and between_steps and self._is_due(trainer):
+        if batch_idx + 1 < trainer.num_training_batches and between_steps and self._is_due(trainer, batch_idx):
             self.save(trainer, ["last"])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -130,12 +132,12 @@ class Checkpoint(callbacks.Checkpoint):
             return True
         return False
 
-    def _is_due(self, trainer: L.Trainer) -> bool:
+    def _is_due(self, trainer: L.Trainer, batch_idx: int) -> bool:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
             return True
-        if self.every_minutes:  # rank 0's clock decides for all
+        if self.every_minutes and batch_idx % LOOK == LOOK - 1:
             late = time.monotonic() - self._saved >= 60 * self.every_minutes
-            return bool(trainer.strategy.broadcast(late)) if trainer.world_size > 1 else late
+            return trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late
         return False
 
     def save(self, trainer: L.Trainer, names: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Any
 
 import lightning as L
@@ -33,8 +34,16 @@ class Bar(ProgressBar):
 
     def _close(self) -> None:
         if self.bar is not None:
-            self.bar.close()
+            with suppress(OSError):
+                self.bar.close()
             self.bar = None
+
+    def _move(self) -> None:
+        if self.bar is not None:
+            try:
+                self.bar.update()
+            except OSError:  # the terminal was closed; the run may go on without, or save and leave
+                self.bar, self.quiet = None, True
 
 
 class Console(Bar):
@@ -63,7 +72,7 @@ class Console(Bar):
             if self.record.row is not self._shown and self.record.row:
                 self._shown = self.record.row
                 self.bar.set_postfix_str(self._numbers(), refresh=False)
-            self.bar.update()
+            self._move()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Print the line of an epoch."""
@@ -113,8 +122,7 @@ class EvaluationConsole(Bar):
 
     def on_validation_batch_end(self, *args: Any) -> None:
         """Move the bar."""
-        if self.bar is not None:
-            self.bar.update()
+        self._move()
 
     def on_validation_end(self, *args: Any) -> None:
         """Close the bar."""

@@ -25,6 +25,7 @@ from vitlab.lightning_overhead import Unprofiled
 from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
+_CALMER = "lower `model.lr`, or raise `model.warmup_epochs`"
 PATIENCE = 20  # batches in a row that may be skipped
 
 
@@ -47,6 +48,7 @@ class RunRecord(Callback):
         self.epoch_sums: dict[str, float] = {}
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
+        self._known_bytes: int | None = 0  # of metrics.jsonl, when the checkpoint was written that the run goes on from
         self._losses: list[Tensor] = []
         self._skipped = 0  # batches in a row, as far as they make up whole rows
         self._norms: list[Tensor | None] = [None]  # of the gradient, before each of these losses, where known
@@ -58,7 +60,7 @@ class RunRecord(Callback):
         if trainer.is_global_zero:
             self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
-            _drop_torn_row(self.run.metrics)
+            _drop_later_rows(self.run.metrics, self._known_bytes)
             self.describe(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -112,7 +114,8 @@ class RunRecord(Callback):
         sums = task.read_train_sums()
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums["loss"]) or self._skipped >= PATIENCE:
-            raise FloatingPointError(_describe_nan(trainer, losses, norms, batch_idx))
+            saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
+            raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_CALMER}")
         if self._skipped:
             return
         now = time.perf_counter()
@@ -134,12 +137,14 @@ class RunRecord(Callback):
             logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the epoch so far."""
-        return {"epoch_sums": self.epoch_sums}
+        """Return the sums of the epoch so far, and how much of ``metrics.jsonl`` has been written."""
+        size = self.run.metrics.stat().st_size if self.run.metrics.is_file() else 0
+        return {"epoch_sums": self.epoch_sums, "metrics_bytes": size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the sums of an epoch."""
+        """Continue the sums of an epoch, and the metrics."""
         self.epoch_sums = dict(state_dict["epoch_sums"])
+        self._known_bytes = state_dict.get("metrics_bytes")  # what was saved by an older vitlab does not say
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock of training."""
@@ -179,12 +184,15 @@ class RunRecord(Callback):
                 file.write(json.dumps(head | values) + "\n")
 
 
-def _drop_torn_row(path: Path) -> None:
-    """Cut off a last row that a full disk or a power failure has left without its end."""
+def _drop_later_rows(path: Path, known: int | None) -> None:
+    """Cut off the rows of steps that are made again, after ``known`` bytes, and a last row without its end."""
     text = path.read_bytes() if path.is_file() else b""
-    if text and not text.endswith(b"\n"):
+    whole = text.rfind(b"\n") + 1
+    if known is not None and text[:known].endswith(b"\n" if known else b""):  # else somebody has edited the file
+        whole = min(whole, known)
+    if whole < len(text):
         with path.open("r+b") as file:
-            file.truncate(text.rfind(b"\n") + 1)
+            file.truncate(whole)
 
 
 def _describe_nan(trainer: Any, losses: Tensor, norms: list[Tensor | None], batch_idx: int) -> str:
@@ -199,7 +207,7 @@ def _describe_nan(trainer: Any, losses: Tensor, norms: list[Tensor | None], batc
     order: Any = getattr(trainer.train_dataloader, "sampler", None)
     if hasattr(order, "steps"):
         text += f"; training samples {next(order.steps(first)).indices.tolist()}"
-    return text + "; the last checkpoint is good: lower `model.lr`, or raise `model.warmup_epochs`"
+    return text
 
 
 def peak_memory() -> dict[str, int]:

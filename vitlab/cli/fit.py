@@ -9,6 +9,7 @@ from types import FrameType
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.runs.choose import run_to_continue
+from vitlab.runs.interrupt import second_interrupt_ends
 
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
@@ -29,6 +30,12 @@ def main(argv: list[str]) -> int:
         from vitlab.config.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
+    with second_interrupt_ends():
+        return _leaving(options, rest)
+
+
+def _leaving(options: FitOptions, rest: list[str]) -> int:
+    """Train, and return the exit code that says how it ended."""
     try:
         with _signals_stop():
             return _fit(options, rest)
@@ -43,7 +50,10 @@ def main(argv: list[str]) -> int:
 @contextmanager
 def _signals_stop() -> Iterator[None]:
     """Let signals raise :class:`Stopped`, while libraries are imported as while data is read; training does better."""
-    before = {n: signal.signal(n, _stop) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+        numbers.remove(signal.SIGHUP)
+    before = {n: signal.signal(n, _stop) for n in numbers}
     try:
         yield
     finally:

@@ -96,3 +96,12 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def last_saved(folder: Path) -> str:
+    """Say what a run has to go on from, if it ended now."""
+    entry = read_manifest(folder).get("last.ckpt") if (folder / "last.ckpt").is_file() else None
+    if entry is None:
+        return "Nothing has been saved so far, and it starts anew with"
+    step, epoch = entry.get("step", "?"), entry.get("epoch", 0) + 1
+    return f"What was saved last is step {step}, in epoch {epoch}; it goes on with"

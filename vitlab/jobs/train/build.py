@@ -25,6 +25,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import place_loggers
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import last_saved
 
 
 def build(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
@@ -104,6 +105,6 @@ class FitCLI(VitlabCLI):
         describe(self.job)
 
     def _lost(self, what: str) -> None:
-        complain(f"\n{what}; the run ends. Continue it with `vitlab fit --resume {self.run.path}`")
+        complain(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
         if self.run.exists():
             self.run.update("run.json", status="failed", ended=now_utc(), error=what)
