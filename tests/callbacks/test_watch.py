@@ -97,3 +97,22 @@ def test_a_process_that_said_goodbye_is_not_missed(other, left):
     assert not left.wait(3 * BEAT)
     watch.on_exception(SimpleNamespace(strategy=Strategy()), None, Stopped(15))
     assert not watch._thread.is_alive() and watch.loss is None
+
+
+def test_a_first_process_that_is_frozen_does_not_answer_and_is_lost(other, left):
+    """The store lives in the frozen process: a call to it returns to nobody."""
+    watch = Watch(lambda what: None)
+    watch.patience, watch.rank, watch.world = 2.0, 1, 2
+    watch.peers = {0: {"pid": other.pid, "host": os.uname().nodename}}
+    asked = threading.Event()
+
+    class Frozen:
+        def set(self, key, value):
+            asked.set()
+            watch._end.wait(30)
+
+    watch.store = Frozen()
+    watch._thread.start()
+    assert left.wait(10) and asked.is_set()
+    assert watch.loss.startswith("process 0 of 2 (rank 0, ") and watch.loss.endswith("has not answered for 2 s")
+    watch._end.set()

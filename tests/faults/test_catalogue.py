@@ -104,12 +104,13 @@ LOSSES = [
     ("killed", signal.SIGKILL, 1, "rank 1"),
     ("stopped", signal.SIGSTOP, 1, "rank 1"),
     ("killed", signal.SIGKILL, 0, "rank 0"),
+    ("stopped", signal.SIGSTOP, 0, "rank 0"),
 ]
 
 
 @faults
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES, ids=["killed1", "stopped1", "killed0"])
+@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES, ids=["killed1", "stopped1", "killed0", "stopped0"])
 def test_a_lost_rank(tmp_path, note, how, number, which, named):
     found = lose_a_rank(tmp_path, number, which)
     run = tmp_path / "runs" / "two"

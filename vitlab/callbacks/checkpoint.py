@@ -140,6 +140,19 @@ class Checkpoint(callbacks.Checkpoint):
             return trainer.strategy.reduce_boolean_decision(late, all=False) if trainer.world_size > 1 else late
         return False
 
+    def save_between(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        """Save while the next batch is waited for, or in a validation, which is then to be made anew."""
+        if trainer.validating:
+            for callback in trainer.callbacks:
+                if isinstance(
+                    callback, callbacks.WeightAveraging
+                ):  # it has put the average in the place of the weights
+                    callback.on_validation_epoch_end(trainer, pl_module)
+            begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+            progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            progress.load_state_dict({"total": begun, "current": begun, "is_last_batch": False})
+        self.save(trainer, ["last"])
+
     def save(self, trainer: L.Trainer, names: list[str]) -> None:
         """Write the state of the run once, under each of ``names``; on every process, or on none, NotSaved."""
         if getattr(trainer, "fast_dev_run", False):

@@ -7,7 +7,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import Callback
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.errors import Stopped
@@ -56,7 +56,9 @@ class StopOnSignal(Callback):
         """Save in the middle of an epoch and leave; the last batch leaves to its validation or the end of the epoch."""
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if batch_idx + 1 < trainer.num_training_batches and between_steps and (number := self._asked(trainer)):
-            self._leave(trainer, number)
+            if self.checkpoint is not None:
+                self.checkpoint.save(trainer, ["last"])
+            raise Stopped(number)
 
     def on_validation_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Count the batches that every process has: only there they can ask each other."""
@@ -70,13 +72,9 @@ class StopOnSignal(Callback):
         if trainer.sanity_checking or trainer.state.fn != "fit" or batch_idx >= self._shared_batches:
             return
         if number := self._asked(trainer):
-            for callback in trainer.callbacks:
-                if isinstance(callback, WeightAveraging):  # it has put the average in the place of the weights
-                    callback.on_validation_epoch_end(trainer, pl_module)
-            begun = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
-            progress = trainer.fit_loop.epoch_loop.val_loop.batch_progress
-            progress.load_state_dict({"total": begun, "current": begun, "is_last_batch": False})
-            self._leave(trainer, number)
+            if self.checkpoint is not None:
+                self.checkpoint.save_between(trainer, pl_module)
+            raise Stopped(number)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save the complete epoch and leave."""
@@ -94,11 +92,6 @@ class StopOnSignal(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Give the signals back: Lightning tears nothing down."""
         self.teardown(trainer, pl_module, "fit")
-
-    def _leave(self, trainer: L.Trainer, number: int) -> None:
-        if self.checkpoint is not None:
-            self.checkpoint.save(trainer, ["last"])
-        raise Stopped(number)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         since = time.monotonic() - self._when

@@ -23,6 +23,7 @@ from vitlab.runs.processes import runs
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
 BEAT = 1.0  # seconds between two looks
+FROZEN = 5.0  # seconds without a look after which this process itself was stopped, as by Ctrl-Z
 ALONE = 20.0  # seconds that a process without its launcher has to save and leave
 LEAVING = 5.0  # seconds that the processes this one has started have to leave after it was stopped or has failed
 
@@ -45,6 +46,8 @@ class Watch(Callback):
         self.loss: str | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True)
+        self._silent: int | None = None  # the rank of a process that is lost
+        self._answered = 0.0  # when the store last did
         self._server: dist.TCPStore | None = None
         self._children: list[subprocess.Popen[bytes]] = []
 
@@ -111,15 +114,36 @@ class Watch(Callback):
         return f"process{rank}"
 
     def _watch(self, parent: int) -> None:
-        counts: dict[int, tuple[int, float]] = {}
-        count = 0
+        """Look at the launcher and at the clock; a call to the store of a frozen process returns to nobody."""
+        self._answered = last = time.monotonic()
+        asking = threading.Thread(target=self._ask, daemon=True)
+        asking.start()
         while not self._end.wait(BEAT):
+            now = time.monotonic()
+            self._answered += now - last if now - last > FROZEN else 0.0  # this process was stopped itself
+            last = now
             if os.getppid() != parent:
                 return self._leave_alone() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
+            if self._silent is None and now - self._answered > self.patience + 2 * BEAT:
+                self._silent = 0  # the store is the first process's
+            if self._silent is not None and not self._end.is_set():
+                return self._leave(self._silent)
+        asking.join(5)
+
+    def _ask(self) -> None:
+        """Count in the store, and read what the others have counted."""
+        counts: dict[int, tuple[int, float]] = {}
+        count = 0
+        last = time.monotonic()
+        while not self._end.wait(BEAT):
+            now = time.monotonic()
+            if now - last > FROZEN:
+                counts = {}
             count += 1
-            lost = self._lost(counts, count)
-            if lost is not None and not self._end.is_set():
-                return self._leave(lost)
+            self._silent = self._lost(counts, count)
+            self._answered = last = time.monotonic()
+            if self._silent is not None:
+                return
 
     def _lost(self, counts: dict[int, tuple[int, float]], count: int) -> int | None:
         """Return the rank of a process that is gone or silent; None if all are there."""

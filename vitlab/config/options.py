@@ -1,6 +1,7 @@
 """What belongs to a run rather than to its configuration: the options of ``vitlab fit``."""
 
 import argparse
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +25,8 @@ class FitOptions:
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
         overwrite: Whether to delete the run directory if it exists.
+        deadline: Seconds that a step, a validation batch or the loader may take, and 20 times its median, before the
+            run counts as hanging; 0 for no limit.
         dry_run: Whether to build everything and write nothing.
         quiet: Whether to print errors alone.
     """
@@ -35,8 +38,19 @@ class FitOptions:
     init_from: str | None = None
     resize: Policy | None = None
     overwrite: bool = False
+    deadline: float = 600.0
     dry_run: bool = False
     quiet: bool = False
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds of at least 0, got {text}")
+    return seconds
 
 
 def options_parser() -> argparse.ArgumentParser:
@@ -56,6 +70,12 @@ def options_parser() -> argparse.ArgumentParser:
         help="with --init_from: how to carry positions to another image size (the usual way)",
     )
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
+    add(
+        "--deadline",
+        type=_seconds,
+        default=600.0,
+        help="seconds that a step, a validation batch or the loader may take, and 20 times its median (600; 0: any)",
+    )
     add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
     add("--quiet", action="store_true", help="print nothing but mistakes")
     add_trust(parser)

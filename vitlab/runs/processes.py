@@ -18,6 +18,12 @@ def runs(pid: int) -> bool:
     return pid > 0
 
 
+def state(pid: int | None) -> str | None:
+    """Return the letter that the system has for what a process does: T is stopped, D waits for a disk, Z is dead."""
+    found = _stat(pid) if pid else None
+    return found[0] if found else None
+
+
 def born(pid: int) -> str | None:
     """Return when a process started, in ticks since this machine did; None where the system does not tell."""
     stat = _stat(pid)

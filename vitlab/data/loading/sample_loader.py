@@ -113,7 +113,7 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
     # Clusters and terminals signal the whole group of a run's processes. A worker that died of it would fail the batch
     # in progress, which is to be trained on before the run saves. SIGTERM still ends it: its owner sends that at exit.
     os.setpgid(0, 0)
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

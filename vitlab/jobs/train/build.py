@@ -9,6 +9,7 @@ import yaml
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from vitlab.callbacks.console import Console
+from vitlab.callbacks.progress import Progress
 from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
@@ -92,7 +93,15 @@ class FitCLI(VitlabCLI):
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
         watch = Watch(self._lost)
-        self.added_callbacks = [self.record, watch, console, StopOnSignal(keeper), *([keeper] if keeper else [])]
+        progress = Progress(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
+        self.added_callbacks = [
+            self.record,
+            watch,
+            progress,
+            console,
+            StopOnSignal(keeper),
+            *([keeper] if keeper else []),
+        ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
@@ -103,6 +112,11 @@ class FitCLI(VitlabCLI):
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
         say(header(self.job))
         describe(self.job)
+
+    def _hung(self, what: str) -> None:
+        complain(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
+        if self.trainer.is_global_zero and self.run.exists():
+            self.run.update("run.json", status="preempted", ended=now_utc(), error=what)
 
     def _lost(self, what: str) -> None:
         complain(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")

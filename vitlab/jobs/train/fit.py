@@ -99,10 +99,16 @@ def _fit(job: Job) -> None:
         if job.trainer.is_global_zero:
             when = "" if job.record.started else " before the first step"
             way_on = f"continue with `vitlab fit --resume {job.run.path}`"
-            say(f"\nstopped by {signal.Signals(stopped.args[0]).name}{when}; {way_on}")
+            why = "" if len(stopped.args) > 1 else f" by {signal.Signals(stopped.args[0]).name}"
+            say(f"\nstopped{why}{when}; {way_on}")
         stopped.said = True
         raise
     except Exception as error:
+        if "DataLoader timed out" in str(error):
+            complain(f"\n{told(error, job.run, job.data.batch_size, job.trainer.world_size)}")
+            ended = Stopped(signal.SIGTERM)
+            ended.said = True
+            raise ended from error
         if sentence := told(error, job.run, job.data.batch_size, job.trainer.world_size):
             raise _failed(sentence) from error
         if job.record.started or not isinstance(error, ValueError):

@@ -1,0 +1,147 @@
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from tiny import fit, loader, task, trainer
+
+from vitlab.callbacks import progress as watched
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.ema import EMA
+from vitlab.callbacks.progress import Progress
+from vitlab.errors import Stopped
+
+FLOOR = 1.0
+
+
+@pytest.fixture(autouse=True)
+def quickly(monkeypatch):
+    """Look often, and let the first batch be as quick as the others."""
+    monkeypatch.setattr(watched, "LOOK", 0.1)
+    monkeypatch.setattr(watched, "FIRST", 1.0)
+
+
+def hanging(name, step):
+    """Return a task that hangs in the middle of a step or of a batch of a validation."""
+    model = task()
+    loss, calls = getattr(model, name), []
+
+    def waits(*given):
+        calls.append(1)
+        if len(calls) == step:
+            time.sleep(60)
+        return loss(*given)
+
+    setattr(model, name, waits)
+    return model
+
+
+class Batches:
+    """A loader that can be left in the middle of an epoch, as those of vitlab can; one of its batches may be late."""
+
+    def __init__(self, late=None):
+        self.batches, self.late, self.done, self.first = list(loader()), late, 0, 0
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        self.done, self.first = self.first, 0
+        for batch in self.batches[self.done :]:
+            if self.late is not None:
+                self.late -= 1
+                if self.late == 0:
+                    time.sleep(60)
+            self.done += 1
+            yield batch
+
+    def state_dict(self):
+        return {"batches": self.done % 3}
+
+    def load_state_dict(self, state):
+        self.first = state["batches"]
+
+
+def ends(folder, keeper, *callbacks, model=None, late=None):
+    """Train until it hangs; return the sentence."""
+    batches = Batches(late)
+    start = time.monotonic()
+    with pytest.raises(Stopped) as stopped:
+        fit(folder, Progress(folder / "train.log", FLOOR, keeper), keeper, *callbacks, model=model, train=batches)
+    assert time.monotonic() - start < 40
+    return stopped.value.args[1]
+
+
+def test_a_step_that_hangs_is_named_with_the_stacks_of_all_threads(tmp_path):
+    said = ends(tmp_path, Checkpoint(), model=hanging("train_loss", 5))
+    assert said.startswith("process 0 of 1 (rank 0) hangs: its step has taken ")
+    log = (tmp_path / "train.log").read_text()
+    assert "waits" in log and "Thread 0x" in log and "_watch" in log
+    saved = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["global_step"] == 3  # of the epoch before: in the middle of a step nothing is whole
+
+
+@pytest.mark.parametrize("averages", [False, True], ids=["weights", "EMA"])
+@pytest.mark.parametrize("place", ["loader", "validation batch"])
+def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place, averages):
+    def parts():
+        return [Checkpoint(), *([EMA(decay=0.5)] if averages else [])]
+
+    fit(tmp_path / "whole", *parts(), train=Batches())
+    keeper, *others = parts()
+    if place == "loader":
+        said = ends(tmp_path, keeper, *others, late=6)  # in the second epoch
+    else:
+        said = ends(tmp_path, keeper, *others, model=hanging("eval_loss", 6))  # after the sanity check and an epoch
+    assert f"its {place} has taken" in said
+    last = tmp_path / "checkpoints" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == (5 if place == "loader" else 6)
+    trainer(tmp_path, *parts()).fit(task(), Batches(), loader(batch=6), ckpt_path=last, weights_only=True)
+    states = [torch.load(p / "checkpoints/last.ckpt", weights_only=True) for p in (tmp_path / "whole", tmp_path)]
+    assert all(torch.equal(states[0]["state_dict"][k], states[1]["state_dict"][k]) for k in states[0]["state_dict"])
+
+
+@pytest.mark.slow
+def test_a_process_stuck_in_c_is_ended_by_the_thread(tmp_path):
+    code = f"""
+import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
+import threading, time, warnings; warnings.simplefilter("ignore")
+from pathlib import Path
+from vitlab.callbacks import progress
+progress.LOOK, progress.FIRST, progress.GRACE = 0.1, 1.0, 1.0
+from tiny import fit, task
+model = task()
+loss = model.train_loss
+def stuck(*given):
+    end = time.monotonic() + 600
+    while time.monotonic() < end:
+        try:  # as a call would that never comes back to Python
+            threading.Event().wait(30)
+        except BaseException:
+            pass
+    return loss(*given)
+model.train_loss = stuck
+place = Path({str(tmp_path)!r})
+fit(place, progress.Progress(place / "log", 1.0, None, lambda what: print("told", what, flush=True)), model=model)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 75, done.stderr
+    assert "told process 0 of 1 (rank 0) hangs: its step has taken" in done.stdout
+
+
+def test_limits_follow_the_median_and_the_floor(tmp_path):
+    progress = Progress(tmp_path / "log", 10.0, None)
+    assert progress.limit("step") == 10.0  # the first; here as long as others
+    progress._times["step"] = [0.1, 0.2, 0.1]
+    assert progress.limit("step") == 10.0
+    progress._times["step"] = [2.0, 3.0, 100.0]
+    assert progress.limit("step") == 60.0
+    progress._alone = False  # who waits for another speaks later than who hangs
+    assert progress.limit("step") == 75.0
+
+
+def test_without_a_floor_nothing_is_looked_at(tmp_path):
+    progress = Progress(tmp_path / "log", 0.0, None)
+    fit(tmp_path, progress)
+    assert not progress._place
