@@ -110,7 +110,9 @@ LOSSES = [
 
 @faults
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("how", "number", "which", "named"), LOSSES, ids=["killed1", "stopped1", "killed0", "stopped0"])
+@pytest.mark.parametrize(
+    ("how", "number", "which", "named"), LOSSES, ids=["killed1", "stopped1", "killed0", "stopped0"]
+)
 def test_a_lost_rank(tmp_path, note, how, number, which, named):
     found = lose_a_rank(tmp_path, number, which)
     run = tmp_path / "runs" / "two"
