@@ -115,19 +115,19 @@ def _report(lab: "Lab", options: argparse.Namespace) -> int:
     return 0
 
 
-def _register(lab: Lab, options: argparse.Namespace) -> int:
+def _register(lab: "Lab", options: argparse.Namespace) -> int:
     facts = lab.register()
     _say(f"registered at {facts['time']}, commit {facts['commit']}, digest {facts['digest']}")
     return 0
 
 
-def _verify(lab: Lab, options: argparse.Namespace) -> int:
+def _verify(lab: "Lab", options: argparse.Namespace) -> int:
     found = lab.verify()
     _say(str(found))
     return 0 if found.is_green else 1
 
 
-def _export(lab: Lab, options: argparse.Namespace) -> int:
+def _export(lab: "Lab", options: argparse.Namespace) -> int:
     files = lab.export(options.folder)
     _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` makes the same page")
     return 0
