@@ -4,7 +4,7 @@ import lightning as L
 import pytest
 import torch
 
-from vitlab.data.digits import Digits
+from vitlab.data.known.digits import Digits
 
 
 def test_digits_knows_its_shape_before_reading_anything():

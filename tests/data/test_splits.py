@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from vitlab.data.digits import Digits
 from vitlab.data.files.splits import SplitRule, split_hash
+from vitlab.data.known.digits import Digits
 
 
 def _samples(counts=(50, 31, 7, 1)):

@@ -4,9 +4,9 @@ import lightning as L
 import pytest
 import torch
 
-from vitlab.data.digits import Digits
-from vitlab.data.fake import FakeData
 from vitlab.data.files.sets import TensorImages
+from vitlab.data.known.digits import Digits
+from vitlab.data.known.fake import FakeData
 
 
 class _Loud(FakeData):

@@ -1,15 +1,15 @@
 """LightningDataModules: images with their splits, statistics and loaders."""
 
 from vitlab.data.base import ImageData
-from vitlab.data.cifar import CIFAR10, CIFAR100
-from vitlab.data.digits import Digits
-from vitlab.data.fake import FakeData
-from vitlab.data.fashion_mnist import FashionMNIST
 from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.known.cifar import CIFAR10, CIFAR100
+from vitlab.data.known.digits import Digits
+from vitlab.data.known.fake import FakeData
+from vitlab.data.known.fashion_mnist import FashionMNIST
+from vitlab.data.known.position_probe import PositionProbe
 from vitlab.data.packed import Packed
 from vitlab.data.photos import Photos
-from vitlab.data.position_probe import PositionProbe
 
 __all__ = [
     "CIFAR10",

@@ -52,7 +52,7 @@ class DataArgs(OwnTestArgs, total=False):
 
 
 class CIFARArgs(OwnTestArgs, total=False):
-    """Arguments of :class:`vitlab.data.cifar.CIFAR10`."""
+    """Arguments of :class:`vitlab.data.known.cifar.CIFAR10`."""
 
     root: str
     download: bool

@@ -1,0 +1,1 @@
+"""Sets of images that are known before they are read: published ones, and made ones."""
