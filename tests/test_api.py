@@ -114,6 +114,13 @@ def test_a_run_is_continued_as_by_the_command(place, run):
     assert longer.metrics["epoch"].max() == 1
 
 
+def test_one_call_starts_a_run_and_continues_it(place, run):
+    for epochs in (1, 2):
+        found = vitlab.fit("t2t", {**SHORT, "trainer.max_epochs": epochs}, name="either", auto_resume=True, quiet=True)
+        assert found.metrics["epoch"].max() == epochs - 1
+    assert found.record["attempts"] == 2
+
+
 def test_a_run_is_resumed_with_another_saving_interval_and_bar(place, run):
     more = {"trainer.max_epochs": 3, "checkpoint.every_minutes": 5, "trainer.enable_progress_bar": False}
     assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2

@@ -23,6 +23,7 @@ def fit(
     name: str | None = None,
     run_dir: PathLike | None = None,
     resume: PathLike | None = None,
+    auto_resume: bool = False,
     init_from: PathLike | None = None,
     resize: Policy | None = None,
     overwrite: bool = False,
@@ -37,6 +38,7 @@ def fit(
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue exactly where its last checkpoint is.
+        auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it is there, and to start it if not.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
         overwrite: Whether to delete the run directory if it exists.
@@ -57,6 +59,7 @@ def fit(
         name=name,
         run_dir=_text(run_dir),
         resume=_text(resume),
+        auto_resume=auto_resume,
         init_from=_text(init_from),
         resize=resize,
         overwrite=overwrite,
