@@ -110,6 +110,13 @@ def test_the_sum_of_the_learning_rates_is_written_down(run):
     assert record["sum_of_learning_rates_pos_embed"] == record["sum_of_learning_rates"]
 
 
+def test_the_header_says_which_options_leave_the_fast_way_of_t2t(here, capsys):
+    assert main(["fit", *T2T, "--dry_run", "--model.t2t_padding=reflect", "--model.t2t_value_skip=false"]) == 0
+    assert "; t2t_padding and t2t_value_skip: the splits take the plain way" in capsys.readouterr().out
+    assert main(["fit", *T2T, "--dry_run"]) == 0
+    assert "plain way" not in capsys.readouterr().out
+
+
 def test_the_header_says_when_positions_rule_out_flash_attention(here, capsys):
     assert main(["fit", *SHORT, "--dry_run", "--model.pos_embed=relpos"]) == 0
     assert "rules out flash kernels" in capsys.readouterr().out

@@ -17,6 +17,8 @@ T2T = {
     "t2t_vit_t_14": (21_465_422, 21_541_070, 6.089),
     "t2t_vit_t_19": (39_084_686, 39_172_942, 9.785),
     "t2t_vit_t_24": (64_000_590, 64_101_454, 14.967),
+    "t2t_vit_14_resnext": (21_465_806, 21_545_550, 4.783),
+    "t2t_vit_14_wide": (25_000_910, 25_156_302, 5.229),
 }
 VIT = {  # timm's parameter counts, which include a position of the class token
     "vit_ti16": 5_717_416,
@@ -75,7 +77,8 @@ def test_tokens_are_prefix_and_patches():
 
 
 def test_vit_b_has_heads_of_64_channels():
-    assert {SIZES[name]["embed_dim"] // SIZES[name]["num_heads"] for name in SIZES} == {64, 80}  # 80: ViT-H
+    widths = {name: SIZES[name]["embed_dim"] // SIZES[name]["num_heads"] for name in SIZES}
+    assert {name: d for name, d in widths.items() if d != 64} == {"vit_h14": 80, "t2t_vit_14_resnext": 12}
 
 
 def test_another_image_size_changes_tokens_and_no_parameter():

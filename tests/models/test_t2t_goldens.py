@@ -16,10 +16,12 @@ GOLDENS = Path(__file__).parents[1] / "goldens"
 KEYS = json.loads((GOLDENS / "t2t_keys.json").read_text())
 LOGITS = np.load(GOLDENS / "t2t_dev.npz")
 NAMES = ["t2t_vit_7", "t2t_vit_t_14"]
+VARIANT_KEYS = json.loads((GOLDENS / "t2t_variants_keys.json").read_text())
+VARIANT_LOGITS = np.load(GOLDENS / "t2t_variants_dev.npz")
 
 
 def official_state_dict(size):
-    return {name: official_value(name, shape) for name, shape in KEYS[size].items()}
+    return {name: official_value(name, shape) for name, shape in (KEYS | VARIANT_KEYS)[size].items()}
 
 
 def official_value(name, shape):
@@ -49,3 +51,11 @@ def test_logits_and_tokens_are_the_official_ones(size, strides, images):
         logits = model(images)
     np.testing.assert_allclose(tokens, LOGITS[f"{size}/tokens_17_13"], rtol=0, atol=1e-5)
     np.testing.assert_allclose(logits, LOGITS[f"{size}/logits"], rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("size", list(VARIANT_KEYS))
+def test_the_authors_other_backbones_give_their_logits(size, images):
+    model = VisionTransformer(**SIZES[size]).eval()
+    model.load_state_dict(from_t2t(official_state_dict(size)))
+    with torch.no_grad():
+        np.testing.assert_allclose(model(images), VARIANT_LOGITS[f"{size}/logits"], rtol=0, atol=2e-5)

@@ -1,4 +1,6 @@
 import inspect
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -8,6 +10,8 @@ from torch import nn
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.tokenizers.build import TokenizerName
+from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.token_layers import build_token_layer
 
 TINY = {
     "img_size": (16, 24),
@@ -390,9 +394,23 @@ def test_the_frozen_position_table_is_frozen():
 
 
 def test_every_argument_is_described_in_one_line():
-    lines = inspect.getdoc(VisionTransformer).split("Args:\n")[1].split("\n\n")[0].splitlines()
-    described = [line.strip().split(":")[0] for line in lines]
-    assert described == list(inspect.signature(VisionTransformer).parameters)
+    described = []
+    for taker in (VisionTransformer, T2TTokenizer, build_token_layer):
+        lines = inspect.getdoc(taker).split("Args:\n")[1].split("\n\n")[0].splitlines()
+        described += [line.strip().split(":")[0] for line in lines]
+        assert all(len(line) < 120 for line in lines)
+    own = ["**t2t", "img_size", "in_chans", "embed_dim", "norm_eps", "fused", "**layer"]  # the tokenizer's, and twice
+    own += ["t2t_attn", "in_dim", "t2t_dim", "norm_eps"]  # a token layer's
+    arguments = list(inspect.signature(VisionTransformer).parameters)
+    assert sorted(described) == sorted([*arguments, *own])
+
+
+def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment():
+    root = Path(__file__).parents[2]
+    files = [*(root / "configs").rglob("*.yaml"), *(root / "experiments").rglob("*.yaml")]
+    text = "\n".join(path.read_text() for path in files)
+    names = [name for name in inspect.signature(VisionTransformer).parameters if name.startswith(("t2t_", "value_"))]
+    assert len(names) == 16 and not [name for name in names if not re.search(rf"\b(model\.)?{name}: ", text)]
 
 
 # Mistakes
@@ -416,7 +434,10 @@ def test_every_argument_is_described_in_one_line():
         ({"class_token": False}, "needs `class_token=True`; without one use 'avg', 'max' or 'map'"),
         ({"global_pool": "mean"}, "`global_pool` must be one of token, avg, max, map, got 'mean'"),
         ({"tokenizer": "t2"}, "`tokenizer` must be one of patch, t2t, conv, got 't2'"),
-        ({"tokenizer": "t2t", "t2t_attn": "linear"}, "`t2t_attn` must be one of performer, transformer, got 'linear'"),
+        (
+            {"tokenizer": "t2t", "t2t_attn": "linear"},
+            "`t2t_attn` must be one of performer, performer_relu, transformer, got 'linear'",
+        ),
         ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
         ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
         ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"),

@@ -156,8 +156,17 @@ def test_the_last_split_and_projection_equal_a_convolution():
         ({"img_size": (2, 32)}, r"a window of 7 does not fit on 2 x 32 cells, got img_size=\[2, 32\]"),
         ({"t2t_kernels": (7, 9, 9), "t2t_strides": (4, 4, 4)}, "`img_size` must leave every split at least one token"),
         ({"t2t_strides": (4, 2)}, r"`t2t_strides` as many, got t2t_kernels=\[7, 3, 3\] and t2t_strides=\[4, 2\]"),
-        ({"t2t_strides": (4, 0, 2)}, r"must be at least 1, got \[7, 3, 3\] and \[4, 0, 2\]"),
+        ({"t2t_strides": (4, 0, 2)}, r"`t2t_strides` must be at least 1, got \[4, 0, 2\]"),
         ({"t2t_kernels": ()}, "at least one entry"),
+        ({"t2t_kernels": (7.5, 3, 3)}, r"`t2t_kernels` must be whole numbers or pairs .* got \[7.5, 3, 3\]"),
+        ({"t2t_kernels": ([7, 3, 3], 3, 3)}, "`t2t_kernels` must be whole numbers or pairs"),
+        ({"t2t_dilations": (2, 1)}, r"`t2t_dilations` needs an entry for each of 3 splits, got \(2, 1\)"),
+        (
+            {"t2t_padding": "zeros"},
+            "`t2t_padding` must be one of zero, reflect, replicate, circular, none, got 'zeros'",
+        ),
+        ({"t2t_padding": "reflect"}, r"`t2t_padding=reflect` takes 1 cells around a grid of 1 x 1, too few"),
+        ({"t2t_dim": (32, 64, 64)}, r"`t2t_dim` must be one width .* or 2, one a token layer, got \(32, 64, 64\)"),
     ],
 )
 def test_splits_that_cannot_be_are_refused(tokenizer, arguments, message):
@@ -166,5 +175,7 @@ def test_splits_that_cannot_be_are_refused(tokenizer, arguments, message):
 
 
 def test_an_unknown_token_layer_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="`t2t_attn` must be one of performer, transformer, got 'softmax'"):
+    with pytest.raises(
+        ValueError, match="`t2t_attn` must be one of performer, performer_relu, transformer, got 'softmax'"
+    ):
         T2TTokenizer((32, 32), 3, 8, "softmax")

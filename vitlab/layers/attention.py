@@ -21,6 +21,7 @@ class Attention(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_norm: Whether to normalise queries and keys per head, Dehghani et al. 2023 (arXiv:2302.05442).
         qk_scale: Factor on the logits; ``None`` is ``(dim / num_heads) ** -0.5``.
+        value_skip: Whether the values are added to what is returned, as T2T-ViT does between its splits.
         dropout: Share of outputs that training sets to zero, 0 to 1.
         norm_layer: Kind of the normalisation that ``qk_norm`` adds.
         norm_eps: Epsilon of that normalisation.
@@ -41,6 +42,7 @@ class Attention(nn.Module):
         qkv_bias: bool = True,
         qk_norm: bool = False,
         qk_scale: float | None = None,
+        value_skip: bool = False,
         dropout: float = 0.0,
         norm_layer: NormName = "layernorm",
         norm_eps: float = 1e-6,
@@ -48,7 +50,7 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`num_heads` must divide `embed_dim`, got num_heads={num_heads} and embed_dim={dim}")
-        self.num_heads = num_heads
+        self.num_heads, self.value_skip = num_heads, value_skip
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
@@ -65,7 +67,8 @@ class Attention(nn.Module):
         if first_only and bias is not None:
             bias = bias[..., :1, :]
         x = self.kernel(q, k, v, bias, self.qk_scale)
-        return self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
+        x = self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
+        return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return the maps that :meth:`forward` applies to the values, ``(B, A, L, L)``; each row sums to 1."""

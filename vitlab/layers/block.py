@@ -136,6 +136,7 @@ class Block(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_norm: Whether to normalise queries and keys.
         qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
+        value_skip: Whether attention adds the values to what it returns.
         act_layer: Activation of the MLP.
         norm_layer: Kind of normalisation.
         norm_eps: Epsilon of every normalisation.
@@ -159,6 +160,7 @@ class Block(nn.Module):
         qkv_bias: bool = True,
         qk_norm: bool = False,
         qk_scale: float | None = None,
+        value_skip: bool = False,
         act_layer: ActName = "gelu",
         norm_layer: NormName = "layernorm",
         norm_eps: float = 1e-6,
@@ -177,6 +179,7 @@ class Block(nn.Module):
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
             qk_scale=qk_scale,
+            value_skip=value_skip,
             dropout=dropout,
             norm_layer=norm_layer,
             norm_eps=norm_eps,

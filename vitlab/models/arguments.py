@@ -1,17 +1,16 @@
 """The arguments of the network, for whoever hands them on; a test holds them against :class:`VisionTransformer`."""
 
 from collections.abc import Sequence
-from typing import TypedDict
 
 from vitlab.layers.block import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pool import PoolName
 from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName
 from vitlab.tokenizers.build import TokenizerName
-from vitlab.tokenizers.token_layers import T2TAttn
+from vitlab.tokenizers.t2t import T2TArgs
 
 
-class NetworkArgs(TypedDict, total=False):
+class NetworkArgs(T2TArgs, total=False):
     """Arguments of :class:`vitlab.models.vit.VisionTransformer` beside ``num_classes``.
 
     >>> arguments: NetworkArgs = {"depth": 3, "pos_embed": "rope2d"}
@@ -21,10 +20,6 @@ class NetworkArgs(TypedDict, total=False):
     in_chans: int
     tokenizer: TokenizerName
     patch_size: int | Sequence[int]
-    t2t_attn: T2TAttn
-    t2t_kernels: Sequence[int]
-    t2t_strides: Sequence[int] | None
-    t2t_dim: int
     embed_dim: int
     depth: int
     num_heads: int
@@ -32,6 +27,7 @@ class NetworkArgs(TypedDict, total=False):
     qkv_bias: bool
     qk_scale: float | None
     qk_norm: bool
+    value_skip: bool
     act_layer: ActName
     norm_layer: NormName
     norm_eps: float

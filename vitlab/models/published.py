@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 _T2T = "Yuan et al. 2021 (arXiv:2101.11986), README of yitu-opensource/T2T-ViT"
+_T2T_TABLE = "Yuan et al. 2021 (arXiv:2101.11986), table 6"
 _DEIT = "Touvron et al. 2021 (arXiv:2012.12877)"
 _TORCHVISION = "torchvision, ViT_L_16_Weights.IMAGENET1K_V1"
 _NONE = "none from ImageNet-1k alone; Dosovitskiy et al. 2021 (arXiv:2010.11929) pre-train on more"
@@ -49,4 +50,6 @@ PUBLISHED = {
     "t2t_vit_t_14": Published(21_465_422, 6_088_721_920, 197, 81.7, _T2T, (81.688, 95.852)),
     "t2t_vit_t_19": Published(39_084_686, 9_784_935_552, 197, 82.4, _T2T, (82.442, 96.082)),
     "t2t_vit_t_24": Published(64_000_590, 14_967_128_064, 197, 82.6, _T2T, (82.554, 96.064)),
+    "t2t_vit_14_resnext": Published(21_465_806, 4_783_468_544, 197, 81.5, _T2T_TABLE),
+    "t2t_vit_14_wide": Published(25_000_910, 5_229_349_376, 197, 77.9, _T2T_TABLE),
 }

@@ -38,4 +38,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "t2t_vit_t_14": _t2t("transformer", 384, 14, 6, 3.0),
     "t2t_vit_t_19": _t2t("transformer", 448, 19, 7, 3.0),
     "t2t_vit_t_24": _t2t("transformer", 512, 24, 8, 3.0),
+    # their table 6: more and narrower heads; fewer and wider blocks (the table says 14, the official code has 4)
+    "t2t_vit_14_resnext": _t2t("performer", 384, 14, 32, 3.0),
+    "t2t_vit_14_wide": _t2t("performer", 768, 4, 12, 3.0),
 }

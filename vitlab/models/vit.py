@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +23,14 @@ from vitlab.models.start import (
     init_weights,
     own_numbers,
 )
+from vitlab.signature import Named
 from vitlab.tokenizers.build import TokenizerName, build_tokenizer
 from vitlab.tokenizers.splits import pair
-from vitlab.tokenizers.token_layers import T2TAttn
+from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
+from vitlab.tokenizers.token_layers import build_token_layer
 
 
-class VisionTransformer(nn.Module):
+class VisionTransformer(Named, nn.Module):
     """Vision Transformer, Dosovitskiy et al. 2021 (arXiv:2010.11929).
 
     With ``tokenizer="t2t"`` it is the Tokens-to-Token ViT of Yuan et al. 2021 (arXiv:2101.11986).
@@ -38,10 +41,6 @@ class VisionTransformer(nn.Module):
         num_classes: Number of outputs K; 0 returns the pooled features.
         tokenizer: How images become tokens: patches, the splits of T2T-ViT, or overlapping convolutions.
         patch_size: Side of a patch, or its height and width, in pixels; divides the image's. For tokenizer patch.
-        t2t_attn: Which token layers stand between the splits. For tokenizer t2t.
-        t2t_kernels: Window side of each split or convolution, the first in pixels. For tokenizers t2t and conv.
-        t2t_strides: Step of each split or convolution; None is half the window, rounded up. For t2t and conv.
-        t2t_dim: Token width between the splits or convolutions. For tokenizers t2t and conv.
         embed_dim: Token width D of the backbone.
         depth: Number of blocks.
         num_heads: Attention heads A of every block; divides embed_dim.
@@ -49,6 +48,7 @@ class VisionTransformer(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_scale: Factor on the attention logits; None is (embed_dim / num_heads) ** -0.5.
         qk_norm: Whether to normalise queries and keys per head.
+        value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
         act_layer: Activation of every MLP; gelu is the exact one.
         norm_layer: Kind of normalisation in the backbone.
         norm_eps: Epsilon of every normalisation, the tokenizer's included.
@@ -66,6 +66,7 @@ class VisionTransformer(nn.Module):
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
+        **t2t: Arguments of :class:`vitlab.tokenizers.t2t.T2TTokenizer`, for tokenizers t2t and conv.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, depth=2, num_heads=3)
@@ -76,6 +77,7 @@ class VisionTransformer(nn.Module):
     forward_intermediates = forward_intermediates
     get_intermediate_layers = get_intermediate_layers
     stages = stages
+    _built_from = (T2TTokenizer, build_token_layer)
     no_weight_decay = no_weight_decay
 
     def __init__(
@@ -85,10 +87,6 @@ class VisionTransformer(nn.Module):
         num_classes: int = 1000,
         tokenizer: TokenizerName = "patch",
         patch_size: int | Sequence[int] = 16,
-        t2t_attn: T2TAttn = "performer",
-        t2t_kernels: Sequence[int] = (7, 3, 3),
-        t2t_strides: Sequence[int] | None = None,
-        t2t_dim: int = 64,
         embed_dim: int = 384,
         depth: int = 12,
         num_heads: int = 6,
@@ -96,6 +94,7 @@ class VisionTransformer(nn.Module):
         qkv_bias: bool = True,
         qk_scale: float | None = None,
         qk_norm: bool = False,
+        value_skip: bool = False,
         act_layer: ActName = "gelu",
         norm_layer: NormName = "layernorm",
         norm_eps: float = 1e-6,
@@ -113,9 +112,10 @@ class VisionTransformer(nn.Module):
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
         grad_checkpoint: bool = False,
+        **t2t: Unpack[T2TArgs],
     ) -> None:
         super().__init__()
-        check_at_least(1, in_chans=in_chans, t2t_dim=t2t_dim, embed_dim=embed_dim, depth=depth)
+        check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
         check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
         check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         check_pool(global_pool, class_token)
@@ -130,16 +130,7 @@ class VisionTransformer(nn.Module):
         init = partial(init_weights, std=init_std)
         with part("tokenizer"):
             self.tokenizer = build_tokenizer(
-                tokenizer,
-                self.img_size,
-                in_chans,
-                embed_dim,
-                patch_size=patch_size,
-                t2t_attn=t2t_attn,
-                t2t_kernels=t2t_kernels,
-                t2t_strides=t2t_strides,
-                t2t_dim=t2t_dim,
-                norm_eps=norm_eps,
+                tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps, **t2t
             ).apply(init)
         self.grid_size, (height, width) = self.tokenizer.grid_size, self.tokenizer.patch_size
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
@@ -167,6 +158,7 @@ class VisionTransformer(nn.Module):
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
             qk_scale=qk_scale,
+            value_skip=value_skip,
             act_layer=act_layer,
             norm_layer=norm_layer,
             norm_eps=norm_eps,

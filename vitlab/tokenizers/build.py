@@ -1,13 +1,12 @@
 """From the name of a tokenizer to the module."""
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import T2TAttn
 
 TokenizerName = Literal["patch", "t2t", "conv"]
 Tokenizer = PatchEmbed | T2TTokenizer | ConvStem
@@ -20,17 +19,13 @@ def build_tokenizer(
     embed_dim: int,
     *,
     patch_size: int | Sequence[int],
-    t2t_attn: T2TAttn,
-    t2t_kernels: Sequence[int],
-    t2t_strides: Sequence[int] | None,
-    t2t_dim: int,
     norm_eps: float,
+    **t2t: Any,
 ) -> Tokenizer:
-    """Build the tokenizer called ``tokenizer``; the others' arguments are passed over.
+    """Build the tokenizer called ``tokenizer``; ``t2t`` are the arguments of T2T, of which others take what they know.
 
     Example:
-        >>> t2t = {"t2t_attn": "performer", "t2t_kernels": [7, 3, 3], "t2t_strides": None, "t2t_dim": 64}
-        >>> build_tokenizer("patch", (32, 32), 3, 8, patch_size=4, norm_eps=1e-6, **t2t).grid_size
+        >>> build_tokenizer("patch", (32, 32), 3, 8, patch_size=4, norm_eps=1e-6).grid_size
         (8, 8)
     """
     pair("patch_size", patch_size)  # a value that cannot be is refused also where it has no meaning
@@ -38,7 +33,9 @@ def build_tokenizer(
         case "patch":
             return PatchEmbed(img_size, patch_size, in_chans, embed_dim)
         case "t2t":
-            return T2TTokenizer(img_size, in_chans, embed_dim, t2t_attn, t2t_kernels, t2t_strides, t2t_dim, norm_eps)
+            return T2TTokenizer(img_size, in_chans, embed_dim, norm_eps=norm_eps, fused=True, **t2t)
         case "conv":
-            return ConvStem(img_size, in_chans, embed_dim, t2t_kernels, t2t_strides, t2t_dim)
+            windows = ("t2t_kernels", "t2t_strides", "t2t_dilations", "t2t_padding", "t2t_dim")
+            known = {name: t2t[name] for name in windows if name in t2t}
+            return ConvStem(img_size, in_chans, embed_dim, **known)
     raise ValueError(f"`tokenizer` must be one of {', '.join(get_args(TokenizerName))}, got {tokenizer!r}")

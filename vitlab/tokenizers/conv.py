@@ -1,10 +1,18 @@
 """A stem of overlapping convolutions: what T2T-ViT compares its tokenizer with."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
-from vitlab.tokenizers.splits import soft_splits, split_grids, token_step
+from vitlab.tokenizers.splits import (
+    PaddingName,
+    soft_splits,
+    split_dilations,
+    split_grids,
+    stage_widths,
+    token_step,
+)
 
 
 class ConvStem(nn.Module):
@@ -14,9 +22,11 @@ class ConvStem(nn.Module):
         img_size: Height and width of the images, in pixels.
         in_chans: Number of image channels C.
         embed_dim: Token width D, the width of the last convolution.
-        t2t_kernels: Window side of each convolution, in cells of the grid before it; the first in pixels.
+        t2t_kernels: Window side, or rows and columns, of each convolution, in cells of the grid before it.
         t2t_strides: Step of each convolution, in the same units; ``None`` is half the window, rounded up.
-        t2t_dim: Width of all other convolutions.
+        t2t_dim: Width of all other convolutions, or of each.
+        t2t_dilations: Distance of the cells that a window takes, one for each convolution; ``None`` is 1.
+        t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
 
     Example:
         >>> ConvStem((224, 224), in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 224)).shape
@@ -28,17 +38,24 @@ class ConvStem(nn.Module):
         img_size: tuple[int, int],
         in_chans: int,
         embed_dim: int,
-        t2t_kernels: Sequence[int] = (7, 3, 3),
-        t2t_strides: Sequence[int] | None = None,
-        t2t_dim: int = 64,
+        t2t_kernels: Sequence[int | Sequence[int]] = (7, 3, 3),
+        t2t_strides: Sequence[int | Sequence[int]] | None = None,
+        t2t_dim: int | Sequence[int] = 64,
+        t2t_dilations: Sequence[int | Sequence[int]] | None = None,
+        t2t_padding: PaddingName = "zero",
     ) -> None:
         super().__init__()
-        splits = soft_splits(t2t_kernels, t2t_strides)
-        self.grid_size = split_grids(img_size, splits)[-1]
+        splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
+        dilations = split_dilations(t2t_dilations, len(splits))
+        self.grid_size = split_grids(img_size, splits, dilations, t2t_padding)[-1]
         self.patch_size = token_step(splits)
-        widths = [in_chans, *[t2t_dim] * (len(splits) - 1), embed_dim]
+        widths = [in_chans, *stage_widths(t2t_dim, len(splits) - 1), embed_dim]
+        mode: Any = "zeros" if t2t_padding in ("zero", "none") else t2t_padding
         self.convs = nn.Sequential(
-            *(nn.Conv2d(widths[i], widths[i + 1], k, stride=s, padding=p) for i, (k, s, p) in enumerate(splits))
+            *(
+                nn.Conv2d(widths[i], widths[i + 1], k, s, p, dilations[i], padding_mode=mode)
+                for i, (k, s, p) in enumerate(splits)
+            )
         )
 
     def forward(self, images: Tensor) -> Tensor:

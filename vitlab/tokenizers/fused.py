@@ -6,21 +6,46 @@ together.
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.attention import attend
-from vitlab.tokenizers.splits import Split, soft_split
-from vitlab.tokenizers.token_layers import TokenPerformer, TokenTransformer, autocast_device
+from vitlab.tokenizers.performer import TokenPerformer, autocast_device
+from vitlab.tokenizers.splits import Side, Split, soft_split
+from vitlab.tokenizers.token_layers import TokenTransformer
+
+Square = tuple[int, int, int]  # kernel, stride, padding: the splits that this way covers
+
+
+def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, layers: Sequence[Any]) -> list[str]:
+    """Return the options that this way does not cover, by name: the reference takes their place.
+
+    Example:
+        >>> covers([(7, 4, 2), (3, 2, 1)], [1, 1], "reflect", [TokenTransformer(147, 64, num_heads=4)])
+        ['t2t_padding', 't2t_num_heads']
+    """
+    foreign = {
+        "t2t_kernels": any(not isinstance(side, int) for split in splits for side in split),
+        "t2t_dilations": any(dilation not in (1, (1, 1)) for dilation in dilations),
+        "t2t_padding": padding not in ("zero", "none"),
+    }
+    for layer in layers:  # all alike
+        attn = layer.attn if isinstance(layer, TokenTransformer) else layer
+        foreign["t2t_num_heads"] = getattr(attn, "num_heads", 1) > 1
+        foreign["t2t_value_skip"] = not attn.value_skip
+        foreign["t2t_norm_layer"] = not isinstance(layer.norm1, nn.LayerNorm)
+        foreign["t2t_attn"] = bool(getattr(layer, "relu", False))
+    return [name for name, is_foreign in foreign.items() if is_foreign]
 
 
 def fused_tokens(
     images: Tensor,
-    splits: Sequence[Split],
+    splits: Sequence[Any],
     grids: Sequence[tuple[int, int]],
-    layers: Sequence[nn.Module],
+    layers: Sequence[Any],
     last: nn.Linear,
 ) -> Tensor:
     """Map ``(B, C, H, W)`` to ``(B, N, D)``: a token layer after each split but the last, which ``last`` follows.
@@ -39,7 +64,7 @@ def fused_tokens(
     return split_linear(x, splits[-1], last)
 
 
-def layer_from_map(layer: nn.Module, x: Tensor, split: Split, is_image: bool) -> Tensor:
+def layer_from_map(layer: TokenTransformer | TokenPerformer, x: Tensor, split: Square, is_image: bool) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as ``layer(soft_split(x, *split))`` does.
 
     Example:
@@ -49,12 +74,10 @@ def layer_from_map(layer: nn.Module, x: Tensor, split: Split, is_image: bool) ->
     """
     if isinstance(layer, TokenTransformer):
         attn = layer.attn
-        q, k, v = split_norm_linear(x, split, layer.norm1, attn.qkv, is_image)[:, None].chunk(
-            3, dim=-1
-        )  # (B, 1, N, dim)
-        x = v[:, 0] + attn.proj(attend(q, k, v, scale=attn.scale)[:, 0])
+        qkv = split_norm_linear(x, split, layer.norm1, attn.qkv, is_image)[:, None]  # (B, 1, N, 3 dim)
+        q, k, v = qkv.chunk(3, dim=-1)
+        x = layer.dropout(v[:, 0] + attn.proj(attend(q, k, v, scale=attn.scale)[:, 0]))
     else:
-        assert isinstance(layer, TokenPerformer)
         k, q, v = split_norm_linear(x, split, layer.norm1, layer.kqv, is_image).chunk(3, dim=-1)
         x = v + layer.dropout(attend_and_project(layer, q, k, v))
     return x + layer.mlp(layer.norm2(x))
@@ -82,7 +105,7 @@ def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -
         return torch.baddbmm(bias, q / (q @ total + 1e-8 * len(w)), context).to(v.dtype)
 
 
-def split_linear(x: Tensor, split: Split, linear: nn.Linear) -> Tensor:
+def split_linear(x: Tensor, split: Square, linear: nn.Linear) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(soft_split(x, *split))`` does.
 
     Example:
@@ -95,7 +118,7 @@ def split_linear(x: Tensor, split: Split, linear: nn.Linear) -> Tensor:
     return _tokens(F.conv2d(x, weight, linear.bias, stride=s, padding=p))
 
 
-def split_norm_linear(x: Tensor, split: Split, norm: nn.LayerNorm, linear: nn.Linear, is_image: bool) -> Tensor:
+def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is_image: bool) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
 
     With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalisation's,
@@ -132,7 +155,7 @@ def split_norm_linear(x: Tensor, split: Split, norm: nn.LayerNorm, linear: nn.Li
         return _tokens(torch.addcmul(shift[:, None, None], y, r).to(x.dtype))
 
 
-def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Split) -> Tensor:
+def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Square) -> Tensor:
     """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; the kernels each sum to 0.
 
     A window of k pixels with stride s consists of cells of s pixels, the last ones cut. The mean of a cell, of what is
@@ -157,7 +180,7 @@ def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: S
     return rest.addcmul_(y, r)
 
 
-def inverse_deviation(x: Tensor, split: Split, eps: float) -> Tensor:
+def inverse_deviation(x: Tensor, split: Square, eps: float) -> Tensor:
     """Return ``1 / sqrt(variance + eps)`` of every window of ``(B, C, h, w)``, zeros outside: ``(B, 1, h', w')``.
 
     Example:

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch.nn.functional as F
 from torch import Tensor
 
-Split = tuple[int, int, int]  # kernel, stride, padding
+Side = int | tuple[int, int]  # of both axes, or of rows and columns
+Split = tuple[Side, Side, Side]  # kernel, stride, padding
+PaddingName = Literal["zero", "reflect", "replicate", "circular", "none"]
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
@@ -22,37 +25,52 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
     return sides
 
 
-def soft_split(x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, zeros outside.
+def soft_split(
+    x: Tensor, kernel: Side, stride: Side, padding: Side, dilation: Side = 1, mode: PaddingName = "zero"
+) -> Tensor:
+    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, ``mode`` outside.
 
     Example:
         >>> soft_split(torch.randn(1, 3, 224, 224), kernel=7, stride=4, padding=2).shape
         torch.Size([1, 3136, 147])
     """
-    return F.unfold(x, kernel, stride=stride, padding=padding).transpose(1, 2)
+    if mode not in ("zero", "none"):
+        (down, across), padding = both(padding), 0
+        x = F.pad(x, (across, across, down, down), mode=mode)
+    return F.unfold(x, kernel, dilation=dilation, stride=stride, padding=padding).transpose(1, 2)
 
 
-def soft_splits(kernels: Sequence[int], strides: Sequence[int] | None = None) -> list[Split]:
-    """Return kernel, stride and padding of each split: stride ceil(k / 2) unless given, padding ceil(k / 4).
+def soft_splits(
+    kernels: Sequence[int | Sequence[int]],
+    strides: Sequence[int | Sequence[int]] | None = None,
+    mode: PaddingName = "zero",
+) -> list[Split]:
+    """Return kernel, stride and padding of each split: stride ceil(k / 2) unless given, padding ceil(k / 4) or none.
 
     Example:
         >>> soft_splits([7, 3, 3])
         [(7, 4, 2), (3, 2, 1), (3, 2, 1)]
+        >>> soft_splits([[7, 3]])  # rows, columns
+        [((7, 3), (4, 2), (2, 1))]
     """
-    strides = [-(-k // 2) for k in kernels] if strides is None else strides
-    if not kernels or len(strides) != len(kernels):
+    if mode not in get_args(PaddingName):
+        raise ValueError(f"`t2t_padding` must be one of {', '.join(get_args(PaddingName))}, got {mode!r}")
+    windows = check_sides("t2t_kernels", kernels)
+    steps = [_each(k, 2) for k in windows] if strides is None else check_sides("t2t_strides", strides)
+    if not windows or len(steps) != len(windows):
         raise ValueError(
             f"`t2t_kernels` needs at least one entry and `t2t_strides` as many, got t2t_kernels={list(kernels)} "
-            f"and t2t_strides={list(strides)}"
+            f"and t2t_strides={list(steps)}"
         )
-    if not all(isinstance(side, int) for side in (*kernels, *strides)):
-        raise ValueError(f"`t2t_kernels` and `t2t_strides` must be whole numbers, got {kernels} and {strides}")
-    if min(*kernels, *strides) < 1:
-        raise ValueError(f"`t2t_kernels` and `t2t_strides` must be at least 1, got {list(kernels)} and {list(strides)}")
-    return [(k, s, -(-k // 4)) for k, s in zip(kernels, strides, strict=True)]
+    return [(k, s, 0 if mode == "none" else _each(k, 4)) for k, s in zip(windows, steps, strict=True)]
 
 
-def split_grids(img_size: tuple[int, int], splits: list[Split]) -> list[tuple[int, int]]:
+def split_grids(
+    img_size: tuple[int, int],
+    splits: Sequence[Split],
+    dilations: Sequence[Side] | None = None,
+    mode: PaddingName = "zero",
+) -> list[tuple[int, int]]:
     """Return the ``(h, w)`` grid after each split of an image of ``img_size``.
 
     Example:
@@ -60,16 +78,50 @@ def split_grids(img_size: tuple[int, int], splits: list[Split]) -> list[tuple[in
         [(56, 40), (28, 20), (14, 10)]
     """
     grids: list[tuple[int, int]] = []
-    for k, s, p in splits:
-        h, w = grids[-1] if grids else img_size
-        grids.append(((h + 2 * p - k) // s + 1, (w + 2 * p - k) // s + 1))
-        if min(grids[-1]) < 1:
+    for (kernel, stride, padding), dilation in zip(splits, dilations or [1] * len(splits), strict=True):
+        sides = grids[-1] if grids else img_size
+        axes = list(zip(sides, both(kernel), both(stride), both(padding), both(dilation), strict=True))
+        h, w = ((side + 2 * p - d * (k - 1) - 1) // s + 1 for side, k, s, p, d in axes)
+        if min(h, w) < 1:
             raise ValueError(
-                f"`img_size` must leave every split at least one token, but a window of {k} does not fit on "
-                f"{h} x {w} cells, got img_size={list(img_size)} and t2t_kernels={[k for k, _, _ in splits]}; "
+                f"`img_size` must leave every split at least one token, but a window of {kernel} does not fit on "
+                f"{sides[0]} x {sides[1]} cells, got img_size={list(img_size)} and "
+                f"t2t_kernels={[k for k, _, _ in splits]}; "
                 f"use larger images, or smaller `t2t_kernels` or `t2t_strides`"
             )
+        if any(p > side - (mode == "reflect") for side, _, _, p, _ in axes) and mode in ("reflect", "circular"):
+            raise ValueError(
+                f"`t2t_padding={mode}` takes {padding} cells around a grid of {sides[0]} x {sides[1]}, too few: "
+                f"use larger images, smaller `t2t_kernels`, or zero or replicate"
+            )
+        grids.append((h, w))
     return grids
+
+
+def split_dilations(dilations: Sequence[int | Sequence[int]] | None, num_splits: int) -> list[Side]:
+    """Return the dilation of each split, 1 unless given.
+
+    Example:
+        >>> split_dilations(None, 3), split_dilations([2, 1, [1, 2]], 3)
+        ([1, 1, 1], [2, 1, (1, 2)])
+    """
+    found = check_sides("t2t_dilations", [1] * num_splits if dilations is None else dilations)
+    if len(found) != num_splits:
+        raise ValueError(f"`t2t_dilations` needs an entry for each of {num_splits} splits, got {dilations}")
+    return found
+
+
+def stage_widths(t2t_dim: int | Sequence[int], num_layers: int) -> list[int]:
+    """Return the width of each token layer.
+
+    Example:
+        >>> stage_widths(64, 2), stage_widths([32, 64], 2)
+        ([64, 64], [32, 64])
+    """
+    widths = [t2t_dim] * num_layers if isinstance(t2t_dim, int) else list(t2t_dim)
+    if len(widths) != num_layers or min(widths, default=1) < 1:
+        raise ValueError(f"`t2t_dim` must be one width of at least 1 or {num_layers}, one a token layer, got {t2t_dim}")
+    return widths
 
 
 def token_step(splits: Sequence[Split]) -> tuple[int, int]:
@@ -79,5 +131,47 @@ def token_step(splits: Sequence[Split]) -> tuple[int, int]:
         >>> token_step(soft_splits([7, 3, 3]))
         (16, 16)
     """
-    step = math.prod(stride for _, stride, _ in splits)
-    return step, step
+    down, across = zip(*(both(stride) for _, stride, _ in splits), strict=True)
+    return math.prod(down), math.prod(across)
+
+
+def window_size(kernel: Side) -> int:
+    """Return the number of cells in a window.
+
+    Example:
+        >>> window_size(7), window_size((7, 3))
+        (49, 21)
+    """
+    return math.prod(both(kernel))
+
+
+def both(side: Side) -> tuple[int, int]:
+    """Return rows and columns.
+
+    Example:
+        >>> both(7), both((7, 3))
+        ((7, 7), (7, 3))
+    """
+    return (side, side) if isinstance(side, int) else side
+
+
+def check_sides(name: str, values: Sequence[int | Sequence[int]]) -> list[Side]:
+    """Return sides as they are, pairs as tuples; refuse what is no whole number or pair of such, or below 1.
+
+    Example:
+        >>> check_sides("t2t_kernels", [7, [3, 5]])
+        [7, (3, 5)]
+    """
+    sides = [tuple(side) if isinstance(side, Sequence) else side for side in values]
+    for side in sides:
+        lengths = side if isinstance(side, tuple) else (side,)
+        if len(lengths) not in (1, 2) or not all(isinstance(length, int) for length in lengths):
+            raise ValueError(f"`{name}` must be whole numbers or pairs of them, [rows, columns], got {list(values)}")
+        if min(lengths) < 1:
+            raise ValueError(f"`{name}` must be at least 1, got {list(values)}")
+    return sides  # type: ignore[return-value]
+
+
+def _each(side: Side, divisor: int) -> Side:
+    """Return the quotient of each axis, rounded up."""
+    return -(-side // divisor) if isinstance(side, int) else (-(-side[0] // divisor), -(-side[1] // divisor))

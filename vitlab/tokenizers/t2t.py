@@ -1,31 +1,70 @@
 """Overlapping splits with token layers between: the tokenizer of T2T-ViT."""
 
 from collections.abc import Sequence
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.tokenizers.fused import fused_tokens
-from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids, token_step
+from vitlab.layers.block import ActName
+from vitlab.layers.norm import NormName
+from vitlab.tokenizers.fused import covers, fused_tokens
+from vitlab.tokenizers.splits import (
+    PaddingName,
+    soft_split,
+    soft_splits,
+    split_dilations,
+    split_grids,
+    stage_widths,
+    token_step,
+    window_size,
+)
 from vitlab.tokenizers.token_layers import T2TAttn, build_token_layer
+
+
+class T2TArgs(TypedDict, total=False):
+    """Arguments of :class:`T2TTokenizer` by which networks differ; :class:`ConvStem` takes those of its windows.
+
+    Example:
+        >>> arguments: T2TArgs = {"t2t_attn": "transformer", "t2t_num_heads": 4, "t2t_padding": "reflect"}
+    """
+
+    t2t_attn: T2TAttn
+    t2t_kernels: Sequence[int | Sequence[int]]
+    t2t_strides: Sequence[int | Sequence[int]] | None
+    t2t_dilations: Sequence[int | Sequence[int]] | None
+    t2t_padding: PaddingName
+    t2t_dim: int | Sequence[int]
+    t2t_num_heads: int
+    t2t_mlp_ratio: float
+    t2t_qkv_bias: bool | None
+    t2t_qk_scale: float | None
+    t2t_value_skip: bool
+    t2t_act_layer: ActName
+    t2t_norm_layer: NormName
+    t2t_dropout: float | None
+    t2t_features: int | None
 
 
 class T2TTokenizer(nn.Module):
     """Soft splits with a token layer after all but the last, Yuan et al. 2021 (arXiv:2101.11986).
 
     What follows is the reference, window by window. The same tokens come faster, out of the same parameters, from
-    :mod:`vitlab.tokenizers.fused`; ``fused`` can be set at any time.
+    :mod:`vitlab.tokenizers.fused`, for what it covers; ``fused`` can be set at any time.
 
     Args:
         img_size: Height and width of the images, in pixels.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
-        t2t_attn: Which token layer stands between two splits.
-        t2t_kernels: Window side of each split, in cells of the grid before it; the first in pixels.
-        t2t_strides: Step of each split, in the same units; ``None`` is half the window, rounded up.
-        t2t_dim: Token width between the splits.
+        t2t_attn: Attention of the layer between two splits: linear with exponential or ReLU features, or softmax.
+        t2t_kernels: Window side, or rows and columns, of each split, in cells of the grid before it: pixels first.
+        t2t_strides: Step of each split, in the same units; None is half the window, rounded up.
+        t2t_dilations: Distance of the cells that a window takes, one for each split; None is 1, its neighbours.
+        t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
+        t2t_dim: Token width between the splits, one or one for each token layer.
         norm_eps: Epsilon of the normalisations in the token layers.
         fused: Whether to take the fast way, on CPU and CUDA; exported graphs are the plain one's, which others can run.
+        **layer: Options of the token layers, see :func:`vitlab.tokenizers.token_layers.build_token_layer`.
 
     Example:
         >>> tokenizer = T2TTokenizer((224, 224), in_chans=3, embed_dim=384)
@@ -39,36 +78,54 @@ class T2TTokenizer(nn.Module):
         in_chans: int,
         embed_dim: int,
         t2t_attn: T2TAttn = "performer",
-        t2t_kernels: Sequence[int] = (7, 3, 3),
-        t2t_strides: Sequence[int] | None = None,
-        t2t_dim: int = 64,
+        t2t_kernels: Sequence[int | Sequence[int]] = (7, 3, 3),
+        t2t_strides: Sequence[int | Sequence[int]] | None = None,
+        t2t_dim: int | Sequence[int] = 64,
+        t2t_dilations: Sequence[int | Sequence[int]] | None = None,
+        t2t_padding: PaddingName = "zero",
         norm_eps: float = 1e-5,
         fused: bool = True,
+        **layer: Any,
     ) -> None:
         super().__init__()
         self.fused = fused
-        self.splits = soft_splits(t2t_kernels, t2t_strides)
-        self.grids = split_grids(img_size, self.splits)
+        self.padding: PaddingName = t2t_padding
+        self.splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
+        self.dilations = split_dilations(t2t_dilations, len(self.splits))
+        self.grids = split_grids(img_size, self.splits, self.dilations, t2t_padding)
         self.grid_size = self.grids[-1]
         self.patch_size = token_step(self.splits)
-        widths = [in_chans, *[t2t_dim] * (len(self.splits) - 1)]
-        token_dims = [width * k * k for width, (k, _, _) in zip(widths, self.splits, strict=True)]
-        for i, token_dim in enumerate(token_dims[:-1], start=1):
-            self.add_module(f"attention{i}", build_token_layer(t2t_attn, token_dim, t2t_dim, norm_eps))
+        dims = stage_widths(t2t_dim, len(self.splits) - 1)
+        token_dims = [c * window_size(k) for c, (k, _, _) in zip([in_chans, *dims], self.splits, strict=True)]
+        for i, dim in enumerate(dims):
+            attention = build_token_layer(t2t_attn, token_dims[i], dim, norm_eps, **layer)
+            self.add_module(f"attention{i + 1}", attention)
         self.project = nn.Linear(token_dims[-1], embed_dim)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``."""
         if self.is_fused(images):
-            layers = [self.get_submodule(f"attention{i}") for i in range(1, len(self.splits))]
-            return fused_tokens(images, self.splits, self.grids, layers, self.project)
-        x = soft_split(images, *self.splits[0])
-        for i, split in enumerate(self.splits[1:], start=1):
-            x = self.get_submodule(f"attention{i}")(x)  # (B, h w, t2t_dim)
-            x = x.transpose(1, 2).unflatten(2, self.grids[i - 1])  # (B, t2t_dim, h, w)
-            x = soft_split(x, *split)  # (B, N, t2t_dim k k)
+            return fused_tokens(images, self.splits, self.grids, self.layers(), self.project)
+        x = self.windows(images, 0)
+        for i, layer in enumerate(self.layers()):
+            x = layer(x)  # (B, h w, t2t_dim)
+            x = x.transpose(1, 2).unflatten(2, self.grids[i])  # (B, t2t_dim, h, w)
+            x = self.windows(x, i + 1)  # (B, N, t2t_dim k k)
         return self.project(x)
+
+    def layers(self) -> list[nn.Module]:
+        """Return the token layers, in the order of the splits that they follow."""
+        return [self.get_submodule(f"attention{i}") for i in range(1, len(self.splits))]
+
+    def windows(self, x: Tensor, i: int) -> Tensor:
+        """Map ``(B, C, h, w)`` to the ``(B, N, C k k)`` windows of split ``i``."""
+        return soft_split(x, *self.splits[i], self.dilations[i], self.padding)
 
     def is_fused(self, images: Tensor) -> bool:
         """Return whether :meth:`forward` takes the fast way for ``images``."""
-        return self.fused and images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
+        can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
+        return self.fused and can and not self.plain_because()
+
+    def plain_because(self) -> list[str]:
+        """Return the options that the fast way does not cover, by name; none where it does all."""
+        return covers(self.splits, self.dilations, self.padding, self.layers())

@@ -1,58 +1,125 @@
-"""The two layers that mix tokens between the soft splits of T2T-ViT."""
+"""The layers that mix tokens between the soft splits of T2T-ViT; the one with softmax attention."""
 
-import math
 from typing import Literal, get_args
 
-import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import Mlp
+from vitlab.layers.block import ActName, Mlp
+from vitlab.layers.norm import NormName, build_norm
+from vitlab.tokenizers.performer import TokenPerformer
 
-T2TAttn = Literal["performer", "transformer"]
+T2TAttn = Literal["performer", "performer_relu", "transformer"]
 
 
-def build_token_layer(t2t_attn: T2TAttn, in_dim: int, t2t_dim: int, norm_eps: float) -> nn.Module:
-    """Build the token layer called ``t2t_attn``.
+def build_token_layer(
+    t2t_attn: T2TAttn,
+    in_dim: int,
+    t2t_dim: int,
+    norm_eps: float,
+    *,
+    t2t_num_heads: int = 1,
+    t2t_mlp_ratio: float = 1.0,
+    t2t_qkv_bias: bool | None = None,
+    t2t_qk_scale: float | None = None,
+    t2t_value_skip: bool = True,
+    t2t_act_layer: ActName = "gelu",
+    t2t_norm_layer: NormName = "layernorm",
+    t2t_dropout: float | None = None,
+    t2t_features: int | None = None,
+) -> "TokenPerformer | TokenTransformer":
+    """Build the token layer called ``t2t_attn``; an option that it does not know is refused.
+
+    Args:
+        t2t_attn: Its attention: linear with exponential or ReLU features, or softmax.
+        in_dim: Width of the tokens that come in.
+        t2t_dim: Width of the tokens that leave.
+        norm_eps: Epsilon of its normalisations.
+        t2t_num_heads: Heads of the token layers' softmax attention; divides t2t_dim. For t2t_attn transformer.
+        t2t_mlp_ratio: Hidden width of the token layers' MLP, in units of t2t_dim.
+        t2t_qkv_bias: Whether the token layers' queries, keys and values have a bias; None: performers do.
+        t2t_qk_scale: Factor on the logits; None is (input width / heads) ** -0.5, as published. For transformer.
+        t2t_value_skip: Whether token layers add the values to what attention returns, as published.
+        t2t_act_layer: Activation of the token layers' MLP.
+        t2t_norm_layer: Kind of normalisation in the token layers.
+        t2t_dropout: Share of values dropped after attention and MLP, 0 to 1; None is 0.1 in performers, 0 otherwise.
+        t2t_features: Random features m of performers; None is half of t2t_dim.
 
     Example:
         >>> build_token_layer("performer", in_dim=147, t2t_dim=64, norm_eps=1e-5)(torch.randn(1, 9, 147)).shape
         torch.Size([1, 9, 64])
     """
-    match t2t_attn:
-        case "performer":
-            return TokenPerformer(in_dim, t2t_dim, norm_eps)
-        case "transformer":
-            return TokenTransformer(in_dim, t2t_dim, norm_eps)
-    raise ValueError(f"`t2t_attn` must be one of {', '.join(get_args(T2TAttn))}, got {t2t_attn!r}")
+    if t2t_attn not in get_args(T2TAttn):
+        raise ValueError(f"`t2t_attn` must be one of {', '.join(get_args(T2TAttn))}, got {t2t_attn!r}")
+    softmax = t2t_attn == "transformer"
+    foreign = {"t2t_features": t2t_features} if softmax else {"t2t_qk_scale": t2t_qk_scale}
+    foreign |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}
+    for name, value in foreign.items():
+        if value is not None:
+            raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
+    if t2t_dropout is not None and not 0 <= t2t_dropout < 1:
+        raise ValueError(f"`t2t_dropout` must be at least 0 and below 1, got {t2t_dropout}")
+    if int(t2t_dim * t2t_mlp_ratio) < 1:
+        raise ValueError(f"`t2t_mlp_ratio` must give the MLP at least one channel, got {t2t_mlp_ratio}")
+    common = {"mlp_ratio": t2t_mlp_ratio, "value_skip": t2t_value_skip}
+    layers = {"act_layer": t2t_act_layer, "norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
+    if softmax:
+        heads = {"num_heads": t2t_num_heads, "qkv_bias": bool(t2t_qkv_bias), "qk_scale": t2t_qk_scale}
+        return TokenTransformer(in_dim, t2t_dim, **heads, **common, **layers, dropout=t2t_dropout or 0.0)  # type: ignore[arg-type]
+    performer = {"features": t2t_features, "relu": t2t_attn == "performer_relu", "qkv_bias": t2t_qkv_bias is not False}
+    dropout = 0.1 if t2t_dropout is None else t2t_dropout
+    return TokenPerformer(in_dim, t2t_dim, **performer, **common, **layers, dropout=dropout)  # type: ignore[arg-type]
 
 
 class TokenAttention(nn.Module):
-    """Attention with one head that narrows its tokens; the values, not the input, are added to the result.
+    """Softmax attention that narrows its tokens; the values, not the input, are added to the result.
 
     Args:
         in_dim: Width of the tokens that come in.
         dim: Width of the tokens that leave.
+        num_heads: Number of heads A; divides ``dim``.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        qk_scale: Factor on the logits; None is that of the published weights, ``(in_dim / num_heads) ** -0.5``.
+        value_skip: Whether the values are added.
 
     Example:
         >>> TokenAttention(49, 64).weights(torch.randn(1, 9, 49)).shape
         torch.Size([1, 1, 9, 9])
     """
 
-    def __init__(self, in_dim: int, dim: int) -> None:
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        *,
+        num_heads: int = 1,
+        qkv_bias: bool = False,
+        qk_scale: float | None = None,
+        value_skip: bool = True,
+    ) -> None:
         super().__init__()
-        self.scale = in_dim**-0.5  # the published weights were trained with the input's width, not the keys'
-        self.qkv = nn.Linear(in_dim, 3 * dim, bias=False)
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"`t2t_num_heads` must divide `t2t_dim`, got {num_heads} and {dim}")
+        self.num_heads, self.value_skip = num_heads, value_skip
+        # the published weights were trained with the input's width, not the keys'
+        self.scale = (in_dim // num_heads) ** -0.5 if qk_scale is None else qk_scale
+        self.qkv = nn.Linear(in_dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
-        q, k, v = self.qkv(x).chunk(3, dim=-1)  # three of (B, N, dim)
-        return v + self.proj((q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v)
+        q, k, v = self._heads(x)
+        y = self.proj(((q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1) @ v).transpose(1, 2).flatten(2))
+        return v.transpose(1, 2).flatten(2) + y if self.value_skip else y
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the map that :meth:`forward` applies to the values, ``(B, 1, N, N)``; each row sums to 1."""
-        q, k, _ = self.qkv(x)[:, None].chunk(3, dim=-1)
+        """Return the maps that :meth:`forward` applies to the values, ``(B, A, N, N)``; each row sums to 1."""
+        q, k, _ = self._heads(x)
         return (q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1)
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, ``(B, A, N, dim / A)`` each."""
+        q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
 
 
 class TokenTransformer(nn.Module):
@@ -60,88 +127,46 @@ class TokenTransformer(nn.Module):
 
     Args:
         in_dim: Width of the tokens that come in.
-        dim: Width of the tokens that leave, and of the MLP.
-        norm_eps: Epsilon of both normalisations.
+        dim: Width of the tokens that leave.
+        num_heads: Number of heads A; divides ``dim``.
+        mlp_ratio: Hidden width of the MLP, in units of ``dim``.
+        qkv_bias: Whether the query, key and value projections have a bias.
+        qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``.
+        value_skip: Whether the values are added to what attention returns.
+        act_layer: Activation of the MLP.
+        norm_layer: Kind of both normalisations.
+        norm_eps: Their epsilon.
+        dropout: Share of values that training sets to zero after attention and MLP, 0 to 1.
 
     Example:
         >>> TokenTransformer(49, 64)(torch.randn(1, 9, 49)).shape
         torch.Size([1, 9, 64])
     """
 
-    def __init__(self, in_dim: int, dim: int, norm_eps: float = 1e-5) -> None:
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        norm_eps: float = 1e-5,
+        *,
+        num_heads: int = 1,
+        mlp_ratio: float = 1.0,
+        qkv_bias: bool = False,
+        qk_scale: float | None = None,
+        value_skip: bool = True,
+        act_layer: ActName = "gelu",
+        norm_layer: NormName = "layernorm",
+        dropout: float = 0.0,
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(in_dim, eps=norm_eps)
-        self.attn = TokenAttention(in_dim, dim)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp = Mlp(dim)
+        heads = {"num_heads": num_heads, "qkv_bias": qkv_bias, "qk_scale": qk_scale, "value_skip": value_skip}
+        self.norm1 = build_norm(norm_layer, in_dim, norm_eps)
+        self.attn = TokenAttention(in_dim, dim, **heads)  # type: ignore[arg-type]
+        self.norm2 = build_norm(norm_layer, dim, norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
+        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
-        x = self.attn(self.norm1(x))
+        x = self.dropout(self.attn(self.norm1(x)))
         return x + self.mlp(self.norm2(x))
-
-
-class TokenPerformer(nn.Module):
-    """Token layer with linear attention, Yuan et al. 2021 (arXiv:2101.11986).
-
-    The attention is that of Choromanski et al. 2021 (arXiv:2009.14794) with shorter rows of ``w``, the
-    frozen random features. Other features are another function, so they are saved with the weights. Dropout is 0.1 as
-    in the published models, whatever the rest of the network uses.
-
-    Args:
-        in_dim: Width of the tokens that come in.
-        dim: Width of the tokens that leave, and of the MLP; at least 2.
-        norm_eps: Epsilon of both normalisations.
-
-    Example:
-        >>> TokenPerformer(49, 64)(torch.randn(1, 9, 49)).shape
-        torch.Size([1, 9, 64])
-    """
-
-    def __init__(self, in_dim: int, dim: int, norm_eps: float = 1e-5) -> None:
-        super().__init__()
-        if dim < 2:
-            raise ValueError(f"`t2t_dim` must be at least 2 for t2t_attn='performer', got {dim}")
-        self.norm1 = nn.LayerNorm(in_dim, eps=norm_eps)
-        self.kqv = nn.Linear(in_dim, 3 * dim)
-        self.proj = nn.Linear(dim, dim)
-        self.norm2 = nn.LayerNorm(dim, eps=norm_eps)
-        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.GELU(), nn.Linear(dim, dim), nn.Dropout(0.1))
-        self.dropout = nn.Dropout(0.1)
-        m = dim // 2
-        self.w: Tensor
-        self.register_buffer("w", nn.init.orthogonal_(torch.empty(m, dim)) * math.sqrt(m))  # w w^T = m I
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
-        k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)  # three of (B, N, dim); the keys come first
-        x = v + self.dropout(self.proj(self.attend(q, k, v)))
-        return x + self.mlp(self.norm2(x))
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.
-
-        At least float32 throughout. In float16 the features overflow and the epsilon is 0, hence 0 / 0; in bfloat16
-        they are off by per cents. Autocast would cast the products back, so it is switched off here.
-        """
-        dtype = torch.promote_types(v.dtype, torch.float32)
-        with torch.autocast(autocast_device(v), enabled=False):
-            q, k = self.features(q.to(dtype)), self.features(k.to(dtype))  # (B, N, m)
-            context = k.transpose(-2, -1) @ v.to(dtype)  # (B, m, dim)
-            total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
-            return (q @ context / (q @ total + 1e-8)).to(v.dtype)
-
-    def features(self, x: Tensor) -> Tensor:
-        """Map ``(B, N, dim)`` to ``(B, N, m)`` positive features ``exp(w x - |x|^2 / 2) / sqrt(m)``."""
-        w = self.w.to(x.dtype)
-        return torch.exp(x @ w.T - x.square().sum(dim=-1, keepdim=True) / 2) / math.sqrt(len(w))
-
-
-def autocast_device(x: Tensor) -> str:
-    """Return the device whose autocast reaches ``x``: the meta device has none to switch off.
-
-    Example:
-        >>> autocast_device(torch.empty(1, device="meta"))
-        'cpu'
-    """
-    return "cpu" if x.device.type == "meta" else x.device.type

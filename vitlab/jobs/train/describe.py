@@ -26,6 +26,7 @@ from vitlab.runs.directory import whole, write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
+from vitlab.tokenizers.t2t import T2TTokenizer
 
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 
@@ -66,6 +67,8 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
     note = "" if net.pos_embed.bias(0) is None else "; its bias on attention rules out flash kernels"
+    if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
+        note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
     return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{note}"
 
 
