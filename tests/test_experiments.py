@@ -1,15 +1,44 @@
-"""What the experiments' pages say is what their reports hold."""
+"""What the experiments' pages say is what their reports hold, and the reports are what the engine says of the seeds."""
 
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.verdict.findings import find
+from vitlab.ablation.verdict.looks import Looks
+from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.work.cells import Resolved
+
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "experiments").glob("*/results/*/summary.csv"))
+IDS = [f"{path.parents[2].name}/{path.parent.name}" for path in RESULTS]
 
 
-@pytest.mark.parametrize("path", RESULTS, ids=[path.parent.name for path in RESULTS])
+def chance(p):
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
+def claim_line(row):
+    """The line of a page on a claim: `~` with the interval and the p of its equivalence."""
+    kind = "equivalence" if "~" in row.claim else "difference"
+    low, high = (100 * getattr(row, f"{kind}_{end}") for end in ("low", "high"))
+    p = row.equivalence_p if "~" in row.claim else row.adjusted_p
+    claim, where = row.claim.replace("|", "\\|"), row.setting if isinstance(row.setting, str) else "-"
+    return (
+        f"| `{claim}` | {where} | {row.verdict} | {100 * row.difference:+.2f} [{low:.2f}, {high:.2f}] | {chance(p)} |"
+    )
+
+
+def arm_line(row):
+    """The line of a page on an arm."""
+    low, high = 100 * row.difference_low, 100 * row.difference_high
+    numbers = f"{100 * row.difference:+.2f} [{low:.2f}, {high:.2f}]"
+    return f"| {row.arm} | {numbers} | {row.correlation:.2f} | {chance(row.unpaired_p)} | {row.verdict} |"
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=IDS)
 def test_the_page_of_an_experiment_states_the_accuracies_of_its_report(path):
     table = pd.read_csv(path)
     arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")]
@@ -18,3 +47,40 @@ def test_the_page_of_an_experiment_states_the_accuracies_of_its_report(path):
     for arm in arms.itertuples():
         assert f" {100 * arm.mean:.1f} ± {100 * arm.sd:.1f} |" in page, arm.arm
     assert f"{arms['n'].sum():.0f} cells" in page
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=IDS)
+def test_every_verdict_of_a_page_is_that_of_its_report(path):
+    table = pd.read_csv(path)
+    page = (path.parents[2] / "README.md").read_text()
+    part = next(
+        p for p in page.split("\n### ") + page.split("\n\nDigits:") if f"results/{path.parent.name}/report" in p
+    )
+    claims = table[table["kind"] == "claim"]
+    assert len(claims) > 2
+    for row in claims.itertuples():
+        assert claim_line(row) in part
+    arms = {arm_line(row) for row in table[(table["kind"] == "arm")].itertuples()}
+    stated = [line for line in part.splitlines() if line.startswith("| t2t-") and "[" in line]
+    assert set(stated) <= arms
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=IDS)
+def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    ablation = read(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
+    results = Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    seeds = pd.read_csv(path.with_name("seeds.csv"))
+    results.numbers = {(r.arm, int(r.seed)): {"acc1": r.right / r.images} for r in seeds.itertuples()}
+    found = find(results, Looks((len(ablation.seeds),), len(ablation.seeds), ablation.seeds))
+    table, page = pd.read_csv(path), path.with_name("report.md").read_text()
+    claims = table[table["kind"] == "claim"]
+    assert [v.word for v in found.verdicts] == claims["verdict"].tolist()
+    for verdict, p in zip(found.verdicts, claims["adjusted_p"], strict=True):
+        assert verdict.answer.difference.adjusted == pytest.approx(p, rel=1e-6)
+        assert f"**{verdict.word}**: `{verdict.claim.text}`" in page
+    arms = table[(table["kind"] == "arm") & (table["metric"] == "acc1")]
+    rows = [row for row in found.arms if row.metric == "acc1"]
+    assert [row.verdict for row in rows] == arms["verdict"].tolist()
+    for row in rows:
+        assert f"| {row.arm} | {row.n}/{row.planned} | {row.mean:.4f} ± {row.sd:.4f} |" in page

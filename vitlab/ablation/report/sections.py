@@ -46,9 +46,10 @@ def _answer(results: Results, v: Verdict) -> str:
         level = 1 - alpha if test is a.difference else 1 - 2 * alpha
         numbers = f", {what} {a.estimate.value:+.4f}, {level:.0%} interval {test.low:+.4f} to {test.high:+.4f}"
         numbers += f", adjusted p {chance(v.p)}" + (" of equivalence" if test is a.equivalence else "")
-        if a.is_paired:
-            unpaired = f"unpaired p {chance(a.unpaired.adjusted)}"
-            numbers += f" ({unpaired}{f', r {a.correlation:.2f}' if a.correlation == a.correlation else ''})"
+        beside = [f"r {a.correlation:.2f}"] if a.correlation == a.correlation else []
+        if a.is_paired and test is a.difference:
+            beside.append(f"unpaired p {chance(a.unpaired.adjusted)}")
+        numbers += f" ({', '.join(beside)})" if beside else ""
     note = f". {v.note[0].upper()}{v.note[1:]}" if v.note else ""
     return f"**{v.word}**: `{v.claim.text}`{where}; n {a.estimate.n}/{v.planned}{numbers}{note}."
 

@@ -82,7 +82,8 @@ def _verdict(results: Results, looks: Looks, claim: Claim, setting: str, answer:
     notes, more = [], None
     if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
         more = seeds_more(answer, looks, alpha, claim.margin)
-        notes.append(_advice(more, answer.estimate.n, looks))
+        is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
+        notes.append("it lies beyond the margin" if is_beyond else _advice(more, answer.estimate.n, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
         notes.append("the difference lies within the margin")
     if answer.estimate.n < planned and not looks.added:
@@ -127,4 +128,4 @@ def _advice(more: int | None, n: int, looks: Looks) -> str:
     if more is None:
         return "more than a thousand seeds, or no difference"
     place = "" if n + more <= looks.most else f", in an ablation of its own: {looks.most} were to be the most here"
-    return f"about {more} more seeds for the observed difference{place}"
+    return f"about {more} more seed{'s' * (more > 1)} for the observed difference{place}"
