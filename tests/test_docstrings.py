@@ -1,39 +1,88 @@
+"""Every public name shows what a reader can type, and what it shows is so."""
+
 import doctest
 import importlib
 import inspect
 import pkgutil
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import vitlab
+from vitlab.data.pack.write import pack
 
-ROOMS = ["layers", "tokenizers", "models", "optim"]
+WHOLE = ["layers", "tokenizers", "models", "optim"]  # rooms in which each module shows all that it has
+EXPORTS = ["ablation", "analysis", "callbacks", "data", "tasks"]  # rooms that show what they export
+MODULES = ["api", "run", "runs.records", "stats", "tables"]
+RUNS = ["RunDir", "find_run"]  # what a reader may want of runs.directory
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 
 
 def modules():
-    for room in ROOMS:
-        package = importlib.import_module(f"{vitlab.__name__}.{room}")
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+    for name in (*WHOLE, *MODULES):
+        module = importlib.import_module(f"vitlab.{name}")
+        yield module
+        for found in pkgutil.walk_packages(getattr(module, "__path__", ()), f"{module.__name__}."):
             yield importlib.import_module(found.name)
 
 
 def public():
-    """Yield the classes and functions of each module that a reader may call."""
-    for module in modules():
-        for name, value in vars(module).items():
-            is_code = inspect.isclass(value) or inspect.isfunction(value)
-            if is_code and value.__module__ == module.__name__ and not name.startswith("_"):
-                yield pytest.param(value, module, id=f"{module.__name__}.{name}")
+    """Yield the classes and functions that a reader may call."""
+    shown = [(name, value, module) for module in modules() for name, value in vars(module).items()]
+    for room in EXPORTS:
+        package = importlib.import_module(f"vitlab.{room}")
+        values = [(name, getattr(package, name)) for name in package.__all__]
+        shown += [(n, value, inspect.getmodule(value)) for n, value in values if inspect.getmodule(value) is not None]
+    directory = importlib.import_module("vitlab.runs.directory")
+    shown += [(name, getattr(directory, name), directory) for name in RUNS]
+    for name, value, module in shown:
+        is_code = inspect.isclass(value) or inspect.isfunction(value)
+        if is_code and value.__module__ == module.__name__ and not name.startswith("_"):
+            yield pytest.param(value, module, id=f"{module.__name__}.{name}")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with what the examples speak of: a run called first, a digit, photos of cats and dogs."""
+    folder = tmp_path_factory.mktemp("examples")
+    pixels = np.random.default_rng(0)
+    for name in ("photos/cat", "photos/dog", "ilsvrc/train/n01440764", "ilsvrc/val/n01440764"):
+        (folder / name).mkdir(parents=True)
+        for i in range(10):
+            Image.fromarray(pixels.integers(0, 255, (40, 36, 3), np.uint8)).save(folder / name / f"{i}.png")
+    Image.fromarray(pixels.integers(0, 255, (8, 8), np.uint8)).save(folder / "digit.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        short = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.2}
+        vitlab.fit("t2t", {**short, "model.pos_embed": "sincos2d"}, name="first", quiet=True)
+        pack("photos", "packed", size=40, num_workers=0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def subjects():
+    """Networks as they start, with digits to look at them with."""
+    size = {"img_size": 8, "in_chans": 1, "num_classes": 10, "embed_dim": 16, "depth": 2, "num_heads": 2}
+    patch = {**size, "patch_size": 2}
+    t2t = {**size, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_attn": "transformer", "t2t_dim": 8}
+    nets = [(vitlab.create_model(**arguments).eval(), arguments) for arguments in (patch, t2t)]
+    return [vitlab.Subject(net, vitlab.Digits(batch_size=16), known, num_images=16) for net, known in nets]
 
 
 @pytest.mark.parametrize(("value", "module"), list(public()))
-def test_every_public_class_and_function_has_an_example_that_runs(value, module):
+def test_every_public_class_and_function_has_an_example_that_runs(value, module, request, monkeypatch):
     finder = doctest.DocTestFinder(recurse=inspect.isclass(value))
-    examples = [
-        test for test in finder.find(value, module=module, globs={"torch": torch, **vars(module)}) if test.examples
-    ]
+    names = {"torch": torch, **vars(module)}
+    examples = [test for test in finder.find(value, module=module, globs=names) if test.examples]
     assert examples, "its docstring shows nothing that a reader could type"
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    if module.__name__.split(".")[1] not in WHOLE:
+        monkeypatch.chdir(request.getfixturevalue("place"))
+        names["subject"], names["t2t_subject"] = request.getfixturevalue("subjects")
+        names["run"] = vitlab.Run("first")
+    runner = doctest.DocTestRunner(optionflags=FLAGS)
+    said = []
     for test in examples:
-        assert runner.run(test, out=print).failed == 0
+        test.globs.update(names)
+        assert runner.run(test, out=said.append).failed == 0, "".join(said)

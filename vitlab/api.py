@@ -49,6 +49,12 @@ def fit(
         ValueError: The configuration is wrong, in the words of the command.
         RunFailed: The training ended early for a reason outside of the program: a full disk, no memory.
         KeyboardInterrupt: It was interrupted; it is saved, and ``fit(resume=...)`` continues it.
+
+    Example:
+        >>> short = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.1}
+        >>> run = fit("t2t", short, name="tiny", quiet=True)
+        >>> run.status
+        'done'
     """
     from vitlab.jobs.train.fit import fit as train
 
@@ -84,6 +90,12 @@ def load(source: PathLike = "last") -> "Loaded":
 
     Raises:
         ValueError: There is no such run or file, it is damaged, or it holds more than weights.
+
+    Example:
+        >>> from PIL import Image
+        >>> net, transform = load("first")
+        >>> net(transform(Image.new("L", (8, 8)))[None]).shape
+        torch.Size([1, 10])
     """
     from vitlab.jobs.load import load_trained
 

@@ -33,6 +33,13 @@ class Run:
 
     Raises:
         ValueError: There is no such run; the newest ones are named.
+
+    Example:
+        >>> run = Run("first")
+        >>> run.status, run.config["model"]["init_args"]["pos_embed"]
+        ('done', 'sincos2d')
+        >>> sorted(run.test())
+        ['acc1', 'acc5', 'loss', 'n']
     """
 
     def __init__(self, run: PathLike = "last") -> None:
@@ -92,13 +99,24 @@ class Run:
         return pd.DataFrame(self._directory.rows())
 
     def load(self) -> "Loaded":
-        """Return the network and what prepares an image for it, as :func:`vitlab.load` does."""
+        """Return the network and what prepares an image for it, as :func:`vitlab.load` does.
+
+        Example:
+            >>> net, transform = run.load()
+            >>> net.training
+            False
+        """
         from vitlab.jobs.load import load_trained
 
         return load_trained(os.fspath(self.checkpoint))
 
     def validate(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
-        """Measure the validation split; see :meth:`test`."""
+        """Measure the validation split; see :meth:`test`.
+
+        Example:
+            >>> 0 <= run.validate()["acc1"] <= 1
+            True
+        """
         return self._measure("validate", overrides, resize)
 
     def test(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
@@ -107,6 +125,10 @@ class Run:
         Args:
             overrides: Keys of the configuration to change; the result is then kept beside the run's own.
             resize: How to resample positions for another grid; None is the method's own way.
+
+        Example:
+            >>> 0 <= run.test()["acc1"] <= 1
+            True
         """
         return self._measure("test", overrides, resize)
 
@@ -119,6 +141,10 @@ class Run:
 
         Raises:
             ValueError: A file cannot be read, or there is none.
+
+        Example:
+            >>> run.predict("digit.png", topk=1).shape[0]
+            1
         """
         from vitlab.data.files.find import find_images
         from vitlab.jobs.predict import predict
@@ -147,6 +173,10 @@ class Run:
 
         Raises:
             ValueError: There is no such analysis, or this network cannot have it.
+
+        Example:
+            >>> list(run.analyze("cost").table.columns)
+            ['quantity', 'of', 'value']
         """
         from vitlab.analysis import names_of
         from vitlab.jobs.analyze import View, analyze
@@ -168,6 +198,10 @@ class Run:
             to: Form of the file.
             output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
             check: Whether to compare the file's outputs with the run's.
+
+        Example:
+            >>> run.export("safetensors").name
+            'best.safetensors'
         """
         from vitlab.jobs.export import export
 

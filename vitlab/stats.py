@@ -25,6 +25,11 @@ class Estimate:
         error: Its standard error.
         freedom: Degrees of freedom of Student's t.
         n: Seeds.
+
+    Example:
+        >>> estimate = Estimate(value=0.02, error=0.005, freedom=4, n=3)
+        >>> round(estimate.p(), 3), [round(bound, 3) for bound in estimate.interval(0.95)]
+        (0.016, [0.006, 0.034])
     """
 
     value: float = NAN
@@ -64,6 +69,11 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
         number: What it is compared with.
         pair: Whether seeds are pairs: then the sum is made seed by seed. Otherwise the variances of the groups add up,
             with the degrees of freedom of Welch and Satterthwaite (Welch 1947).
+
+    Example:
+        >>> estimate = contrast([[0.90, 0.91, 0.92], [0.80, 0.81, 0.82]], [1.0, -1.0])
+        >>> round(estimate.value, 3), estimate.p() < 0.01
+        (0.1, True)
     """
     arrays = [np.asarray(x, float) for x in groups]
     if not arrays or min(map(len, arrays)) == 0:
@@ -83,7 +93,12 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
 
 
 def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
-    """Return the t interval of a mean; NaN for a single value, from which nothing follows."""
+    """Return the t interval of a mean; NaN for a single value, from which nothing follows.
+
+    Example:
+        >>> [round(bound, 3) for bound in interval([0.90, 0.91, 0.92])]
+        [0.885, 0.935]
+    """
     if len(values) < 2:
         return NAN, NAN
     estimate = contrast([values], [1.0])
@@ -91,7 +106,12 @@ def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
 
 
 def correlation(a: Values, b: Values) -> float:
-    """Return the correlation of two arms over the seeds they share; NaN under three seeds or without spread."""
+    """Return the correlation of two arms over the seeds they share; NaN under three seeds or without spread.
+
+    Example:
+        >>> correlation([0.90, 0.92, 0.91], [0.80, 0.82, 0.81])
+        1.0
+    """
     if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return NAN
     return float(np.corrcoef(a, b)[0, 1])
@@ -102,6 +122,10 @@ def holm(p: Sequence[float]) -> list[tuple[float, float]]:
 
     Returns:
         The adjusted p of each, and by how much its own p was multiplied for it.
+
+    Example:
+        >>> [round(adjusted, 3) for adjusted, _ in holm([0.01, 0.04, 0.03])]
+        [0.03, 0.06, 0.06]
     """
     order = sorted((i for i, x in enumerate(p) if not math.isnan(x)), key=lambda i: p[i])
     found = [(NAN, NAN)] * len(p)
@@ -114,7 +138,12 @@ def holm(p: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the exact p of the images on which one alone of two checkpoints is right (McNemar 1947)."""
+    """Return the exact p of the images on which one alone of two checkpoints is right (McNemar 1947).
+
+    Example:
+        >>> round(mcnemar(only_a=30, only_b=10), 4)
+        0.0022
+    """
     return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
 
 
@@ -127,6 +156,12 @@ def seeds_and_images(difference: NDArray[np.float64], ci: float = 0.95) -> tuple
     Args:
         difference: ``(seeds, images)``: right with one arm less right with the other.
         ci: Coverage.
+
+    Example:
+        >>> right = np.random.default_rng(0).random((2, 3, 500)) < np.array([0.9, 0.8])[:, None, None]
+        >>> value, low, high = seeds_and_images(right[0] * 1.0 - right[1])
+        >>> low < 0.1 < high
+        True
     """
     value, square = float(difference.mean()), 0.0
     for means in (difference.mean(axis=1), difference.mean(axis=0)):  # of each seed, of each image
@@ -146,6 +181,10 @@ def power(
         freedom: Degrees of freedom, of each n.
         n: Numbers of seeds.
         level: Two-sided level.
+
+    Example:
+        >>> power(1.0, spread=1.0, freedom=9.0, n=[10], level=0.05).round(2)
+        array([0.8])
     """
     sizes = np.asarray(n, float)
     shift = np.minimum(abs(distance) / spread * np.sqrt(sizes), 1e3)  # beyond it the power is one, the function lost
@@ -156,7 +195,13 @@ def power(
 
 
 def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | None:
-    """Return how many seeds find a distance in 80 % of cases, at the spread of an estimate; None beyond a thousand."""
+    """Return how many seeds find a distance in 80 % of cases, at the spread of an estimate; None beyond a thousand.
+
+    Example:
+        >>> estimate = contrast([[0.90, 0.92, 0.91], [0.89, 0.91, 0.90]], [1.0, -1.0])
+        >>> seeds_needed(estimate, 0.01, level=0.05)
+        17
+    """
     if not estimate.is_testable or not distance:
         return None
     n = np.arange(2, 1001)
@@ -173,6 +218,10 @@ def detectable(n: int, level: float, pair: bool = True) -> float:
         n: Seeds.
         level: Two-sided level, that of Holm's first and strictest step.
         pair: Whether seeds are pairs: then in standard deviations of a pair's difference, else in those of a run.
+
+    Example:
+        >>> round(detectable(5, level=0.05), 2)  # in standard deviations of a pair's difference
+        1.68
     """
     if n < 2:
         return float("inf")

@@ -14,6 +14,11 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     Args:
         rows: Cells of each line, the headings first.
         right: Numbers of the columns that are flush right, from 0.
+
+    Example:
+        >>> print(columns([["arm", "acc1"], ["none", "0.25"]], right=[1]))
+        arm   acc1
+        none  0.25
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -29,6 +34,12 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     Args:
         rows: What was measured.
         columns: Heading of each column and what is in it, a format string with the keys of a row.
+
+    Example:
+        >>> print(table([{"arm": "none", "acc1": 0.251}], {"arm": "{arm}", "accuracy": "{acc1:.1%}"}))
+        | arm | accuracy |
+        | --- | --- |
+        | none | 25.1% |
     """
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[_cell(text, row) for text in columns.values()] for row in rows]
@@ -36,12 +47,25 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
 
 
 def marks(name: str) -> tuple[str, str]:
-    """Return the lines of a page between which the table called ``name`` stands."""
+    """Return the lines of a page between which the table called ``name`` stands.
+
+    Example:
+        >>> marks("results")
+        ('<!-- results -->', '<!-- /results -->')
+    """
     return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
 def put(text: str, path: Path, name: str) -> None:
-    """Write ``text`` into a page, between the two marks of ``name``."""
+    """Write ``text`` into a page, between the two marks of ``name``.
+
+    Example:
+        >>> page = Path("page.md")
+        >>> _ = page.write_text("Measured:\\n<!-- results -->\\n<!-- /results -->\\n")
+        >>> put("| 98 % |", page, "results")
+        >>> page.read_text().splitlines()[2]
+        '| 98 % |'
+    """
     begin, end = marks(name)
     page = path.read_text() if path.is_file() else ""
     if page.count(begin) != 1 or page.count(end) != 1:

@@ -207,7 +207,12 @@ ANALYSES = {  # name: module:function that takes a Subject and returns a Finding
 
 
 def names_of(text: str) -> list[str]:
-    """Return the analyses that ``NAME[,NAME...]`` or ``all`` means."""
+    """Return the analyses that ``NAME[,NAME...]`` or ``all`` means.
+
+    Example:
+        >>> names_of("attention,rollout")
+        ['attention', 'rollout']
+    """
     if text == "all":
         return list(ANALYSES)
     names = text.split(",")

@@ -18,6 +18,11 @@ def rollout(maps: Iterable[Tensor]) -> Tensor:
 
     Attention rollout, Abnar and Zuidema 2020 (arXiv:2005.00928): the mean over heads and the residual path count half
     each; rows sum to 1. It leaves out the MLPs and what values and projections do.
+
+    Example:
+        >>> maps = [torch.full((1, 2, 5, 5), 0.2), torch.full((1, 2, 5, 5), 0.2)]  # even attention in two blocks
+        >>> rollout(maps).shape, round(float(rollout(maps).sum(dim=-1).mean()), 4)
+        (torch.Size([1, 5, 5]), 1.0)
     """
     total: Tensor | None = None
     for attention in maps:
@@ -31,13 +36,25 @@ def rollout(maps: Iterable[Tensor]) -> Tensor:
 
 
 def distances(grid_size: Grid) -> Tensor:
-    """Return the ``(N, N)`` Euclidean distances between the cells of a grid, in cells."""
+    """Return the ``(N, N)`` Euclidean distances between the cells of a grid, in cells.
+
+    Example:
+        >>> distances((1, 3))
+        tensor([[0., 1., 2.],
+                [1., 0., 1.],
+                [2., 1., 0.]])
+    """
     y, x = torch.meshgrid(*(torch.arange(side, dtype=torch.float32) for side in grid_size), indexing="ij")
     return torch.cdist(cells := torch.stack([y.flatten(), x.flatten()], dim=1), cells)
 
 
 def uniform_distance(grid_size: Grid) -> float:
-    """Return the mean distance of attention that is the same everywhere, in cells."""
+    """Return the mean distance of attention that is the same everywhere, in cells.
+
+    Example:
+        >>> round(uniform_distance((14, 14)), 2)
+        7.28
+    """
     return float(distances(grid_size).mean())
 
 
@@ -46,6 +63,10 @@ def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tens
 
     As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalised after the columns of
     prefix tokens are dropped: else a head that attends to the class token looks local.
+
+    Example:
+        >>> mean_distance(torch.eye(9)[None, None], (3, 3), num_prefix_tokens=0)  # each looks at itself
+        tensor([[0.]])
     """
     patches = maps[..., num_prefix_tokens:, num_prefix_tokens:]  # (B, A, N, N)
     patches = patches / patches.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(maps.dtype).tiny)
@@ -53,7 +74,12 @@ def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tens
 
 
 def entropy(maps: Tensor) -> Tensor:
-    """Map ``(B, A, L, L)`` attention to the mean entropy of its rows, ``(B, A)`` in nats; at most log L."""
+    """Map ``(B, A, L, L)`` attention to the mean entropy of its rows, ``(B, A)`` in nats; at most log L.
+
+    Example:
+        >>> entropy(torch.full((1, 1, 4, 4), 0.25)).exp()  # each looks at four tokens alike
+        tensor([[4.]])
+    """
     return torch.special.entr(maps).sum(dim=-1).mean(dim=-1)
 
 
@@ -76,7 +102,13 @@ def per_head(
 
 
 def analyze_attention(subject: Subject) -> Finding:
-    """Show where a token looks, in each head of one layer."""
+    """Show where a token looks, in each head of one layer.
+
+    Example:
+        >>> finding = analyze_attention(subject)
+        >>> list(finding.table.columns)
+        ['image', 'map', 'row', 'column', 'weight']
+    """
     token = subject.shown_query("attention", "distance or displacement")
     net, images = subject.net, subject.shown()
     layer = len(net.blocks) - 1 if subject.layer is None else subject.layer
@@ -90,7 +122,13 @@ def analyze_attention(subject: Subject) -> Finding:
 
 
 def analyze_rollout(subject: Subject) -> Finding:
-    """Show which patches reach a token's output through all layers."""
+    """Show which patches reach a token's output through all layers.
+
+    Example:
+        >>> finding = analyze_rollout(subject)
+        >>> list(finding.table.columns)
+        ['image', 'map', 'row', 'column', 'weight']
+    """
     token = subject.shown_query("rollout", "distance or displacement")
     net, images = subject.net, subject.shown()
     reached = rollout(attention_maps(net, images, layer) for layer in range(len(net.blocks)))
@@ -101,7 +139,13 @@ def analyze_rollout(subject: Subject) -> Finding:
 
 
 def analyze_distance(subject: Subject) -> Finding:
-    """Measure how far each head looks."""
+    """Measure how far each head looks.
+
+    Example:
+        >>> finding = analyze_distance(subject)
+        >>> list(finding.table.columns)
+        ['layer', 'head', 'distance', 'sd_over_images', 'uniform']
+    """
     net, grid = subject.net, subject.net.grid_size
     table, n = per_head(net, subject.batches(), lambda maps: mean_distance(maps, grid, net.num_prefix_tokens))
     table = table.rename(columns={"value": "distance"}).assign(uniform=uniform_distance(grid))
@@ -115,7 +159,13 @@ def analyze_distance(subject: Subject) -> Finding:
 
 
 def analyze_entropy(subject: Subject) -> Finding:
-    """Measure how widely each head looks."""
+    """Measure how widely each head looks.
+
+    Example:
+        >>> finding = analyze_entropy(subject)
+        >>> list(finding.table.columns)
+        ['layer', 'head', 'entropy', 'sd_over_images', 'uniform']
+    """
     net = subject.net
     table, n = per_head(net, subject.batches(), entropy)
     most = float(torch.tensor(net.num_prefix_tokens + net.grid_size[0] * net.grid_size[1]).log())

@@ -50,7 +50,13 @@ def layer_kernels(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor
 
 
 def analyze_cka(subject: Subject) -> Finding:
-    """Compare the layers of a run with each other, and with those of another run."""
+    """Compare the layers of a run with each other, and with those of another run.
+
+    Example:
+        >>> finding = analyze_cka(subject)
+        >>> list(finding.table.columns)
+        ['layer', 'against', 'other_layer', 'cka']
+    """
     limit = min(subject.num_images, MOST)
     own = layer_kernels(subject.net, subject.batches(limit=limit))
     if len(own[0]) < 4:

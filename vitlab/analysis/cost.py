@@ -55,7 +55,13 @@ def images_per_second(net: VisionTransformer, images: Tensor) -> float:
 
 
 def analyze_cost(subject: Subject) -> Finding:
-    """Count parameters and multiply-adds by part, and measure images per second and memory."""
+    """Count parameters and multiply-adds by part, and measure images per second and memory.
+
+    Example:
+        >>> finding = analyze_cost(subject)
+        >>> list(finding.table.columns)
+        ['quantity', 'of', 'value']
+    """
     net, device = subject.net, subject.device
     parts = {"parameters": parameters_by_part(net), "multiply-adds": macs_by_part(net)}
     rows = [{"quantity": q, "of": part, "value": n} for q, counts in parts.items() for part, n in counts.items()]

@@ -30,6 +30,12 @@ def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: 
 
     The few-shot evaluation of Dosovitskiy et al. 2021 (arXiv:2010.11929), as google-research/big_vision has it, with
     its penalty of 2^10.
+
+    Example:
+        >>> labels = torch.arange(40) % 2
+        >>> features = torch.randn(40, 4) + 10 * labels[:, None]
+        >>> few_shot_accuracy(features, labels, features, labels, num_classes=2)
+        1.0
     """
     mean, std = train.mean(dim=0), train.std(dim=0, correction=0) + 1e-5
     train, test = (F.pad((x - mean) / std, (0, 1), value=100.0) for x in (train, test))
@@ -41,6 +47,11 @@ def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tenso
     """Return the accuracy of the vote of the k most similar features, each weighted by exp(cosine / 0.07).
 
     Wu et al. 2018 (arXiv:1805.01978).
+
+    Example:
+        >>> features, labels = torch.eye(4).repeat(5, 1), torch.arange(20) % 4
+        >>> knn_accuracy(features, labels, features, labels, k=3, num_classes=4)
+        1.0
     """
     similarity = F.normalize(test, dim=1) @ F.normalize(train, dim=1).T  # (n_test, n_train)
     best, index = similarity.topk(min(k, len(train)), dim=1)
@@ -55,7 +66,13 @@ def draw(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 
 def analyze_fewshot(subject: Subject) -> Finding:
-    """Classify with a few labelled images of each class."""
+    """Classify with a few labelled images of each class.
+
+    Example:
+        >>> finding = analyze_fewshot(subject)
+        >>> list(finding.table.columns)
+        ['shots', 'draw', 'acc1', 'n_train', 'n']
+    """
     subject.need_classes("fewshot")
     data = subject.data
     data.build("train")
@@ -83,7 +100,13 @@ def analyze_fewshot(subject: Subject) -> Finding:
 
 
 def analyze_knn(subject: Subject) -> Finding:
-    """Classify by the labels of the most similar training images."""
+    """Classify by the labels of the most similar training images.
+
+    Example:
+        >>> finding = analyze_knn(subject)
+        >>> list(finding.table.columns)
+        ['k', 'acc1', 'n_train', 'n']
+    """
     subject.need_classes("knn")
     train, labels = features(subject.net, subject.batches("train"))
     test, test_labels = features(subject.net, subject.batches())

@@ -35,7 +35,13 @@ def pixel_filters(tokenizer: Tokenizer) -> Tensor:
 
 
 def analyze_filters(subject: Subject) -> Finding:
-    """Show the principal components of the filters, as figure 7 of ViT does."""
+    """Show the principal components of the filters, as figure 7 of ViT does.
+
+    Example:
+        >>> finding = analyze_filters(subject)
+        >>> list(finding.table.columns)
+        ['component', 'share', 'channel', 'row', 'column', 'weight']
+    """
     filters = pixel_filters(subject.net.tokenizer)
     components, shares = filter_components(filters)
     components, shares = components[:MOST].cpu(), shares[:MOST].cpu()

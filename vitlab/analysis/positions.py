@@ -21,13 +21,24 @@ from vitlab.models.walk import attention_inputs, attention_logits
 
 
 def similarity(table: Tensor) -> Tensor:
-    """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929)."""
+    """Map ``(N, D)`` positions to their cosine similarities ``(N, N)``, as in figure 7 of ViT (arXiv:2010.11929).
+
+    Example:
+        >>> similarity(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
     table = F.normalize(table, dim=-1)
     return table @ table.T
 
 
 def mosaic(tiles: np.ndarray) -> np.ndarray:
-    """Map ``(h, w, h', w')`` tiles to one picture in which tile (y, x) stands in row y, column x, NaN between them."""
+    """Map ``(h, w, h', w')`` tiles to one picture in which tile (y, x) stands in row y, column x, NaN between them.
+
+    Example:
+        >>> mosaic(np.zeros((2, 3, 2, 3))).shape  # 2 x 3 tiles of 2 x 3 with a line between them
+        (5, 11)
+    """
     h, w = tiles.shape[:2]
     framed = np.pad(tiles, ((0, 0), (0, 0), (0, 1), (0, 1)), constant_values=np.nan)
     return framed.swapaxes(1, 2).reshape(h * framed.shape[2], w * framed.shape[3])[:-1, :-1]
@@ -38,6 +49,10 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
 
     Entry (h - 1 + dy, w - 1 + dx) is for keys dy rows below and dx columns right of their query. Each head's mean over
     all pairs is taken away, since the softmax does not see it.
+
+    Example:
+        >>> displacement_profile(torch.randn(2, 15, 15), (3, 5)).shape
+        torch.Size([2, 5, 9])
     """
     h, w = grid_size
     y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
@@ -87,7 +102,13 @@ def rotary_profiles(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tens
 
 
 def analyze_position(subject: Subject) -> Finding:
-    """Compare the table's vectors of all cells with each other."""
+    """Compare the table's vectors of all cells with each other.
+
+    Example:
+        >>> finding = analyze_position(subject)
+        >>> list(finding.table.columns)
+        ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio']
+    """
     net, pos_embed = subject.net, subject.net.pos_embed
     if not isinstance(pos_embed, AddedPosEmbed):
         raise UsageError(
@@ -115,7 +136,13 @@ def analyze_position(subject: Subject) -> Finding:
 
 
 def analyze_displacement(subject: Subject) -> Finding:
-    """Show how the logits of each head depend on where the key lies, seen from the query."""
+    """Show how the logits of each head depend on where the key lies, seen from the query.
+
+    Example:
+        >>> finding = analyze_displacement(subject)
+        >>> list(finding.table.columns)
+        ['layer', 'head', 'dy', 'dx', 'logit']
+    """
     net, (h, w) = subject.net, subject.net.grid_size
     logits, n = mean_logits(net, subject.batches())
     kinds = {"logit": [displacement_profile(layer, (h, w)).cpu() for layer in logits]}

@@ -78,7 +78,13 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
 
 
 def analyze_resolution(subject: Subject) -> Finding:
-    """Measure accuracy from half to twice the size of the training."""
+    """Measure accuracy from half to twice the size of the training.
+
+    Example:
+        >>> finding = analyze_resolution(subject)
+        >>> list(finding.table.columns)
+        ['run', 'protocol', 'size', 'policy', 'metric', 'acc1', 'n']
+    """
     rows = []
     for each in (subject, subject.other):
         if each is not None:

@@ -33,13 +33,26 @@ def permuted_blocks(grid_size: Grid, side: int, generator: torch.Generator) -> T
 
 
 def scramble_tokens(net: VisionTransformer, images: Tensor, order: Tensor) -> Tensor:
-    """Map images to ``(B, K)`` outputs with the tokens in another order after the tokenizer, before positions."""
+    """Map images to ``(B, K)`` outputs with the tokens in another order after the tokenizer, before positions.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, pos_embed="none")
+        >>> net = net.eval()
+        >>> images, order = torch.randn(2, 3, 8, 8), torch.randperm(16)
+        >>> torch.allclose(scramble_tokens(net, images, order), net(images), atol=1e-5)  # it knows no positions
+        True
+    """
     with changed_output(net.tokenizer, lambda x: x[:, order]):
         return outputs(net, images)
 
 
 def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
-    """Map ``(B, C, H, W)`` images to the same with their h x w patches in another order."""
+    """Map ``(B, C, H, W)`` images to the same with their h x w patches in another order.
+
+    Example:
+        >>> scramble_image(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([2, 0, 1]), (1, 3))
+        tensor([[[[3., 1., 2.]]]])
+    """
     patches = cut_patches(images, grid_size)[:, order].unflatten(1, grid_size)  # (B, h, w, C, H / h, W / w)
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
@@ -61,13 +74,25 @@ def block_sides(grid_size: Grid) -> list[int]:
 
 
 def analyze_scramble(subject: Subject) -> Finding:
-    """Scramble the tokens after the tokenizer."""
+    """Scramble the tokens after the tokenizer.
+
+    Example:
+        >>> finding = analyze_scramble(subject)
+        >>> list(finding.table.columns)
+        ['level', 'side', 'blocks', 'repeat', 'acc1', 'flipped', 'change_mean', 'change_max', 'n']
+    """
     subject.need_classes("scramble")
     return _measure(subject, "tokens", lambda images, order: scramble_tokens(subject.net, images, order))
 
 
 def analyze_scramble_image(subject: Subject) -> Finding:
-    """Scramble patches of the image, before the tokenizer."""
+    """Scramble patches of the image, before the tokenizer.
+
+    Example:
+        >>> finding = analyze_scramble_image(subject)
+        >>> list(finding.table.columns)
+        ['level', 'side', 'blocks', 'repeat', 'acc1', 'flipped', 'change_mean', 'change_max', 'n']
+    """
     subject.need_classes("scramble_image")
     net, grid = subject.net, subject.net.grid_size
     if any(pixels % side for pixels, side in zip(net.img_size, grid, strict=True)):

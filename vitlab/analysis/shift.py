@@ -32,7 +32,13 @@ def shift_sizes(stride: int, side: int) -> list[int]:
 
 
 def analyze_shift(subject: Subject) -> Finding:
-    """Move the images by pixels and by whole patches."""
+    """Move the images by pixels and by whole patches.
+
+    Example:
+        >>> finding = analyze_shift(subject)
+        >>> list(finding.table.columns)
+        ['fill', 'pixels', 'direction', 'acc1', 'flipped', 'change_mean', 'change_max', 'n', 'agreement']
+    """
     subject.need_classes("shift")
     net, (images, labels) = subject.net, subject.labelled()
     before, black = outputs(net, images), subject.black()

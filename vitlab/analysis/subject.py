@@ -36,6 +36,13 @@ class Subject:
         head: The head to look at, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
+
+    Example:
+        >>> from vitlab.data import Digits
+        >>> net = VisionTransformer(img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
+        >>> subject = Subject(net, Digits(), num_images=16)
+        >>> subject.labelled()[0].shape
+        torch.Size([16, 1, 8, 8])
     """
 
     net: VisionTransformer
@@ -145,6 +152,11 @@ class Finding:
         table: The numbers, a row each.
         figure: The numbers as a picture.
         note: On how many images, and what else the numbers depend on.
+
+    Example:
+        >>> finding = Finding(pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0]}), Figure(), "2 heads of 8 images")
+        >>> [path.name for path in finding.save(Path("found"), "distance")]
+        ['distance.csv', 'distance.png', 'distance.svg']
     """
 
     table: pd.DataFrame

@@ -15,7 +15,13 @@ from vitlab.tokenizers.token_layers import TokenTransformer
 
 @torch.no_grad()
 def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
-    """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid."""
+    """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid.
+
+    Example:
+        >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16, t2t_attn="transformer")
+        >>> [tuple(maps.shape) for maps in token_layer_maps(tokenizer, torch.randn(1, 3, 32, 32))]
+        [(1, 64, 64), (1, 16, 16)]
+    """
     maps, x = [], images
     for i, split in enumerate(tokenizer.splits[:-1]):
         layer = tokenizer.get_submodule(f"attention{i + 1}")
@@ -31,7 +37,13 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
 
 
 def analyze_token_layers(subject: Subject) -> Finding:
-    """Show where a token between the splits looks."""
+    """Show where a token between the splits looks.
+
+    Example:
+        >>> finding = analyze_token_layers(t2t_subject)
+        >>> list(finding.table.columns)
+        ['image', 'layer', 'row', 'column', 'weight', 'mean_distance', 'uniform']
+    """
     tokenizer = subject.net.tokenizer
     if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
         name = subject.arguments.get("tokenizer", type(tokenizer).__name__)

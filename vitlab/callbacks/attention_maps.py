@@ -34,6 +34,11 @@ class AttentionMaps(Callback):
         every_n_epochs: Epochs between two pictures.
         num_images: Images to show, at most; never more than a validation batch.
         layer: The block to look at, from 0; -1 is the last.
+
+    Example:
+        >>> trainer = L.Trainer(callbacks=[AttentionMaps(every_n_epochs=5)], logger=False, enable_checkpointing=False)
+        >>> trainer.callbacks[0].layer
+        -1
     """
 
     def __init__(self, every_n_epochs: int = 1, num_images: int = 4, layer: int = -1) -> None:

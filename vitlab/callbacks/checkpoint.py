@@ -29,6 +29,11 @@ class Checkpoint(callbacks.Checkpoint):
         every_n_epochs: Epochs between two checkpoints; the last epoch is always kept.
         every_n_steps: Steps between two more checkpoints in the middle of an epoch; 0 for none.
         every_minutes: Minutes between two more checkpoints in the middle of an epoch; 0 for none.
+
+    Example:
+        >>> checkpoint = Checkpoint(every_minutes=15)
+        >>> L.Trainer(callbacks=[checkpoint], logger=False, accelerator="cpu").checkpoint_callback is checkpoint
+        True
     """
 
     def __init__(

@@ -52,6 +52,12 @@ class Console(Bar):
     Args:
         record: Where the numbers come from; the bar itself never waits for the device.
         quiet: Whether to show nothing.
+
+    Example:
+        >>> from vitlab.runs.directory import RunDir
+        >>> record = RunRecord(RunDir("runs/mine"), describe=lambda trainer, task: None)
+        >>> Console(record, quiet=True).quiet
+        True
     """
 
     def __init__(self, record: RunRecord, quiet: bool = False) -> None:

@@ -15,6 +15,13 @@ class EMA(WeightAveraging):
 
     Args:
         decay: Share of the average that a step keeps, once it is warmed up; at least 0 and below 1.
+
+    Example:
+        >>> EMA(decay=0.999).decay
+        0.999
+        >>> EMA(decay=1.0)
+        Traceback (most recent call last):
+        ValueError: `decay` of EMA must be at least 0 and below 1, got 1.0
     """
 
     def __init__(self, decay: float = 0.9999) -> None:

@@ -13,6 +13,16 @@ class Predictions(Callback):
     """Keep target and prediction of every image, on the device until the table is asked for.
 
     A class is kept with its probability, the numbers of a regression as they are.
+
+    Example:
+        >>> import vitlab
+        >>> predictions, data = Predictions(), vitlab.Digits()
+        >>> net = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
+        >>> task = vitlab.Classifier(num_classes=10, **net)
+        >>> trainer = L.Trainer(callbacks=[predictions], logger=False, accelerator="cpu", enable_progress_bar=False)
+        >>> _ = trainer.validate(task, data, verbose=False)
+        >>> len(predictions.kept)
+        3
     """
 
     def __init__(self) -> None:

@@ -38,6 +38,11 @@ class RunRecord(Callback):
     Args:
         run: The run directory.
         describe: Called once the data is set up; writes what is known of the run before its first step.
+
+    Example:
+        >>> record = RunRecord(RunDir("runs/mine"), describe=lambda trainer, task: None)
+        >>> record.run.metrics
+        PosixPath('runs/mine/metrics.jsonl')
     """
 
     def __init__(self, run: RunDir, describe: Callable[[L.Trainer, L.LightningModule], None]) -> None:

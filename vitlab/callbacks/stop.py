@@ -24,6 +24,10 @@ class StopOnSignal(Callback):
 
     Args:
         checkpoint: What saves the state; None leaves without saving.
+
+    Example:
+        >>> stop = StopOnSignal(checkpoint=None)
+        >>> stop.received  # the number of the signal, once there was one
     """
 
     def __init__(self, checkpoint: Checkpoint | None) -> None:

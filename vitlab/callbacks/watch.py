@@ -38,6 +38,10 @@ class Watch(Callback):
 
     Args:
         on_loss: Called by the first process that is left, before it ends, with what has happened.
+
+    Example:
+        >>> Watch(on_loss=print).patience  # seconds
+        30.0
     """
 
     def __init__(self, on_loss: Callable[[str], None]) -> None:

@@ -27,6 +27,10 @@ class HuggingFace(Photos):
         label_column: Column of the classes.
         download: Take `path` for a name on the hub and fetch it, unless it has been fetched before.
         **photos: Passed to :class:`Photos`.
+
+    Example:
+        >>> HuggingFace("photos", img_size=32).class_names
+        ['cat', 'dog']
     """
 
     def __init__(

@@ -25,6 +25,10 @@ class ImageFolder(Photos):
     Args:
         root: Folder of the photos.
         **photos: Passed to :class:`Photos`.
+
+    Example:
+        >>> ImageFolder("photos", img_size=32).class_names  # of photos/cat/ and photos/dog/
+        ['cat', 'dog']
     """
 
     def __init__(self, root: str, **photos: Unpack[PhotoArgs]) -> None:
@@ -67,6 +71,11 @@ class ImageNet(ImageFolder):
     Args:
         val_share: Share of the training images that becomes the validation split.
         **folder: Passed to :class:`ImageFolder`.
+
+    Example:
+        >>> data = ImageNet(root="photos")  # with train/n01440764/ and so on
+        >>> data.statistics()[0]
+        (0.485, 0.456, 0.406)
     """
 
     statistics_from = "published"

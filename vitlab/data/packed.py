@@ -20,6 +20,10 @@ class Packed(Photos):
         root: Folder that `vitlab pack` has written.
         verify: Compare each image of a split with its checksum before the split is used (1 GB/s).
         **photos: Passed to :class:`Photos`.
+
+    Example:
+        >>> Packed("packed", img_size=32).class_names
+        ['cat', 'dog']
     """
 
     def __init__(self, root: str, verify: bool = True, **photos: Unpack[PhotoArgs]) -> None:

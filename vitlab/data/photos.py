@@ -43,6 +43,11 @@ class Photos(ImageData):
         crop_scale: Smallest share of the area that a random crop keeps; default: .08, small images are shifted.
         crop_pct: Share of the shorter side that evaluation looks at; default: .875, or 1 of small images.
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> from vitlab.data import ImageFolder
+        >>> issubclass(ImageFolder, Photos)
+        True
     """
 
     def __init__(

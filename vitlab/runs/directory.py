@@ -33,6 +33,11 @@ class RunDir:
 
     Args:
         path: The directory; need not exist yet.
+
+    Example:
+        >>> run = RunDir("runs/first")
+        >>> run.record["status"], run.model["grid"]
+        ('done', [4, 4])
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -167,7 +172,13 @@ def write_text(path: Path, text: str, sync: bool = False) -> None:
 
 
 def find_run(text: str) -> tuple[RunDir, Path]:
-    """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``."""
+    """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``.
+
+    Example:
+        >>> run, checkpoint = find_run("first")
+        >>> checkpoint.name
+        'best.ckpt'
+    """
     path = Path(text)
     if path.is_file():
         run = RunDir(path.parent.parent)

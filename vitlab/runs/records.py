@@ -10,7 +10,12 @@ from vitlab.errors import UsageError
 
 
 class Record(TypedDict, total=False):
-    """``run.json``: how the run was started, on what, and how it goes."""
+    """``run.json``: how the run was started, on what, and how it goes.
+
+    Example:
+        >>> read_record(Path("runs/first/run.json"), Record)["status"]
+        'done'
+    """
 
     status: str  # running, done, failed or preempted
     attempts: int
@@ -40,7 +45,12 @@ class Record(TypedDict, total=False):
 
 
 class Results(TypedDict, total=False):
-    """``results.json``: what was measured on each split, and under other conditions than the run's own."""
+    """``results.json``: what was measured on each split, and under other conditions than the run's own.
+
+    Example:
+        >>> "val" in read_record(Path("runs/first/results.json"), Results)
+        True
+    """
 
     val: dict[str, Any]
     test: dict[str, Any]
@@ -48,7 +58,12 @@ class Results(TypedDict, total=False):
 
 
 class SplitFacts(TypedDict):
-    """One split in ``data.json``."""
+    """One split in ``data.json``.
+
+    Example:
+        >>> read_record(Path("runs/first/data.json"), DataFacts)["splits"]["val"]["n"]
+        288
+    """
 
     n: int
     hash: NotRequired[str]
@@ -56,7 +71,12 @@ class SplitFacts(TypedDict):
 
 
 class DataFacts(TypedDict):
-    """``data.json``: what the network was trained on."""
+    """``data.json``: what the network was trained on.
+
+    Example:
+        >>> read_record(Path("runs/first/data.json"), DataFacts)["class_names"][:3]
+        ['0', '1', '2']
+    """
 
     class_names: list[str]
     mean: list[float]
@@ -75,7 +95,12 @@ class DataFacts(TypedDict):
 
 
 class ModelFacts(TypedDict, total=False):
-    """``model.json``: sizes and costs of the network; operations are those of one image."""
+    """``model.json``: sizes and costs of the network; operations are those of one image.
+
+    Example:
+        >>> read_record(Path("runs/first/model.json"), ModelFacts)["grid"]
+        [4, 4]
+    """
 
     parameters: int  # that are trained
     parameters_total: int
@@ -97,7 +122,12 @@ _WAYS = {
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, empty if there is none; refuse one that is damaged."""
+    """Return the content of a JSON file, empty if there is none; refuse one that is damaged.
+
+    Example:
+        >>> read_json(Path("nowhere.json"))
+        {}
+    """
     try:
         content = json.loads(path.read_text())
     except (FileNotFoundError, NotADirectoryError):
@@ -113,6 +143,10 @@ def read_record(path: Path, kind: type) -> Any:
     """Return a file as one of the records above, empty if there is none; refuse it if a value is of another type.
 
     What the record does not name is left as it is: a later vitlab may have written more.
+
+    Example:
+        >>> read_record(Path("nowhere.json"), Results)
+        {}
     """
     try:
         content = read_json(path)

@@ -19,6 +19,11 @@ class Classifier(Task):
         label_smoothing: Share of the target spread over all classes, in training.
         loss: Cross-entropy over the classes, or binary cross-entropy of each, Touvron et al. 2022 (arXiv:2204.07118).
         **task: Passed to :class:`Task`.
+
+    Example:
+        >>> task = Classifier(num_classes=3, img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
+        >>> task(torch.randn(4, 1, 8, 8)).shape
+        torch.Size([4, 3])
     """
 
     monitor = ("max", "val/acc1")

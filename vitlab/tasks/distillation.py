@@ -26,6 +26,12 @@ class Distillation(Classifier):
         distill_alpha: Share of the teacher in the loss, 0 to 1.
         distill_tau: Temperature of soft distillation, above 0; null is 3.
         **task: Passed to :class:`Classifier`.
+
+    Example:
+        >>> size = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
+        >>> task = Distillation(teacher="runs/first", num_classes=10, **size)
+        >>> task.hparams["distill"]
+        'hard'
     """
 
     def __init__(

@@ -11,6 +11,11 @@ class LinearProbe(Classifier):
 
     Args:
         **task: Passed to :class:`Classifier`.
+
+    Example:
+        >>> task = LinearProbe(num_classes=3, img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
+        >>> [name for name, parameter in task.named_parameters() if parameter.requires_grad]
+        ['net.head.weight', 'net.head.bias']
     """
 
     def __init__(self, **task: Unpack[ClassifierArgs]) -> None:

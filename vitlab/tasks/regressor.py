@@ -19,6 +19,11 @@ class Regressor(Task):
     Args:
         num_targets: Numbers per image.
         **task: Passed to :class:`Task`.
+
+    Example:
+        >>> task = Regressor(num_targets=2, img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
+        >>> task(torch.randn(4, 1, 8, 8)).shape
+        torch.Size([4, 2])
     """
 
     monitor = ("min", "val/mae")

@@ -28,6 +28,11 @@ class CIFAR10(ImageData):
         root: Folder that holds cifar-10-batches-py.
         download: Fetch the files where they are missing.
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> CIFAR10(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: `data.root` must hold the folder cifar-10-batches-py, which is missing in nowhere; ...
     """
 
     has_test_split = True
@@ -70,6 +75,11 @@ class CIFAR100(CIFAR10):
 
     Args:
         **cifar: Passed to :class:`CIFAR10`.
+
+    Example:
+        >>> CIFAR100(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: `data.root` must hold the folder cifar-100-python, which is missing in nowhere; ...
     """
 
     published = "CIFAR100"

@@ -14,6 +14,13 @@ class Digits(ImageData):
 
     Args:
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> data = Digits(batch_size=64)
+        >>> data.setup("fit")
+        >>> images, labels = next(iter(data.train_dataloader()))[:2]
+        >>> images.shape, images.dtype
+        (torch.Size([64, 1, 8, 8]), torch.uint8)
     """
 
     def __init__(self, **data: Unpack[DataArgs]) -> None:

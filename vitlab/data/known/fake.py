@@ -18,6 +18,12 @@ class FakeData(ImageData):
         in_chans: Number of channels, 1 or 3.
         num_classes: Number of classes K.
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> data = FakeData(n=20, native_size=8)
+        >>> data.setup("fit")
+        >>> {split: len(images) for split, images in data.splits.items()}
+        {'train': 13, 'val': 3}
     """
 
     def __init__(

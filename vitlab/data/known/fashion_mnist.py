@@ -23,6 +23,11 @@ class FashionMNIST(ImageData):
         root: Folder that holds FashionMNIST/raw with the four published files, compressed or not.
         download: Fetch the files where they are missing.
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> FashionMNIST(root="nowhere")
+        Traceback (most recent call last):
+        ValueError: ...
     """
 
     has_test_split = True

@@ -32,6 +32,10 @@ class PositionProbe(ImageData):
     Args:
         task: What to tell: bag, abs or rel.
         **data: Passed to :class:`ImageData`.
+
+    Example:
+        >>> PositionProbe(task="rel").class_names
+        ['right', 'left', 'below', 'above']
     """
 
     has_test_split = True
