@@ -16,6 +16,7 @@ from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.process import worker_count
 from vitlab.ablation.work.resolve import known, resolve
 from vitlab.ablation.work.status import Status, status_of
+from vitlab.ablation.work.tuning import Trial, choices, trials, tuned, work_off
 from vitlab.analysis import ANALYSES
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
@@ -108,15 +109,21 @@ class Lab:
             from vitlab.ablation.work.slurm import submit
 
             submit(ablation, str(ablation.file.path), count, say or _silent)
-            return replace(status_of(ablation, known(ablation)), submitted=True)
+            return replace(self.status(), submitted=True)
+        tried = self._trials(cells)
+        failed, is_interrupted = work_off(tried, count, say, fail_fast) if tried else ([], False)
+        undecided = {trial.arm for trial in tried} - choices(ablation, tried).keys()
+        if failed or is_interrupted or undecided:
+            return replace(self.status(), failed=failed or sorted(undecided), interrupted=is_interrupted)
+        cells = self._tuned(cells)
         pool = Pool(cells, count, say, fail_fast)
         pool.work_off()
         failed = [cell.name for cell in cells if cell.failure() or pool.failed(cell)]
-        return replace(status_of(ablation, known(ablation)), failed=failed, interrupted=pool.interrupted)
+        return replace(self.status(), failed=failed, interrupted=pool.interrupted)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
         """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-        from vitlab.ablation.work.worker import analyze_words, evaluate_words, fit_words, write_overrides
+        from vitlab.ablation.work.worker import left_words
 
         count = self._workers(workers)
         cells = self._cells(count, only, say)
@@ -124,18 +131,21 @@ class Lab:
             from vitlab.ablation.work.slurm import script
 
             return script(self.ablation, str(self.ablation.file.path), count)
-        lines = []
-        for cell in cells:
-            commands = [analyze_words(cell)] if cell.missing_analyses() else []
-            if not cell.is_done():
-                write_overrides(cell)
-                commands = [fit_words(cell), evaluate_words(cell), *commands]
-            lines += [f"# {cell.name}", *map(shlex.join, commands)] if commands else []
-        return "\n".join(lines)
+        if self.ablation.tune:
+            cells = [*(c for t in self._trials(cells) for c in t.cells if not t.is_over), *self._tuned(cells)]
+        parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := left_words(cell))]
+        return "\n".join(line for part in parts for line in part)
 
     def status(self) -> Status:
         """Return how far it is; reads files alone."""
-        return status_of(self.ablation, list(self._arms) if self._arms else known(self.ablation))
+        if self._arms or self.ablation.tune is None:
+            return status_of(self.ablation, list(self._arms) if self._arms else known(self.ablation))
+        arms = known(self.ablation)
+        status = status_of(self.ablation, tuned(self.ablation, arms))
+        tried = trials(self.ablation, [arm for arm in arms if arm])
+        over = sum(trial.is_over for trial in tried)
+        count = len(self.ablation.arms) * len(self.ablation.tune.candidates)
+        return replace(status, lines=[f"tuning: {over} of {count} candidates are over", *status.lines])
 
     def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
         """Write tables, figures and verdicts of what is done to ``runs/ablations/NAME/report``, and return them.
@@ -188,7 +198,16 @@ class Lab:
         return export(self.ablation, self._known(), Path(folder))
 
     def _known(self) -> list[Resolved]:
-        return self._arms or [arm for arm in known(self.ablation) if arm]
+        return self._arms or [arm for arm in tuned(self.ablation, known(self.ablation)) if arm]
+
+    def _trials(self, cells: list[Cell]) -> list[Trial]:
+        """Return the trials of the arms of these cells."""
+        return trials(self.ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
+
+    def _tuned(self, cells: list[Cell]) -> list[Cell]:
+        """Return the cells with what their arms have chosen."""
+        arms = tuned(self.ablation, [cell.resolved for cell in cells])
+        return [replace(cell, resolved=arm) for cell, arm in zip(cells, arms, strict=True) if arm]
 
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to start at a time; refuse to start a program that nobody trusts."""

@@ -14,7 +14,7 @@ from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
-OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json")
+OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json", "tune/*/*.failed.json")
 OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
 
 
@@ -32,6 +32,7 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
     collect(ablation, resolved).table().to_csv(folder / "seeds.csv", index=False)
     _copy(ablation.directory, folder, OWN)
+    _copy(ablation.directory, folder, tuple(f"tune/*/*/{name}" for name in OF_A_CELL))
     for cell in cells_of(ablation, resolved):
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)

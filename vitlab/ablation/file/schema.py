@@ -11,7 +11,7 @@ from vitlab.errors import UsageError, did_you_mean
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
         *("name", "base", "axes", "exclude", "seeds", "baseline", "evaluate", "checkpoint", "metric", "match"),
-        *("analyses", "stats", "claims", "run", "wandb"),
+        *("analyses", "stats", "claims", "run", "wandb", "tune"),
     ),
     "metric": ("primary", "mode", "secondary"),
     "match": ("within", "steps", "params", "flops", "on_violation"),

@@ -10,6 +10,7 @@ from typing import Any
 from vitlab.ablation.file.claims import Claim, parse_claim
 from vitlab.ablation.file.schema import File, check_level_name
 from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
+from vitlab.ablation.file.tune import Tune, read_tune
 from vitlab.errors import did_you_mean
 from vitlab.runs.directory import RUNS
 from vitlab.shipped import find_shipped
@@ -61,6 +62,7 @@ class Ablation:
     run: Execution
     wandb: Mapping[str, Any] | None
     claims: tuple[Claim, ...] = ()
+    tune: Tune | None = None
     home: Path | None = None  # of evidence that was exported
 
     @property
@@ -118,6 +120,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
         run=read_run(file),
         wandb=content.get("wandb"),
         claims=claims,
+        tune=read_tune(file, axes, seeds),
     )
 
 

@@ -9,6 +9,7 @@ from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
+from vitlab.ablation.work.tuning import at_border, choices, trials
 
 TESTS = ["arm", "n", "test", "r over seeds", "interval of equivalence", "p of equivalence"]
 TESTS += ["interval, unpaired", "p, unpaired"]
@@ -25,6 +26,7 @@ def sections(found: Findings) -> list[Section]:
         parts.append((title, _cautions(found, metric, mine), _main_tables(mine)))
     parts += images.section(results, found.pairs, found.joint)
     parts += analyses.sections(results, found.curves)
+    parts += tuning_section(results)
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
     lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
     lost = [row for row in lost if row[2] != "done"]
@@ -116,6 +118,27 @@ def _fairness_table(found: Findings) -> Table:
         for row in found.fairness()
     ]
     return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *rows]
+
+
+def tuning_section(results: Results) -> list[Section]:
+    """Return what each arm has tried and chosen; nothing without tuning."""
+    ablation = results.ablation
+    if ablation.tune is None:
+        return []
+    tried = trials(ablation, results.resolved)
+    chosen, rows, words = choices(ablation, tried), [], []
+    seeds = ", ".join(map(str, ablation.tune.seeds))
+    words.append(
+        f"Every arm tried the same {len(ablation.tune.candidates)} candidates on the validation split, seeds {seeds}."
+    )
+    for arm, trial in chosen.items():
+        for key in at_border(ablation, trial.values):
+            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of what was tried.")
+    for trial in tried:
+        score, mark = trial.score(), "chosen" if chosen.get(trial.arm) is trial else ""
+        shown = f"{score:.4f}" if score == score else "diverged" if trial.is_over else "-"
+        rows.append([trial.arm, *(str(trial.values[key]) for key in ablation.tune.space), shown, mark])
+    return [("Tuning", words, [[["arm", *ablation.tune.space, f"val {ablation.primary}", ""], *rows]])]
 
 
 def _why(results: Results, name: str, seed: int) -> str:

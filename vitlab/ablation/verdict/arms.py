@@ -104,7 +104,7 @@ def _row(
     x = results.values(arm, metric)
     low, high = stats.interval(x, results.ablation.stats.ci)
     bottom, top = bounds_of(metric)
-    facts = next((r for r in results.resolved if r.arm is arm), None)
+    facts = next((r for r in results.resolved if r.arm.name == arm.name), None)
     return ArmRow(
         arm=arm.name,
         levels=dict(arm.levels),

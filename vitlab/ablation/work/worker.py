@@ -64,6 +64,15 @@ def analyze_words(cell: Cell) -> list[str]:
     return [*command(cell.ablation), "analyze", missing, str(weights if weights.is_file() else path), "--quiet"]
 
 
+def left_words(cell: Cell) -> list[list[str]]:
+    """Return the commands that are left to run of a cell, with the file that they read written."""
+    commands = [analyze_words(cell)] if cell.missing_analyses() else []
+    if cell.is_done():
+        return commands
+    write_overrides(cell)
+    return [fit_words(cell), evaluate_words(cell), *commands]
+
+
 def write_overrides(cell: Cell) -> None:
     """Write what the cell sets, for ``vitlab fit --config``."""
     text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)

@@ -1,0 +1,120 @@
+"""Tuning per arm: the same budget for every arm, validation data and other seeds; then it is measured."""
+
+import time
+
+import pytest
+import yaml
+
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.lab import Lab
+from vitlab.ablation.work.tuning import at_border, choices, trials
+from vitlab.errors import UsageError
+
+SPACE = {"model.lr": [0.001, 0.002, 0.004, 0.008]}
+
+
+@pytest.fixture
+def toy(lab, monkeypatch):
+    monkeypatch.chdir(lab.path)
+    monkeypatch.setenv("TOY_PREDICTIONS", "1")
+    write(lab, {**SPACE, "seeds": [100]})
+    return lambda: Lab("toy.yaml", trust_command=True)
+
+
+def write(lab, tune, **changes):
+    lab.change(arms=("none", "learned"))
+    content = yaml.safe_load((lab.path / "toy.yaml").read_text())
+    (lab.path / "toy.yaml").write_text(yaml.safe_dump({**content, "tune": tune, **changes}, sort_keys=False))
+
+
+def configs(lab, pattern):
+    paths = (lab.path / "runs/ablations/toy").glob(f"{pattern}/config.yaml")
+    return {str(p.parent.parent.name): yaml.safe_load(p.read_text()) for p in sorted(paths)}
+
+
+def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own(toy, lab):
+    plan = toy().plan()
+    assert not lab.counts() and len(plan.arms) == 2
+    assert not toy().run().failed
+    tried = configs(lab, "tune/*/s*")
+    assert len(tried) == 8 and {c["seed_everything"] for c in tried.values()} == {100}
+    ablation, arms = toy().ablation, toy()._known()
+    found = choices(ablation, trials(ablation, arms))
+    for arm in ("none", "learned"):
+        mine = [t for t in trials(ablation, arms) if t.arm == arm]
+        assert found[arm].score() == max(t.score() for t in mine)
+        assert configs(lab, f"{arm}/s*")[arm]["model"]["lr"] == found[arm].values["model.lr"]
+    page = toy().report().files[1].read_text()
+    part = page.split("## Tuning")[1].split("\n## ")[0]
+    assert part.count("| chosen |") == 2 and "the same 4 candidates on the validation split, seeds 100" in part
+    assert ("at the border" in part) == any(at_border(ablation, trial.values) for trial in found.values())
+    assert "tuning: 8 of 8 candidates are over" in str(toy().status())
+    before = lab.counts()
+    assert not toy().run().failed and lab.counts() == before
+
+
+@pytest.mark.slow
+def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed(toy, lab, tmp_path_factory):
+    for _ in range(3):
+        process = lab.start(sleep=0.1)
+        time.sleep(2.5)
+        process.kill()
+        process.communicate()
+    both = [lab.start(sleep=0.05), lab.start(sleep=0.05)]
+    for process in both:
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+    assert toy().verify().is_green
+    page = toy().report().files[1].read_text()
+    toy().export("kept")
+    assert Lab("kept").report().files[1].read_text() == page
+    trained = [line for line in lab.counts() if line.startswith("val") and "/tune/" in line]
+    assert len(trained) == 8
+
+
+def test_a_candidate_that_diverges_is_never_chosen_and_all_diverging_stops(toy, lab, monkeypatch):
+    monkeypatch.setenv("TOY", '{"learned 100": "diverge"}')
+    status = toy().run()
+    assert status.failed == ["learned"]  # it has nothing to be measured with
+    assert not configs(lab, "learned/s*")
+
+
+def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
+    write(lab, {**SPACE, "model.weight_decay": [0.02, 0.1], "budget": 3, "seeds": [7]})
+    tune = read("toy.yaml").tune
+    assert len(tune.candidates) == 3 and tune == read("toy.yaml").tune
+    assert all(set(c) == {"model.lr", "model.weight_decay"} for c in tune.candidates)
+
+
+def test_a_number_may_be_written_as_people_write_it(toy, lab):
+    path = lab.path / "toy.yaml"
+    text = path.read_text()
+    path.write_text(text[: text.index("tune:")] + "tune: {model.lr: [1e-3, 2e-3, 4E-3], seeds: [7]}\n")
+    assert [c["model.lr"] for c in read(path).tune.candidates] == [0.001, 0.002, 0.004]
+
+
+def test_the_border_is_told_of_numbers_alone(toy, lab):
+    write(lab, {**SPACE, "model.opt": ["adamw", "sgd"], "seeds": [7]})
+    ablation = read("toy.yaml")
+    assert at_border(ablation, {"model.lr": 0.008, "model.opt": "sgd"}) == ["model.lr"]
+    assert at_border(ablation, {"model.lr": 0.002, "model.opt": "sgd"}) == []
+
+
+WRONG = {
+    "a key of the axis": ({"model.pos_embed": ["none", "learned"]}, "which the axis `pos_embed` sets"),
+    "no budget": ({**SPACE, "budget": 0}, "`tune.budget` must be a whole number of at least 1"),
+    "shared seeds": ({**SPACE, "seeds": [1, 100]}, "share 1: no seed may choose and be measured"),
+    "one value": ({"model.lr": [0.1]}, "two different values or more"),
+    "no key": ({"budget": 2}, "names nothing to tune"),
+    "a misspelt option": ({**SPACE, "buget": 2}, 'cannot tune `buget`; did you mean "budget"'),
+    "the test split": ({**SPACE, "split": "test"}, "`tune.split` must be val"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
+    tune, words = WRONG[case]
+    write(lab, tune)
+    with pytest.raises(UsageError) as caught:
+        read("toy.yaml")
+    assert words in str(caught.value) and "toy.yaml, line " in str(caught.value)
