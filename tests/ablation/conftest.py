@@ -22,6 +22,8 @@ ARMS = ("none", "learned", "rope2d")
 class Lab:
     """A directory with an ablation of the toy."""
 
+    toy = TOY
+
     def __init__(self, path):
         self.path = path
         self.processes = []

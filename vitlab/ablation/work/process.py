@@ -19,8 +19,7 @@ def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR"}
     env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
     if gpus:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-        env["CUDA_VISIBLE_DEVICES"] = visible[slot % gpus] if len(visible) == gpus and visible[0] else str(slot % gpus)
+        env["CUDA_VISIBLE_DEVICES"] = (visible_devices() or [str(i) for i in range(gpus)])[slot % gpus]
     return {**env, **more}
 
 
@@ -29,10 +28,17 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def visible_devices() -> list[str]:
+    """Return the devices of CUDA_VISIBLE_DEVICES: numbers, UUIDs or MIG names; those after a -1 are hidden."""
+    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    names = names[: names.index("-1")] if "-1" in names else names
+    return [name for name in names if name]
+
+
 def gpu_count() -> int:
     """Return the number of NVIDIA devices that this process may use."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len([d for d in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if d.strip() and d.strip() != "-1"])
+        return len(visible_devices())
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
