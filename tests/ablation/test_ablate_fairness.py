@@ -1,6 +1,7 @@
 """Which arms must be alike, and whether they start alike."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,15 @@ def test_without_within_all_arms_must_match_the_baseline(tmp_path):
     unlike = flags(found, resolved(found, FLOPS))
     assert unlike == {"t2t-none": ["+100.0% flops than patch-none"], "t2t-learned": ["+130.0% flops than patch-none"]}
     assert shares(found, resolved(found, FLOPS))["patch-learned"]["flops"] == pytest.approx(0.01)
+
+
+def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
+    found = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    none, learned = resolved(found, [100, 100])
+    group = {"name": "pos_embed.weight", "shape": [1, 16, 4], "weight_decay": 0.0, "lr_scale": 10.0}
+    words = ["its position embedding learns at 10 times the rate, none's at 1"]
+    assert flags(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
+    assert flags(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
 
 
 def test_arms_of_one_seed_start_alike(tmp_path):

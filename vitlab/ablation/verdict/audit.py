@@ -43,6 +43,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
     positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
     found["steps"] = steps(arm)
     found["sum_lr"] = sum_lr(arm)
+    found["pos_embed_lr_scale"] = positions[0]["lr_scale"] if positions else None
     found["sum_lr_pos_embed"] = sum_lr(arm) * positions[0]["lr_scale"] if positions else None
     found["pos_embed_weight_decay"] = max((g["weight_decay"] for g in positions), default=None)
     found["images_per_second"] = arm.images_per_second
@@ -80,6 +81,9 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
             words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
         if abs(mine["sum_lr"] / other["sum_lr"] - 1) > 1e-6:
             words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
+        scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"] or 1.0
+        if scale is not None and abs(scale / usual - 1) > 1e-6:
+            words.append(f"its position embedding learns at {scale:g} times the rate, {matched.name}'s at {usual:g}")
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
