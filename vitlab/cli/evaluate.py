@@ -1,12 +1,14 @@
-"""``vitlab validate`` and ``vitlab test``: measure a run; everything comes from its directory."""
+"""``vitlab validate``, ``test`` and ``verify``: measure a run, or its files; everything comes from its directory."""
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from vitlab.config.arguments import CommandParser
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
-from vitlab.runs.directory import find_run
+from vitlab.errors import printable
+from vitlab.runs.directory import find_directory, find_run
 
 if TYPE_CHECKING:
     from vitlab.jobs.evaluate import Command
@@ -20,6 +22,20 @@ def validate(argv: list[str]) -> int:
 def test(argv: list[str]) -> int:
     """Run ``vitlab test RUN``."""
     return _main("test", argv)
+
+
+def verify(argv: list[str]) -> int:
+    """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
+    parser = run_parser("verify", "Read the files of a run, and compare them with their checksums where they have one.")
+    run = find_directory(parser.parse_args(argv).run)
+    from vitlab.jobs.verify import verify
+
+    found = verify(run)
+    lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
+    damaged = sum(reason is not None for reason in found.values())
+    lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")
+    sys.stdout.write("".join(printable(line) + "\n" for line in lines))
+    return int(damaged > 0)
 
 
 def run_parser(command: str, description: str) -> argparse.ArgumentParser:

@@ -18,6 +18,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
     "results": ("finished runs as one table, the seeds of a command together", "vitlab.cli.results:main"),
+    "verify": ("whether the files of a run are those that were written", "vitlab.cli.evaluate:verify"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "bench": ("measure speed, memory and numerics of networks and loaders", "vitlab.cli.bench:main"),

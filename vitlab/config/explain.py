@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import yaml
 
 from vitlab.config.trust import not_allowed
 from vitlab.errors import UsageError, did_you_mean
+
+NODES = 100_000  # values in one file
+DEPTH = 200  # values within values
 
 
 def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:
@@ -66,21 +70,52 @@ def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"`{flag} {path}` cannot be read: {error}") from error
-    try:
-        content = yaml.load(text, _UniqueKeys)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise UsageError(f"`{flag} {path}`{line}: {getattr(error, 'problem', error)}") from error
+    content = parse_yaml(text, f"{flag} {path}")
     if not isinstance(content, dict):
         raise UsageError(f"`{flag} {path}` must hold keys and values, got {type(content).__name__}")
     return content
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return what YAML holds, in bounded time; refuse tags, deep nesting, and aliases that multiply."""
+    depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
+    if max(depths, default=0) > DEPTH:  # the parser takes a time that grows with its square
+        raise UsageError(f"`{where}`: values are nested too deeply")
+    try:
+        loader = _UniqueKeys(text)
+        try:
+            node = loader.get_single_node()
+            if node is not None and _count(node, {}) > NODES:
+                raise UsageError(f"`{where}`: its aliases stand for more than {NODES:,} values; write them out")
+            return loader.construct_document(node) if node is not None else None
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        problem = problem.replace("could not determine a constructor for the tag", "nothing is made of the tag")
+        raise UsageError(f"`{where}`{line}: {problem}") from error
+    except RecursionError as error:
+        raise UsageError(f"`{where}`: values are nested too deeply") from error
+
+
+def _count(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values a node stands for, with its aliases written out; more than enough for one in itself."""
+    if id(node) not in known:
+        known[id(node)] = NODES + 1  # until it is known: an alias of itself has no end
+        parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
+        parts = node.value if isinstance(node, yaml.SequenceNode) else parts
+        known[id(node)] = min(1 + sum(_count(part, known) for part in parts), NODES + 1)
+    return known[id(node)]
 
 
 class _UniqueKeys(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue  # what is merged gives way to what stands here
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if key in seen:
                 raise yaml.constructor.ConstructorError(

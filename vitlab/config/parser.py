@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 from urllib.error import URLError
 
 import lightning as L
-import yaml
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
@@ -23,7 +22,7 @@ import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths
-from vitlab.config.explain import explain, read_yaml
+from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.options import options_parser
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.errors import UsageError
@@ -161,7 +160,7 @@ def settings(args: list[str]) -> list[tuple[str, Any]]:
     """Return what arguments set beside config files, as dotted keys and values."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
-    return [(key, yaml.safe_load(value)) for key, value in pairs]
+    return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in pairs]
 
 
 def _reader(name: str) -> Any:

@@ -3,7 +3,7 @@
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vitlab.errors import UsageError
@@ -16,8 +16,9 @@ _SECRET_KEY = re.compile(
     r"(^|_)(api_?key|access_?key|private_?key|secret|secret_?key|password|passwd|credentials?|token)$", re.IGNORECASE
 )
 _NO_SECRETS = {"class_token", "mask_token"}
-_SECRET_VALUE = re.compile(  # of W&B, Hugging Face, GitHub and AWS, and passwords in addresses
-    r"wandb_v1_\w{8,}|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bAKIA[A-Z0-9]{16}\b|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+_SECRET_VALUE = re.compile(  # of W&B, Hugging Face, GitHub, GitLab, OpenAI and AWS, and passwords in addresses
+    r"wandb_v1_\w{8,}|\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}|"
+    r"\bsk-(?:proj|ant|svcacct)?-?[\w-]{20,}|\bAKIA[A-Z0-9]{16}\b|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
 )
 
 
@@ -67,7 +68,7 @@ def refuse_forced_loading() -> None:
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
     """Refuse a configuration, by dotted keys, that holds a password or a key: it is saved and sent to loggers."""
-    for key, value in values.items():
+    for key, value in _inner(values):
         name = key.split(".")[-1]
         is_secret = _SECRET_KEY.search(name) and name not in _NO_SECRETS and value not in (None, "", True, False)
         if is_secret or redact(str(value)) != str(value):
@@ -75,6 +76,14 @@ def refuse_secrets(values: Mapping[str, Any]) -> None:
                 f"`{key}` looks like a secret, and a configuration is saved and sent to loggers; leave it out, and use "
                 "`wandb login` or an environment variable of the shell"
             )
+
+
+def _inner(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the values, and those in mappings and lists among them, under dotted keys."""
+    for key, value in values.items():
+        yield key, value
+        parts = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
+        yield from _inner({f"{key}.{name}": part for name, part in parts.items()})
 
 
 def redact(text: str) -> str:

@@ -1,5 +1,6 @@
 """A run measured on its validation or test split."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole
 
+LOG = logging.getLogger("vitlab")
 Command = Literal["validate", "test"]
 SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "test"}
 
@@ -62,6 +64,7 @@ def evaluate(
         with_training_images: Whether a split that was changed since the training may hold training images.
     """
     split = SPLITS[command]
+    _ = run.results  # damaged ones are refused now, not after the work
     rest = list(arguments)
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
@@ -92,6 +95,13 @@ def evaluate(
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
+    try:
+        _write(run, split, result, predictions)
+    except OSError as error:  # a run of somebody else's, an archive: the numbers are printed all the same
+        LOG.warning("the result could not be kept in %s: %s", run.path, error.strerror)
+
+
+def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
     results = run.results
     if (
         result["overrides"] or split not in SPLITS.values()

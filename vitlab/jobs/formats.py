@@ -16,6 +16,7 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.convert import to_timm
 from vitlab.models.load import load_network
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import weights_digest
 
 Arguments = dict[str, Any]  # of VisionTransformer
 Outputs = Callable[[Tensor], Tensor]
@@ -49,7 +50,9 @@ def largest_difference(net: VisionTransformer, exported: Outputs) -> float:
 
 def _write_safetensors(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
     state = {name: value.contiguous() for name, value in net.state_dict().items()}
-    save_file(state, path, metadata={"format": "pt", "hyper_parameters": json.dumps(network)})
+    arguments = json.dumps(network)
+    digest = weights_digest(state, arguments)
+    save_file(state, path, metadata={"format": "pt", "hyper_parameters": arguments, "sha256": digest})
     return {}
 
 

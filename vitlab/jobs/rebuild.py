@@ -10,6 +10,8 @@ from vitlab.config.explain import read_yaml
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
+QUIETLY = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")  # write nothing
+
 
 def stored_config(run: RunDir) -> dict[str, Any] | None:
     """Return the configuration of a run; None where it is gone or damaged."""
@@ -45,7 +47,7 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
     """Return the arguments that rebuild what ``run`` trained, without its loggers."""
     if config_paths(rest):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    return ["--config", str(run.config), *rest, "--trainer.logger=false", "--trainer.enable_checkpointing=false"]
+    return ["--config", str(run.config), *rest, *QUIETLY]
 
 
 def one_device(run: RunDir) -> list[str]:

@@ -5,6 +5,8 @@ import sys
 import warnings
 from pathlib import Path
 
+from vitlab.errors import printable
+
 LOG = logging.getLogger("vitlab")
 
 KNOWN_WARNINGS = (
@@ -26,6 +28,7 @@ def open_terminal(quiet: bool = False) -> None:
         LOG.removeHandler(handler)
         handler.close()
     terminal = logging.StreamHandler(sys.stdout)
+    terminal.setFormatter(_Printable())
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
     LOG.addHandler(terminal)
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
@@ -33,6 +36,12 @@ def open_terminal(quiet: bool = False) -> None:
             handler.setLevel(logging.WARNING)
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        """Show the control characters that the names in a foreign run may hold, and do not send them."""
+        return "\n".join(map(printable, super().format(record).split("\n")))
 
 
 class _Log(logging.FileHandler):

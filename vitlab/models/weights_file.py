@@ -1,6 +1,7 @@
 """Read weights from files without running what is in them."""
 
 import argparse
+import hashlib
 import json
 import pickle
 import warnings
@@ -74,10 +75,29 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
     try:
         with safe_open(path, framework="pt") as file:
-            arguments = json.loads((file.metadata() or {}).get("hyper_parameters", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, arguments  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+            facts = file.metadata() or {}
+            arguments = json.loads(facts.get("hyper_parameters", "{}"))
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
+    if "sha256" in facts and facts["sha256"] != weights_digest(weights, facts.get("hyper_parameters", "")):
+        raise ValueError(f"{path} is damaged: its weights are not those that were written (sha256)")
+    return weights, arguments
+
+
+def weights_digest(weights: dict[str, Tensor], arguments: str) -> str:
+    """Return the sha256 of names, shapes, types and values, and of how the network was built.
+
+    Example:
+        >>> weights_digest({"head.bias": torch.zeros(10)}, "")[:8]
+        '16871c41'
+    """
+    digest = hashlib.sha256(arguments.encode())
+    for name in sorted(weights):
+        value = weights[name].contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def check_readable(path: Path) -> None:

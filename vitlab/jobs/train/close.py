@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
+from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import whole
 from vitlab.runs.manifest import file_digest
 
@@ -46,6 +47,7 @@ def save_weights(checkpoint: Path, path: Path) -> None:
     """Write the network of a checkpoint as safetensors."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     weights = {k.removeprefix("net."): v.contiguous() for k, v in content["state_dict"].items() if k.startswith("net.")}
-    metadata = {"format": "pt", "hyper_parameters": json.dumps(content["hyper_parameters"])}
+    arguments = json.dumps(content["hyper_parameters"])
+    metadata = {"format": "pt", "hyper_parameters": arguments, "sha256": weights_digest(weights, arguments)}
     with whole(path) as beside:
         save_file(weights, beside, metadata=metadata)

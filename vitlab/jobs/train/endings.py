@@ -32,6 +32,8 @@ def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | Non
         case torch.OutOfMemoryError():
             share = f"data.batch_size={batch}, {batch // processes} on each GPU"
             return f"out of GPU memory with {share}; {OUT_OF_MEMORY}"
+        case MemoryError() | RuntimeError() if "allocate" in str(error).lower() or isinstance(error, MemoryError):
+            return f"out of memory with data.batch_size={batch}, {batch // processes} in each process; {OUT_OF_MEMORY}"
         case RunGone():
             again = "start it again with the same command, or `vitlab fit --resume` it where it is now"
             return f"{error}; nothing more can be saved: {again}"

@@ -1,0 +1,191 @@
+"""What a foreign file may do, and how it is told."""
+
+import os
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.cli.main import main
+from vitlab.config.explain import parse_yaml
+from vitlab.config.trust import redact, refuse_secrets
+from vitlab.errors import UsageError
+
+CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
+FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--model.depth=1", "--data.subset=0.1"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert main([*FIT, "--trainer.max_epochs=1", "--run_dir", str(folder / "a")]) == 0
+    return folder / "a"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it that a test may harm."""
+    return Path(shutil.copytree(finished, tmp_path / "a"))
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["github_pat_11ABCDEFG0abcdefghijkl_mnop", "glpat-AbCdEfGhIjKlMnOpQrSt", "sk-proj-AbCdEfGhIjKlMnOpQrStUvWx"],
+)
+def test_keys_of_well_known_services_are_refused_and_hidden(secret):
+    with pytest.raises(UsageError, match=r"`data\.note` looks like a secret"):
+        refuse_secrets({"data.note": f"use {secret}"})
+    assert redact(f"--note={secret} --x=1") == "--note=*** --x=1"
+
+
+@pytest.mark.parametrize("value", [{"api_key": "abc"}, [{"deep": {"api_key": "abc"}}], {"a": ["hf_" + "x" * 30]}])
+def test_secrets_deep_in_values_are_refused(value):
+    with pytest.raises(UsageError, match="looks like a secret"):
+        refuse_secrets({"trainer.logger.config": value})
+    refuse_secrets({"model.class_token": True, "data.names": ["token", {"class_token": True}]})
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+HOSTILE = {
+    "bomb": (BOMB, "aliases stand for more than 100,000 values"),
+    "itself": ("a: &a [*a]\n", "aliases stand for more than"),
+    "deep": ("a: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
+    "tag": ("a: !!python/object/apply:os.system [ls]\n", "nothing is made of the tag"),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_yaml_is_one_line_in_bounded_time(tmp_path, capsys, kind):
+    text, told = HOSTILE[kind]
+    path = tmp_path / "hostile.yaml"
+    path.write_text(text)
+    start = time.monotonic()
+    with pytest.raises(UsageError):
+        parse_yaml(text, "here")
+    assert time.monotonic() - start < 2
+    for words in (["fit", "--config", str(path)], [*FIT, f"--model.lr={text}", "--dry_run"]):
+        assert main(words) == 2
+        said = capsys.readouterr()
+        assert told in said.err and said.err.count("\n") == 1 and "Traceback" not in said.out + said.err
+
+
+def test_merge_keys_are_read_and_give_way():
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "here") == {
+        "a": {"x": 1, "y": 2},
+        "b": {"x": 1, "y": 3},
+    }
+    with pytest.raises(UsageError, match="stands twice"):
+        parse_yaml("x: 1\nx: 2\n", "here")
+
+
+def test_every_flipped_bit_of_weights_is_found_or_changes_nothing(run):
+    import torch
+
+    from vitlab.models.weights_file import read_weights
+
+    path = run / "weights" / "last.safetensors"
+    whole, data = read_weights(path), path.read_bytes()
+    silent = 0
+    for i in range(200):
+        harmed = bytearray(data)
+        harmed[i * len(data) // 200] ^= 1 << i % 8
+        path.write_bytes(harmed)
+        try:
+            read = read_weights(path)
+        except ValueError:
+            continue
+        same = all(torch.equal(whole.state_dict[k], read.state_dict[k]) for k in whole.state_dict)
+        silent += not same or read.arguments != whole.arguments
+    assert silent == 0
+
+
+def test_verify_names_what_is_damaged(run, capsys):
+    assert main(["verify", str(run)]) == 0
+    said = capsys.readouterr().out
+    assert "whole    weights/last.safetensors" in said and "whole    checkpoints/last.ckpt" in said
+    assert said.endswith("none damaged\n")
+    for name in ("weights/last.safetensors", "checkpoints/last.ckpt"):
+        harmed = bytearray((run / name).read_bytes())
+        harmed[-100] ^= 1
+        (run / name).unlink()  # best has the same file
+        (run / name).write_bytes(harmed)
+    (run / "model.json").write_text("{")
+    assert main(["verify", str(run)]) == 1
+    said = capsys.readouterr().out
+    for name in ("weights/last.safetensors", "checkpoints/last.ckpt", "model.json"):
+        assert f"DAMAGED  {name}: " in said
+    assert "whole    config.yaml" in said and said.endswith("3 damaged\n")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is read-only to root")
+def test_a_read_only_run_is_measured_and_what_was_not_kept_is_told(run, capsys):
+    for path in [run, *run.rglob("*")]:
+        path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+    assert main(["validate", str(run)]) == 0
+    assert "val/acc1" in capsys.readouterr().out
+
+
+def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monkeypatch):
+    from vitlab.jobs import evaluate
+
+    def read_only(*given):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(evaluate, "_write", read_only)
+    assert main(["validate", str(run)]) == 0
+    said = "".join(capsys.readouterr())
+    assert "val/acc1" in said and "could not be kept" in said and "Read-only file system" in said
+
+
+@pytest.mark.parametrize("file", ["results", "model"])
+def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
+    (run / f"{file}.json").write_text('{"grid": 3, "val": ')
+    assert main(["validate", str(run)]) == 2
+    said = capsys.readouterr()
+    assert f"{file}.json is damaged" in said.err and said.err.count("\n") == 1
+
+
+def test_a_foreign_profiler_writes_nothing(run, tmp_path, monkeypatch):
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    outside = tmp_path / "outside"
+    profiler = {"dirpath": str(outside), "filename": "authorized_keys"}
+    config["trainer"]["profiler"] = {"class_path": "lightning.pytorch.profilers.SimpleProfiler", "init_args": profiler}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert main(["test", str(run)]) == 0
+    assert not outside.exists()
+
+
+def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, capsys):
+    renamed = run.rename(tmp_path / "evil\x1b]0;title\x07")
+    assert main(["validate", str(renamed)]) == 0
+    assert "\x1b" not in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_out_of_memory_on_a_cpu_is_told_like_on_a_gpu(tmp_path, monkeypatch, capsys, error):
+    from vitlab.tasks import Classifier
+
+    def fails(*given):
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Classifier, "train_loss", fails)
+    assert main([*FIT, "--trainer.max_epochs=1", "--name", "a"]) == 1
+    said = "".join(capsys.readouterr())
+    assert (
+        "out of memory with data.batch_size=64" in said
+        and "lower `data.batch_size`" in said
+        and "Traceback" not in said
+    )
