@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         ImageNet,
         Packed,
         PositionProbe,
+        Table,
     )
     from vitlab.data.base import ImageData
     from vitlab.layers.pos_embed import PosEmbed
@@ -58,7 +59,7 @@ else:
         "vitlab.callbacks.ema": ("EMA",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            "PositionProbe",
+            *("PositionProbe", "Table"),
         ),
         "vitlab.data.base": ("ImageData",),
         "vitlab.layers.pos_embed": ("PosEmbed",),
@@ -95,6 +96,7 @@ __all__ = [
     "Regressor",
     "Run",
     "Subject",
+    "Table",
     "VisionTransformer",
     "ablate",
     "create_model",

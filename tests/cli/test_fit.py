@@ -283,15 +283,6 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here):
     assert read(here / "runs" / "w" / "run.json")["wandb_id"]
 
 
-def test_a_regression_runs_from_the_same_config(here):
-    assert main(["fit", *SHORT, "--model=Regressor", "--name", "numbers"]) == 0
-    assert read(here / "runs/numbers/results.json")["val"]["mae"] > 0
-    assert main(["test", "numbers", "--quiet"]) == 0
-    table = pd.read_parquet(here / "runs/numbers/predictions/test.parquet")
-    error = (table["prediction_0"] - table["target_0"]).abs().mean()
-    assert error == pytest.approx(read(here / "runs/numbers/results.json")["test"]["mae"], abs=1e-5)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
 def test_every_position_embedding_trains_from_the_same_config(here, pos_embed):

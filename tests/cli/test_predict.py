@@ -237,17 +237,6 @@ def test_weights_of_another_width_are_refused(run, photos, capsys):
     assert "does not fit" in error and "size mismatch" in error and error.count("\n") == 1
 
 
-def test_a_regression_writes_numbers(photos, tmp_path, tmp_path_factory):
-    run = train(tmp_path_factory.mktemp("numbers"), "vit.yaml", "--model=Regressor")
-    assert predict(run, photos / "b", "-o", tmp_path / "out.csv") == 0
-    table = pd.read_csv(tmp_path / "out.csv")
-    assert list(table) == ["path", "value"]
-    cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
-    with Image.open(photos / "b" / "10.png") as image, torch.no_grad():
-        expected = cli.model(cli.datamodule.eval_transform(image)[None])[0]
-    assert table["value"][1] == pytest.approx(expected.item(), abs=1e-5)
-
-
 def test_several_numbers_have_a_column_each():
     table = predictions._table(["a", "b"], [([1.0, 2.0], []), ([3.0, 4.0], [])], None)
     assert list(table) == ["path", "value_1", "value_2"]

@@ -139,7 +139,8 @@ class EvaluationConsole(Bar):
 
 
 def _shown(trainer: L.Trainer) -> list[str]:
-    return [k for k in trainer.callback_metrics if k.startswith("val/") and k not in ("val/n", "val/acc5")]
+    found = [k for k in trainer.callback_metrics if k.startswith("val/") and k not in ("val/n", "val/acc5")]
+    return [k for k in found if k.count("/") == 1]  # of several targets, not each by itself
 
 
 def _duration(seconds: float) -> str:

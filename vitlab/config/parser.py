@@ -29,7 +29,12 @@ from vitlab.errors import UsageError
 from vitlab.runs.launch import launched_devices
 from vitlab.shipped import find_file
 
-LINKS = {"img_size": "an image size of", "in_chans": "a channel count of", "num_classes": "a class count of"}
+LINKS = {
+    "img_size": "an image size of",
+    "in_chans": "a channel count of",
+    "num_classes": "a class count of",
+    "targets": "targets",
+}
 
 
 class Parser(LightningArgumentParser):

@@ -10,6 +10,7 @@ from vitlab.data.known.fashion_mnist import FashionMNIST
 from vitlab.data.known.position_probe import PositionProbe
 from vitlab.data.packed import Packed
 from vitlab.data.photos import Photos
+from vitlab.data.table import Table
 
 __all__ = [
     "CIFAR10",
@@ -24,4 +25,5 @@ __all__ = [
     "Packed",
     "Photos",
     "PositionProbe",
+    "Table",
 ]

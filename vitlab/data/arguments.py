@@ -77,6 +77,16 @@ class OwnPhotoArgs(FrameArgs, total=False):
     test_share: float
 
 
+class TableArgs(EncodedArgs, total=False):
+    """What :class:`vitlab.data.table.Table` hands on."""
+
+    img_size: int | list[int] | None
+    max_unreadable: int
+    class_map: str | None
+    crop_scale: float | None
+    crop_pct: float | None
+
+
 class PhotoArgs(OwnPhotoArgs, total=False):
     """Arguments of photos of any size, the share of validation included."""
 

@@ -83,12 +83,12 @@ class ImageData(Named, L.LightningDataModule):
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
         check_at_least(1, batch_size=batch_size, repeats=repeats)
         check_at_least(0, num_workers=num_workers)
-        self.img_size, self.in_chans = as_size(img_size, native_size), in_chans
+        self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
-        self.class_names = list(class_names)
         self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
         self.rule = SplitRule(**split)
+        self.targets: dict[str, Any] = {"kind": "class"}  # or numbers: their names, mean and std in training
         self.splits: dict[SplitName, Images] = {}
         self.held_back: dict[SplitName, Images] = {}  # see `division`
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
@@ -157,6 +157,7 @@ class ImageData(Named, L.LightningDataModule):
         self.build("train")
         rank, world = self._place()
         self.mix.check_batch(self.batch_size, world)
+        self.mix.check_targets(self.targets["kind"])
         order = TrainOrder(len(self.splits["train"]), self.batch_size, self.seed, rank, world, self.repeats)
         return self._loader("train", order)
 
@@ -223,13 +224,13 @@ class ImageData(Named, L.LightningDataModule):
             "data": type(self).__name__,
             **record(self.splits, self.held_back, self.class_names),
             "unreadable": self.unreadable,
+            "targets": self.targets,
             "notes": self.notes,
             "mean": list(self.mean),
             "std": list(self.std),
             "statistics_from": self.statistics_from,
-            "img_size": list(self.img_size),
-            "native_size": self.pipeline.native_size and list(self.pipeline.native_size),
-            "crop_pct": self.pipeline.crop_pct,
+            "in_chans": self.in_chans,
+            **self.pipeline.facts(),
             "split_rule": self.rule.facts(),
         }
 

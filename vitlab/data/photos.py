@@ -50,6 +50,8 @@ class Photos(ImageData):
         True
     """
 
+    arrays = False  # whether images are arrays, which stay what they are
+
     def __init__(
         self,
         place: str,
@@ -71,12 +73,12 @@ class Photos(ImageData):
         self.stands_for = _read_map(class_map)
         class_names = list(dict.fromkeys(self.stands_for.get(name, name) for name in class_names))
         native = None
-        small = len(set(sizes)) == 1 and max(map(max, sizes)) <= _SMALL
+        small = len(set(sizes)) == 1 and (self.arrays or max(map(max, sizes)) <= _SMALL)
         if img_size is None:
             run = RUN.get()
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
         if small and all(a >= b for a, b in zip(as_size(img_size, None), next(iter(sizes)), strict=True)):
-            native = next(iter(sizes)) if crop_scale is None and crop_pct is None else None
+            native = next(iter(sizes)) if (crop_scale, crop_pct) == (None, None) else None
             crop_pct = 1.0 if crop_pct is None else crop_pct
         super().__init__(
             native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
@@ -93,7 +95,7 @@ class Photos(ImageData):
         if self.trainer is not None and self.trainer.world_size > 1:
             self.setup(self.trainer.state.fn or "fit")
 
-    def read(self, part: Part) -> FileImages:
+    def read(self, part: Part) -> Images:
         """Return the files of a part, unopened; `val` belongs to block 1."""
         names = ("test",) if part == "test" else ("train", "val")
         return self.list_files([name for name in names if name in self.parts])

@@ -1,6 +1,7 @@
 """What a run says about image files, as a table."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
-from vitlab.data.files.decode import ImageError, decode
+from vitlab.data.files.decode import ImageError
 from vitlab.data.files.find import escaped
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.rebuild import one_device
@@ -49,6 +50,7 @@ def predict(
     if not isinstance(cli.datamodule, ImageData):
         raise UsageError(f"`vitlab predict` takes data sets of vitlab, and {type(cli.datamodule).__name__} is none")
     names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
+    targets = cli.datamodule.targets.get("names", [])
     collector.softmax = names is not None
     pictures = _Pictures(files, cli.datamodule)
     with user_mistakes():
@@ -60,7 +62,7 @@ def predict(
     lost = len(files) - len(values) - len(reasons)
     if lost:
         raise UsageError(f"{lost} predictions stayed in the processes that made them; use --trainer.strategy=ddp")
-    table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names)
+    table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names, targets)
     return table, {files[i]: reasons[i] for i in sorted(reasons)}
 
 
@@ -93,13 +95,15 @@ def _no_formula(cell: str) -> str:
     return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
-def _table(files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None) -> pd.DataFrame:
+def _table(
+    files: list[str], values: list[tuple[list[float], list[int]]], names: list[str] | None, targets: Sequence[str] = ()
+) -> pd.DataFrame:
     table: dict[str, Any] = {"path": [escaped(file) for file in files]}
     count = len(values[0][0]) if values else 0
     for k in range(count):
         number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")
         if names is None:
-            table["value" if count == 1 else f"value_{k + 1}"] = number
+            table[targets[k] if targets else "value" if count == 1 else f"value_{k + 1}"] = number
         else:
             table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
             table[f"probability_{k + 1}"] = number
@@ -188,8 +192,9 @@ class _Samples(Dataset[_Sample]):
         number = self.numbers[index]
         file = self.files[number]
         try:
-            image = decode(file, self.data.decoding)
-            return self.data.eval_transform(image), number, ""
+            data = self.data
+            image = data.pipeline.eval_file(Path(file), data.decoding, data.in_chans, data.statistics())
+            return image, number, ""
         except ImageError as error:
             return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason
 

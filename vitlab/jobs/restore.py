@@ -15,6 +15,7 @@ from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
+from vitlab.data.rebuilt import Rebuilt
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.models.weights_file import read_weights
@@ -63,10 +64,13 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters
         kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
-        seen = {key: facts[key] for key in ("img_size", "crop_pct") if key in facts}  # which follow from the files
-        known = {"native_size": facts.get("native_size"), "class_names": facts["class_names"]}
+        seen = {
+            key: facts[key] for key in ("in_chans", "img_size", "crop_pct") if key in facts
+        }  # which follow from the files
+        known = {name: facts.get(name) for name in ("native_size", "class_names")}
+        known["targets"] = facts.get("targets", {"kind": "class"})
         arguments = {**kept, **seen, **known}
-        content["data"]["class_path"] = f"{ImageData.__module__}.{ImageData.__name__}"
+        content["data"]["class_path"] = f"{Rebuilt.__module__}.{Rebuilt.__name__}"
     elif "download" in inspect.signature(cls).parameters or "download" in arguments:
         arguments["download"] = True  # so that its files are not looked for; they are never read
     content["data"]["init_args"] = arguments

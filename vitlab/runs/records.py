@@ -90,6 +90,8 @@ class DataFacts(TypedDict):
     crop_pct: NotRequired[float]
     img_size: NotRequired[list[int]]
     native_size: NotRequired[list[int] | None]
+    in_chans: NotRequired[int]
+    targets: NotRequired[dict[str, Any]]
     split_rule: NotRequired[dict[str, Any]]
     notes: NotRequired[list[str]]
 

@@ -1,7 +1,7 @@
 """The arguments that tasks hand on, by name and type; a test holds them against the classes."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from vitlab.models.arguments import NetworkArgs
 
@@ -32,3 +32,4 @@ class ClassifierArgs(TaskArgs, total=False):
     num_classes: int
     label_smoothing: float
     loss: Literal["ce", "bce"]
+    targets: dict[str, Any] | None

@@ -86,7 +86,18 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
-        return self.net(images)
+        return self.in_units(self.net(images))
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return the network's outputs in the unit of the targets."""
+        return outputs
+
+    def check_targets(self) -> None:
+        """Refuse to train on targets that the task is not made for."""
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            self.check_targets()
 
     def as_targets(self, targets: Tensor) -> Tensor:
         """Return the data's targets in the form that losses and metrics take."""
@@ -159,7 +170,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         self.log_dict(self.test_meter.read("test/"))
 
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> Tensor:
-        return self.net(batch if isinstance(batch, Tensor) else batch[0])
+        return self(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(self._global_batch())))
@@ -219,7 +230,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
-        meter.update(outputs, targets, self.eval_loss(outputs, targets))
+        loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
+        meter.update(outputs, targets, loss)
         return outputs
 
 

@@ -1,6 +1,6 @@
 """Supervised image classification."""
 
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,6 +18,7 @@ class Classifier(Task):
         num_classes: Number of classes K; comes from the data.
         label_smoothing: Share of the target spread over all classes, in training.
         loss: Cross-entropy over the classes, or binary cross-entropy of each, Touvron et al. 2022 (arXiv:2204.07118).
+        targets: What the data's targets are; comes from the data.
         **task: Passed to :class:`Task`.
 
     Example:
@@ -33,8 +34,14 @@ class Classifier(Task):
         num_classes: int = 1000,
         label_smoothing: float = 0.1,
         loss: Literal["ce", "bce"] = "ce",
+        targets: dict[str, Any] | None = None,
         **task: Unpack[TaskArgs],
     ) -> None:
+        if targets and targets["kind"] != "class":
+            raise ValueError(
+                f"`model: Classifier` needs classes, and the data has numbers ({', '.join(targets['names'])}): "
+                "use --model=Regressor, or --data.target_type=class for one column that holds classes"
+            )
         if num_classes < 2:
             raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
         accuracy: dict[str, Metric | MetricCollection] = {

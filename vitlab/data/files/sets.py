@@ -22,8 +22,8 @@ class TensorImages:
     """Labelled images in memory.
 
     Args:
-        images: ``(N, C, H, W)`` uint8.
-        labels: ``(N,)`` classes.
+        images: ``(N, C, H, W)`` uint8, or float32 in a unit of its own.
+        labels: ``(N,)`` classes or ``(N, T)`` numbers.
         ids: Identity of each image; default: a digest of its pixels.
 
     >>> TensorImages(torch.full((5, 1, 8, 8), 51, dtype=torch.uint8), torch.zeros(5)).statistics()
@@ -65,10 +65,11 @@ class TensorImages:
         return TensorImages(self.images[index], self.labels[index], [self.ids[i] for i in indices] if known else None)
 
     def statistics(self) -> Statistics:
-        """Return mean and standard deviation of each channel over all pixels, of values in [0, 1]."""
+        """Return mean and standard deviation of each channel over all pixels, of bytes as values in [0, 1]."""
         total = np.zeros((2, self.images.shape[1]))
         for chunk in self.images.split(1024):
-            values = chunk.double().div(255).transpose(0, 1).flatten(1)  # (C, n H W)
+            scale = 255 if chunk.dtype == torch.uint8 else 1
+            values = chunk.double().div(scale).transpose(0, 1).flatten(1)  # (C, n H W)
             total += torch.stack([values.sum(1), values.square().sum(1)]).numpy()
         return _mean_and_std(*(total / max(self.images[:, 0].numel(), 1)))
 
@@ -171,9 +172,11 @@ Images = TensorImages | FileImages
 
 
 def summary(images: Images, num_classes: int) -> dict[str, Any]:
-    """Return number, hash and class counts of a split."""
-    counts = torch.bincount(images.labels, minlength=num_classes).tolist()
-    return {"n": len(images), "hash": images.split_hash, "class_counts": counts}
+    """Return number, hash and, where there are classes, their counts in a split."""
+    facts = {"n": len(images), "hash": images.split_hash}
+    if images.labels.is_floating_point():
+        return facts
+    return {**facts, "class_counts": torch.bincount(images.labels, minlength=num_classes).tolist()}
 
 
 def _mean_and_std(mean: np.ndarray, square: np.ndarray) -> Statistics:

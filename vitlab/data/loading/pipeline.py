@@ -3,6 +3,8 @@
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.data.files.arrays import is_array, read_array
+from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import Images, Statistics, TensorImages
 from vitlab.data.loading.loader import Loader
 from vitlab.data.loading.order import EvalOrder, TrainOrder
@@ -99,6 +103,11 @@ class Pipeline:
             return f"trained and {centre}"
         return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area, {centre}"
 
+    def facts(self) -> dict[str, Any]:
+        """Return what follows from the files, for the record of a run."""
+        native = self.native_size and list(self.native_size)
+        return {"img_size": list(self.img_size), "native_size": native, "crop_pct": self.crop_pct}
+
     def loader(
         self,
         images: Images,
@@ -125,10 +134,12 @@ class Pipeline:
 
     def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
         """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
+        scale = 255 if images.dtype == torch.uint8 else 1
         if images.shape[2:] != self.img_size:
-            images = F.interpolate(images.float(), self.img_size, mode=self.interpolation, antialias=True).clamp(0, 255)
+            images = F.interpolate(images.float(), self.img_size, mode=self.interpolation, antialias=True)
+            images = images.clamp(0, 255) if scale == 255 else images
         mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
-        factor, shift = 1 / (255 * std), mean / std
+        factor, shift = 1 / (scale * std), mean / std
         if images.device.type != "cpu":
             return torch.mul(images, factor).sub_(shift)
         target = self.buffers.empty(images.shape)
@@ -141,6 +152,22 @@ class Pipeline:
         """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""
         crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
         return self.normalise(to_tensor(crop(image))[None], statistics)[0]
+
+    def eval_file(self, path: Path, how: Decoding, in_chans: int, statistics: Statistics) -> Tensor:
+        """Map a file, an image or an array, to a normalised ``(C, H, W)``, as in evaluation.
+
+        Raises:
+            ImageError: The file cannot be read, or is an array of another number of channels.
+        """
+        if not is_array(path):
+            return self.eval_image(decode(path, how), statistics)
+        try:
+            array = read_array(path)
+        except ValueError as error:
+            raise ImageError(str(path), str(error)) from None
+        if len(array) != in_chans:
+            raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
+        return self.normalise(torch.from_numpy(array)[None], statistics)[0]
 
     def transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
         """Return what is done to each image under an augmentation; None for nothing."""

@@ -92,11 +92,12 @@ def _data_line(data: ImageData) -> str:
         "the same in two splits": facts["duplicates"],
         "nearly the same in two splits": facts["near_duplicates"],
         "the same under two labels": facts["contradictions"],
-        "classes without training images": splits["train"]["class_counts"].count(0),
-        "classes without validation images": splits["val"]["class_counts"].count(0),
+        "classes without training images": splits["train"].get("class_counts", []).count(0),
+        "classes without validation images": splits["val"].get("class_counts", []).count(0),
     }
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
-    line = f"{type(data).__name__}: {counts} of {size}, {data.num_classes} classes, {data.pipeline}"
+    kinds = f"{data.num_classes} classes" if data.num_classes else f"{len(data.targets['names'])} numbers each"
+    line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
     told = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]

@@ -60,6 +60,7 @@ def _try(job: Job) -> None:
         job.data.prepare_data()
         job.data.setup("fit")
         job.data.train_dataloader(), job.data.val_dataloader()
+        job.task.check_targets()
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
     say(header(job) + "\n\ndry run: all of it can be built; nothing was written")

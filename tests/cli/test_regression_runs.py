@@ -1,0 +1,97 @@
+"""Runs that predict numbers, by the command: in the unit of the table, and never of classes."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from vitlab.cli.main import main
+from vitlab.data import FakeData
+from vitlab.jobs.restore import restore
+from vitlab.runs.directory import RunDir
+from vitlab.tasks import Regressor
+
+CONFIG = ["fit", "--config", str(Path(__file__).parents[2] / "configs" / "vit.yaml"), "--trainer.logger=false",
+          "--trainer.accelerator=cpu", "--model.depth=1", "--model.embed_dim=24", "--model.num_heads=2",
+          "--model.patch_size=4", "--data.num_workers=0", "--data.batch_size=16"]  # fmt: skip
+TABLE = ["--data=Table", "--data.path=table.csv", "--model=Regressor"]
+
+
+@pytest.fixture
+def arrays(tmp_path, monkeypatch):
+    """160 arrays of 8 x 12 numbers: one half brighter than the other, which is what there is to predict."""
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    steps = rng.uniform(-1, 1, (160, 2))
+    for i, (left, low) in enumerate(steps):
+        array = rng.normal(0, 0.1, (8, 12))
+        array[:, :6] += left
+        array[4:] += low
+        np.save(tmp_path / f"{i}.npy", array)
+    table = {"path": [f"{i}.npy" for i in range(160)], "left": 1000 + 50 * steps[:, 0], "low": 0.01 * steps[:, 1]}
+    pd.DataFrame(table).to_csv("table.csv", index=False)
+    return pd.DataFrame(table).set_index("path")
+
+
+def test_two_numbers_are_learned_measured_and_predicted_in_their_units(arrays, capsys):
+    fit = [*CONFIG, *TABLE, "--data.targets=[left, low]", "--trainer.max_epochs=30", "--model.lr=0.005", "--name=run"]
+    assert main(fit) == 0
+    out = capsys.readouterr().out
+    assert "96 training and 26 validation images" in out or "of 1x8x12, 2 numbers each, whole images" in out
+    assert "targets are 2 numbers (left, low), by their number" in out
+    assert main(["test", "run"]) == 0
+    shown = capsys.readouterr().out
+    found = RunDir("runs/run").results["test"]
+    assert found["r2"] > 0.8 and "test/r2/left 0." in shown and "test/mae/low 0." in shown
+    table = pd.read_parquet("runs/run/predictions/test.parquet")
+    error = table["prediction_0"] - table["target_0"]
+    assert found["mae/left"] == pytest.approx(error.abs().mean(), rel=1e-3)
+    assert found["rmse/left"] == pytest.approx((error**2).mean() ** 0.5, rel=1e-3)
+    rest = ((table["target_0"] - table["target_0"].mean()) ** 2).mean()
+    assert found["r2/left"] == pytest.approx(1 - (error**2).mean() / rest, abs=1e-3)
+    assert found["mae"] == pytest.approx((found["mae/left"] + found["mae/low"]) / 2)
+
+    assert main(["predict", "run", "3.npy", "4.npy", "-o", "out.csv"]) == 0
+    predicted = pd.read_csv("out.csv").set_index("path")
+    assert (
+        list(predicted) == ["left", "low"]
+        and (predicted["left"] - arrays.loc[predicted.index, "left"]).abs().max() < 40
+    )
+    task = restore(RunDir("runs/run"), RunDir("runs/run").checkpoint()).model
+    assert torch.allclose(task.target_mean, torch.tensor([1000.0, 0.0]), atol=20)
+    again = Regressor.load_from_checkpoint("runs/run/checkpoints/best.ckpt", weights_only=True)
+    assert torch.equal(again.target_mean, task.target_mean)
+
+
+def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(arrays, capsys):
+    for more in ([], ["--dry_run"]):
+        assert main([*CONFIG, "--model=Regressor", "--name=run", *more]) == 2
+        error = capsys.readouterr().err
+        assert "needs numbers, and the data has classes: name a column of numbers, --data=Table" in error
+        assert error.count("\n") == 1 and not Path("runs/run").exists()
+    assert main([*CONFIG, *TABLE[:2], "--data.targets=left", "--dry_run"]) == 2
+    assert "needs classes, and the data has numbers (left): use --model=Regressor" in capsys.readouterr().err
+    assert main([*CONFIG, *TABLE, "--data.targets=left", "--data.mixup=0.5", "--dry_run"]) == 2
+    assert "`data.mixup` and `data.cutmix` mix classes" in capsys.readouterr().err
+    assert main([*CONFIG, *TABLE, "--data.targets=left", "--model.num_targets=2", "--dry_run"]) == 2
+    assert "`num_targets` is 2, the data has 1: left" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_such_array_is_listed_and_the_others_are_predicted(arrays, capsys):
+    assert main([*CONFIG, *TABLE, "--data.targets=left", "--trainer.max_epochs=1", "--name=run"]) == 0
+    np.save("wide.npy", np.zeros((3, 8, 12)))
+    assert main(["predict", "run", "3.npy", "wide.npy", "-o", "out.csv"]) == 1
+    assert "an array of 3 channels, the network takes 1" in "".join(capsys.readouterr())
+    assert pd.read_csv("out.csv")["path"].tolist() == ["3.npy"]
+
+
+def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
+    net = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
+    task, data = Regressor(**net, targets={"kind": "class"}), FakeData(batch_size=8)
+    data.setup("test")
+    images, labels = next(data.finished(data.test_dataloader()))
+    outputs = task(images)
+    assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
