@@ -10,6 +10,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
+from vitlab import contract
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
@@ -62,9 +63,8 @@ class Checkpoint(callbacks.Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the task's own choice and the place of the run."""
-        mode, monitor = pl_module.monitor
-        self.monitor = self.monitor or monitor
-        self.mode = self.mode or mode
+        self.monitor = self.monitor or (contract.monitor(pl_module) or (None, None))[1]
+        self.mode = self.mode or contract.better(pl_module, self.monitor)
         self.run = RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -116,9 +116,14 @@ class Checkpoint(callbacks.Checkpoint):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
-        if trainer.sanity_checking and self.monitor not in trainer.callback_metrics:
-            known = ", ".join(sorted(k for k in trainer.callback_metrics if k.startswith("val/")))
+        if self.monitor is None:  # a module of the user's own that does not say what to go by
+            self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
+        if trainer.sanity_checking and self.monitor and self.monitor not in trainer.callback_metrics:
+            known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
             raise UsageError(f"`checkpoint.monitor` must be one of {known}, got {self.monitor}")
+        self.mode = self.mode or contract.better(pl_module, self.monitor)
+        if self.monitor in trainer.callback_metrics and self.mode is None:
+            raise UsageError(f"`checkpoint.mode` must say whether the best {self.monitor} is its min or its max")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best epoch so far."""

@@ -1,6 +1,7 @@
 """What a run shows in the terminal: a bar while it works, one line an epoch."""
 
 import logging
+import math
 import sys
 from contextlib import suppress
 from typing import Any
@@ -89,7 +90,8 @@ class Console(Bar):
         n = sums.pop("n", 0.0)
         parts = [f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"]
         parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
-        parts += [f"{k} {float(v):.4f}" for k, v in trainer.callback_metrics.items() if k in _shown(trainer)]
+        shown = {k: v for k, v in self.record.validated.items() if k.count("/") == 1}  # of several targets, not each
+        parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
         parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
         parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
         parts.append(f"{_duration(self.record.seconds_left(trainer))} left")
@@ -138,12 +140,9 @@ class EvaluationConsole(Bar):
     on_test_end = on_predict_end = on_validation_end  # type: ignore[assignment]
 
 
-def _shown(trainer: L.Trainer) -> list[str]:
-    found = [k for k in trainer.callback_metrics if k.startswith("val/") and k not in ("val/n", "val/acc5")]
-    return [k for k in found if k.count("/") == 1]  # of several targets, not each by itself
-
-
 def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):  # no end was set
+        return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -31,7 +31,9 @@ class Predictions(Callback):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep a batch."""
+        """Keep a batch; of a module of the user's own nothing is known of its outputs."""
+        if not hasattr(pl_module, "as_targets"):
+            return
         targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:
             probability, prediction = outputs.float().softmax(dim=1).max(dim=1)
@@ -52,6 +54,8 @@ class Predictions(Callback):
         Args:
             loader: What the batches came from.
         """
+        if not self.kept:
+            return pd.DataFrame()
         columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
         n = len(next(iter(columns.values())))
         indices = getattr(loader.sampler, "indices", range(n))[:n]

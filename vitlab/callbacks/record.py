@@ -20,6 +20,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.speed import Speed
+from vitlab.callbacks.steps import Steps, logged
 from vitlab.errors import Stopped
 from vitlab.lightning_overhead import Unprofiled
 from vitlab.runs.directory import RunDir
@@ -54,9 +55,9 @@ class RunRecord(Callback):
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
         self._known_bytes: int | None = 0  # of metrics.jsonl, when the checkpoint was written that the run goes on from
-        self._losses: list[Tensor] = []
+        self.validated: dict[str, float] = {}  # what this epoch's validation has measured
+        self._steps = Steps()
         self._skipped = 0  # batches in a row, as far as they make up whole rows
-        self._norms: list[Tensor | None] = [None]  # of the gradient, before each of these losses, where known
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Write what the run is."""
@@ -75,10 +76,11 @@ class RunRecord(Callback):
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
         self._first_step = trainer.global_step
-        self._speed = Speed(self.run.model["flops"] if trainer.is_global_zero else 0, trainer)
+        self._speed = Speed(self.run.model.get("flops", 0) if trainer.is_global_zero else 0, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forget the sums of the epoch before, unless this is the rest of an epoch that was stopped."""
+        """Forget the epoch before, unless this is the rest of an epoch that was stopped."""
+        self.validated = {}
         if not trainer.fit_loop.restarted_mid_epoch:
             self.epoch_sums = {}
 
@@ -91,12 +93,11 @@ class RunRecord(Callback):
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
         """Measure the gradient of a step that will be written down, where clipping does not measure each."""
         if trainer.gradient_clip_val is None and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
-            pl_module.grad_norm = pl_module.gradient_norm()
+            self._steps.measure_gradient(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Write a row every ``log_every_n_steps`` and at the end of an epoch."""
-        self._losses.append(outputs["loss"].detach())
-        self._norms.append(pl_module.grad_norm)
+        self._steps.add(trainer, pl_module, outputs, batch)
         if self._is_due(trainer, batch_idx):
             self._flush(trainer, pl_module, batch_idx)
         self._waiting_since = time.perf_counter()
@@ -114,11 +115,10 @@ class RunRecord(Callback):
         return 0 < trainer.max_steps == trainer.global_step  # -1 is no limit; to count the steps takes Lightning long
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
-        losses, self._losses = torch.stack(self._losses), []
-        norms, self._norms = self._norms, self._norms[-1:]
-        sums = task.read_train_sums()
+        losses, norms = self._steps.losses, self._steps.norms
+        sums = self._steps.read(trainer, task)
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
-        if not math.isfinite(sums["loss"]) or self._skipped >= PATIENCE:
+        if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
             raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_CALMER}")
         if self._skipped:
@@ -127,10 +127,11 @@ class RunRecord(Callback):
         for name, value in sums.items():
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
         n = sums.pop("n")
-        self.row = {f"train/{name}": value / n for name, value in sums.items()}
-        self.row["lr"] = trainer.optimizers[0].param_groups[0]["lr"]
-        if task.grad_norm is not None:
-            self.row["grad_norm"] = task.grad_norm.item()
+        self.row = {f"train/{name}": value / n for name, value in sums.items()} | logged(trainer, on_step=True)
+        for optimizer in trainer.optimizers[:1]:
+            self.row["lr"] = optimizer.param_groups[0]["lr"]
+        if self._steps.grad_norm is not None:
+            self.row["grad_norm"] = self._steps.grad_norm.item()
         self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
         self.row |= {
             "seconds_left": self.seconds_left(trainer),
@@ -160,7 +161,12 @@ class RunRecord(Callback):
         self._since += time.perf_counter() - self._paused
         self._waiting_since = time.perf_counter()
         if not trainer.sanity_checking:
-            metrics = {k: float(v) for k, v in trainer.callback_metrics.items() if k.startswith("val/")}
+            self.validated = logged(trainer)
+            self._write(trainer, self.validated)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Write what a module of the user's own has logged of the epoch as a whole."""
+        if metrics := logged(trainer):
             self._write(trainer, metrics)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -200,9 +206,9 @@ def _drop_later_rows(path: Path, known: int | None) -> None:
             file.truncate(whole)
 
 
-def _describe_nan(trainer: Any, losses: Tensor, norms: list[Tensor | None], batch_idx: int) -> str:
+def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:
     """Say where the loss first was not a number, and which samples the step had."""
-    bad = torch.nonzero(~torch.isfinite(losses))
+    bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
     place = int(bad[0]) if len(bad) else 0
     first, norm = batch_idx + 1 - len(losses) + place, norms[place]
     lr = trainer.optimizers[0].param_groups[0]["lr"]

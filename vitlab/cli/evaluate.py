@@ -51,6 +51,7 @@ def _main(command: "Command", argv: list[str]) -> int:
     run, checkpoint = find_run(options.run)
     from vitlab.jobs.evaluate import evaluate
     from vitlab.jobs.terminal import open_terminal, say
+    from vitlab.jobs.train.close import in_words
 
     open_terminal(options.quiet)
     found = evaluate(
@@ -66,8 +67,10 @@ def _main(command: "Command", argv: list[str]) -> int:
     if found:
         for sentence in found.sentences:
             say(sentence)
-        shown = ", ".join(f"{found.split}/{k} {v:.4f}" for k, v in found.values.items() if k != "n")
-        say(f"{shown} on {found.values['n']:.0f} images")
+        values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
+        say(in_words(values, "images") or f"{run.path} logs nothing of this split")
+        if found.predictions.empty:
+            say("no predictions/*.parquet: a module of your own says nothing of single images")
         say(f"run   {run.path} ({checkpoint.name})")
     return 0
 

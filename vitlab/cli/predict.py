@@ -4,11 +4,12 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.data.files.find import escaped, find_images
 from vitlab.errors import UsageError, printable
-from vitlab.runs.directory import find_run
+from vitlab.runs.directory import RunDir, find_run
 
 FORMATS = (".csv", ".parquet", ".json")
 EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; without one, a
@@ -20,6 +21,8 @@ def main(argv: list[str]) -> int:
     options, rest = _options(argv)
     output = _check_output(options.output)
     run, checkpoint = find_run(options.run)
+    if not options.images:
+        return _predict_own(run, checkpoint, rest, options, output)
     files, unreadable = find_images(options.images)
     files = [file for file in files if output is None or not _same(file, output)]
     if not files:
@@ -51,7 +54,7 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own options, and the arguments that change values of the run's configuration."""
     parser = run_parser("predict", "Classify images with a run; everything but the images comes from its directory.")
     add = parser.add_argument
-    add("images", metavar="IMAGE|DIR|GLOB", nargs="+", help="files, folders of them, patterns such as 'a/**/*.png'")
+    add("images", metavar="IMAGE|DIR|GLOB", nargs="*", help="files, folders of them, patterns such as 'a/**/*.png'")
     add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
     add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
     add("--quiet", action="store_true", help="print nothing but mistakes")
@@ -61,6 +64,21 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if options.topk < 1:
         raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
     return options, rest
+
+
+def _predict_own(run: RunDir, checkpoint: Path, rest: list[str], options: Any, output: Path | None) -> int:
+    from vitlab.jobs.predict import as_text, predict_own, write
+    from vitlab.jobs.terminal import open_terminal, say
+
+    open_terminal(options.quiet)
+    table = predict_own(run, checkpoint, rest, options.quiet)
+    if output is None:
+        say(as_text(table))
+    else:
+        write(table, output)
+        say(f"wrote {len(table):,} predictions to {output}")
+    say(f"run   {run.path} ({checkpoint.name})")
+    return 0
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

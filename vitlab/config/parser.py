@@ -1,5 +1,6 @@
 """LightningCLI as vitlab uses it: one flat parser for fit, validate and test, and errors of one line."""
 
+import importlib
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,9 +26,11 @@ from vitlab.config.arguments import config_paths
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.options import options_parser
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
+from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
 from vitlab.runs.launch import launched_devices
 from vitlab.shipped import find_file
+from vitlab.tasks.base import Task
 
 LINKS = {
     "img_size": "an image size of",
@@ -95,7 +98,7 @@ class VitlabCLI(LightningCLI):
         """Take the facts about the images from the data set."""
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
-            parser.link_arguments("data", f"model.init_args.{name}", _reader(name), apply_on="instantiate")
+            parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args`` alone; the words of the command line have been seen to by the command."""
@@ -117,21 +120,41 @@ class VitlabCLI(LightningCLI):
             for callback in self.added_callbacks:
                 if isinstance(callback, Bar):
                     callback.hidden = True
+        if not deals_samples(self.datamodule):
+            config["use_distributed_sampler"] = True
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 
-    def _check_links(self) -> None:
+    def given_links(self) -> dict[str, Any]:
+        """Return what files and words say of the images, which data of vitlab say themselves."""
         given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
-        for key, value in given:
-            name = key.removeprefix("model.").removeprefix("init_args.")
-            if key.startswith("model.") and name in LINKS:
-                fact = _reader(name)(self.datamodule)
-                if value != fact and [value, value] != fact:
-                    data = type(self.datamodule).__name__
-                    raise UsageError(
-                        f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
-                        + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
-                    )
+        pairs = [(key.removeprefix("model.").removeprefix("init_args."), v) for key, v in given if "model." in key]
+        return {name: value for name, value in pairs if name in LINKS}
+
+    def _reader(self, name: str) -> Any:
+        def read(data: Any) -> Any:
+            if hasattr(data, name):
+                return image_fact(data, name)
+            cls = class_of(self.config.model.class_path)
+            parameter = inspect.signature(cls).parameters.get(name)
+            if parameter is None:
+                return None  # jsonargparse goes no further with it
+            default = parameter.default
+            if name not in self.given_links() and (issubclass(cls, Task) or default is inspect.Parameter.empty):
+                raise UsageError(f"{type(data).__name__} does not say its `{name}`: give --model.{name}")
+            return self.given_links().get(name, default)
+
+        return read
+
+    def _check_links(self) -> None:
+        for name, value in self.given_links().items():
+            fact = image_fact(self.datamodule, name)
+            if fact is not None and value != fact and [value, value] != fact:
+                data = type(self.datamodule).__name__
+                raise UsageError(
+                    f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
+                    + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
+                )
 
 
 @contextmanager
@@ -145,7 +168,10 @@ def user_mistakes() -> Iterator[None]:
         root: BaseException = error  # jsonargparse wraps what a constructor said
         while isinstance(inner := root.__cause__ or root.__context__, ValueError) and str(inner):
             root = inner
-        raise UsageError(" ".join(str(root).split())) from error
+        text = str(root)
+        while (inner := root.__cause__ or root.__context__) and "Does not validate" in str(root):
+            root, text = inner, f"{type(inner).__name__}: {inner}"  # of a constructor of the user's own
+        raise UsageError(" ".join(text.split())) from error
 
 
 def found_configs(args: list[str]) -> list[str]:
@@ -168,12 +194,10 @@ def settings(args: list[str]) -> list[tuple[str, Any]]:
     return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in pairs]
 
 
-def _reader(name: str) -> Any:
-    def read(data: Any) -> Any:
-        value = getattr(data, name)
-        return list(value) if isinstance(value, tuple) else value
-
-    return read
+def class_of(path: str) -> Any:
+    """Return the class of a class path that has been parsed, which is whole."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _classes(module: Any) -> list[type]:

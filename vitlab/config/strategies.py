@@ -51,7 +51,7 @@ StrategyRegistry.register("ddp_bf16", DDPStrategy, **DDP, ddp_comm_hook=bf16_com
 StrategyRegistry.register("fsdp2", FullyShard)
 
 
-def check_strategy(name: Any, trainer: L.Trainer, opt: str) -> None:
+def check_strategy(name: Any, trainer: L.Trainer, opt: str | None) -> None:
     """Refuse what a strategy cannot do.
 
     Args:
@@ -66,5 +66,7 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: str) -> None:
     if isinstance(trainer.strategy, FullyShard):
         if any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
             raise UsageError("`trainer.strategy=fsdp2` keeps no EMA: leave the callback out, or use ddp")
+        if opt is None:
+            raise UsageError("`trainer.strategy=fsdp2` shards networks of vitlab alone; use ddp")
         if opt != "adamw":
             raise UsageError(f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={opt}`")

@@ -58,6 +58,7 @@ class ImageData(Named, L.LightningDataModule):
     _built_from = (SplitRule,)
     has_test_split = False  # of its own; else one is cut off
     statistics_from = "train"
+    deals_samples = True  # its loaders give each process a share of its own
 
     def __init__(
         self,

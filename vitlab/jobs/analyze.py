@@ -16,7 +16,7 @@ from vitlab.data.files.decode import decode
 from vitlab.data.files.find import find_images
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args, one_device
-from vitlab.jobs.restore import restore
+from vitlab.jobs.restore import check_ours, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.load import load_weights, of_network
 from vitlab.runs.directory import RunDir
@@ -111,8 +111,10 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         if not has_pictures:
             raise
         cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
+        check_ours(cli, "vitlab analyze")
         _check_size(cli, run)
         return cli
+    check_ours(cli, "vitlab analyze")
     _check_size(cli, run)
     with user_mistakes():
         cli.datamodule.prepare_data()

@@ -15,6 +15,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.train.close import checkpoint_facts
+from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole
@@ -73,7 +74,8 @@ def evaluate(
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
         cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
-        if list(cli.model.net.grid_size) != run.model["grid"] or resize:  # Lightning cannot resize
+        if resize or _has_moved(cli.model, run):  # Lightning cannot resize
+            check_grid(cli.model)
             path = None
             cli.datamodule.load_state_dict(dict(run.data))
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
@@ -87,11 +89,15 @@ def evaluate(
     if not cli.trainer.is_global_zero:
         return None
     metrics = cli.trainer.callback_metrics
-    values = {k.removeprefix(f"{split}/"): float(v) for k, v in metrics.items() if k.startswith(f"{split}/")}
+    values = {k.removeprefix(f"{split}/"): float(v) for k, v in metrics.items()}
     seen = trained.among(table)
     name = f"{split} with training images" if trained.changed else split
     _keep(run, name, {**values, **seen, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
     return Measured(name, values, table, sentences + trained.sentences(seen, len(table)))
+
+
+def _has_moved(task: Any, run: RunDir) -> bool:
+    return has_grid(task) and list(task.net.grid_size) != run.model["grid"]
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
@@ -111,6 +117,7 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
         ]
         run.update("results.json", variations=[*others, {"split": split, **result}])
     else:
-        with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: whoever finds the result finds it
-            predictions.to_parquet(beside, index=False)
+        if len(predictions):
+            with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: who finds the result finds it
+                predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})

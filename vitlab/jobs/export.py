@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
-from vitlab.jobs.restore import restore
+from vitlab.jobs.restore import check_ours, restore
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.tasks import Regressor
@@ -73,6 +73,7 @@ def _need_packages() -> None:
 def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
     """Write into ``folder``, which lies beside ``output``, and move it there once it is whole and right."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
+    check_ours(cli, "vitlab export")
     net = cli.model.net.float()
     network = network_arguments(net, cli.model.hparams)
     write, read = FORMATS[to]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import restore
+from vitlab.jobs.restore import check_ours, restore
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
 from vitlab.runs.directory import find_run
@@ -50,6 +50,7 @@ def load_trained(source: str) -> Loaded:
         )
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
+    check_ours(cli, "vitlab.load")
     return Loaded(cli.model.net.eval(), cli.datamodule.eval_transform)
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import lightning as L
 import pandas as pd
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.parser import user_mistakes
+from vitlab.contract import path_of
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.find import escaped
@@ -22,6 +24,7 @@ from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir, whole
 from vitlab.tables import columns
 from vitlab.tasks import Regressor
+from vitlab.tasks.base import Task
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
 _Batch = tuple[Tensor, list[int], list[str]]
@@ -48,13 +51,16 @@ def predict(
     rest = [*one_device(run), *rest]
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     if not isinstance(cli.datamodule, ImageData):
-        raise UsageError(f"`vitlab predict` takes data sets of vitlab, and {type(cli.datamodule).__name__} is none")
+        own = path_of(cli.datamodule)
+        raise UsageError(f"{own} does not say how image files are read; without files, its own samples are predicted")
     names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
     targets = cli.datamodule.targets.get("names", [])
-    collector.softmax = names is not None
+    collector.num_classes = len(names or [])
     pictures = _Pictures(files, cli.datamodule)
+    model = cli.model if isinstance(cli.model, Task) else _OfImages(cli.model)
     with user_mistakes():
-        cli.trainer.predict(cli.model, datamodule=pictures, return_predictions=False)
+        cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
+    names = names if collector.softmax else None
     values, reasons = collector.gathered()
     if not cli.trainer.is_global_zero:
         return None, {}
@@ -110,6 +116,35 @@ def _table(
     return pd.DataFrame(table)
 
 
+def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
+    """Return the outputs for what the data's own ``predict_dataloader`` gives, a row a sample, in its order."""
+    cli = restore(
+        run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)
+    )
+    if isinstance(cli.datamodule, ImageData):
+        raise UsageError("no images given: `vitlab predict RUN IMAGE|DIR|GLOB ...`")
+    model = cli.model if is_overridden("predict_step", cli.model, L.LightningModule) else _OfImages(cli.model)
+    with user_mistakes():
+        found: Any = cli.trainer.predict(model, datamodule=cli.datamodule)
+    if not all(isinstance(outputs, Tensor) and outputs.ndim for outputs in found):
+        kind = type(next(outputs for outputs in found if not isinstance(outputs, Tensor) or not outputs.ndim)).__name__
+        raise UsageError(f"`predict_step` of {path_of(cli.model)} must return a tensor (B, ...), got {kind}")
+    values = torch.cat([outputs.float().reshape(len(outputs), -1) for outputs in found])
+    names = ["value"] if values.shape[1] == 1 else [f"value_{k + 1}" for k in range(values.shape[1])]
+    return pd.DataFrame(values.cpu().numpy(), columns=names).reset_index(names="index")
+
+
+class _OfImages(L.LightningModule):
+    """Predicts with the forward pass of a module, on the images of a batch alone."""
+
+    def __init__(self, module: L.LightningModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.module(batch if isinstance(batch, Tensor) else batch[0])
+
+
 class _Collector(L.Callback):
     """Keeps what is asked for of the outputs for each file.
 
@@ -119,7 +154,8 @@ class _Collector(L.Callback):
 
     def __init__(self, topk: int) -> None:
         self.topk = topk
-        self.softmax = True
+        self.num_classes = 0
+        self.softmax = False  # whether the outputs are those of classes
         self.values: dict[int, tuple[list[float], list[int]]] = {}  # of each file: numbers, and classes if softmax
         self.reasons: dict[int, str] = {}
 
@@ -133,6 +169,7 @@ class _Collector(L.Callback):
         dataloader_idx: int = 0,
     ) -> None:
         numbers, classes = outputs.float(), torch.empty(len(outputs), 0)
+        self.softmax = bool(self.num_classes) and outputs.shape[1:] == (self.num_classes,)
         if self.softmax:
             numbers, classes = numbers.softmax(dim=1).topk(min(self.topk, outputs.shape[1]), dim=1)
         for i, reason, *found in zip(*batch[1:], numbers.tolist(), classes.tolist(), strict=True):

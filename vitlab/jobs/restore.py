@@ -8,17 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
+from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.rebuilt import Rebuilt
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args
-from vitlab.models.weights_file import read_weights
+from vitlab.jobs.train.facts import has_grid
+from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
 
 
@@ -44,9 +47,13 @@ def restore(
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
             cli.datamodule.load_state_dict(facts)
-        state = read_weights(checkpoint).state_dict
         try:
-            cli.model.net.load_state_dict(state)
+            if has_grid(cli.model) or checkpoint.suffix == ".safetensors":
+                network(cli.model).load_state_dict(read_weights(checkpoint).state_dict)
+            else:  # what lies beside the network is the module's, too
+                check_readable(checkpoint)
+                content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+                cli.model.load_state_dict(content["state_dict"])
         except RuntimeError as error:
             differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
             raise UsageError(f"{checkpoint} does not fit {run.config}: {differences}") from error
@@ -75,3 +82,10 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
         arguments["download"] = True  # so that its files are not looked for; they are never read
     content["data"]["init_args"] = arguments
     return content
+
+
+def check_ours(cli: VitlabCLI, what: str) -> None:
+    """Refuse a run whose network or data vitlab knows too little of."""
+    for part, known in ((cli.model, has_grid(cli.model)), (cli.datamodule, isinstance(cli.datamodule, ImageData))):
+        if not known:
+            raise UsageError(f"`{what}` is for networks and data sets of vitlab, and {path_of(part)} is none")

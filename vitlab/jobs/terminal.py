@@ -12,6 +12,7 @@ LOG = logging.getLogger("vitlab")
 KNOWN_WARNINGS = (
     r"You're using the WeightAveraging callback, but loading a checkpoint outside",  # which holds the average already
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
+    r"You're resuming from a checkpoint that ended before the epoch ended",  # the run has said so itself
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # by test
     r"It is recommended to use `self.log\('(val|test)/.*sync_dist=True",  # Meter has summed over the processes
     r"The `srun` command is available on your system but is not used",  # one process on a login node is no mistake

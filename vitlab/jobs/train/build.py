@@ -16,12 +16,14 @@ from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import check_same_config
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, flatten
+from vitlab.config.parser import VitlabCLI, class_of, flatten
 from vitlab.config.strategies import check_strategy
+from vitlab.contract import deals_samples, recipe
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import complain, say
-from vitlab.jobs.train.describe import describe, header, model_facts
+from vitlab.jobs.train.describe import describe, header
+from vitlab.jobs.train.facts import check_module, model_facts
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import place_loggers
 from vitlab.runs.choose import choose_run
@@ -55,6 +57,7 @@ class FitCLI(VitlabCLI):
         self.run = run or RunDir(".")
         self.wandb_id = os.urandom(4).hex()
         super().__init__(args)
+        check_module(self.model)
         saves = self.config.trainer.enable_checkpointing is not False
         self.job = Job(
             task=self.model,
@@ -70,12 +73,12 @@ class FitCLI(VitlabCLI):
             wandb_id=self.wandb_id,
             wandb_line=self.wandb_line,
             keeper=self.config_init.checkpoint if saves else None,
-            facts=model_facts(self.model.net),  # before a strategy changes the network
+            facts=model_facts(self.model, self.datamodule),  # before a strategy changes the network
         )
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory, and send the loggers into it; nothing is written yet."""
-        self.config_text = self.parser.dump(self.config, skip_none=False)
+        self.config_text = self._as_text()
         if self.resumed:
             if old := stored_config(self.run):
                 check_same_config(self.run, flatten(old), flatten(yaml.safe_load(self.config_text)))
@@ -106,8 +109,17 @@ class FitCLI(VitlabCLI):
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
-        check_strategy(self.config.trainer.strategy, trainer, self._get(self.config_init, "model").hparams["opt"])
+        check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
+
+    def _as_text(self) -> str:
+        """Return the configuration as it is kept, with what the words say of images where the data cannot."""
+        text = self.parser.dump(self.config, skip_none=False)
+        if deals_samples(class_of(self.config.data.class_path)) or not self.given_links():
+            return text
+        content = yaml.safe_load(text)
+        content["model"]["init_args"] = {**content["model"].get("init_args", {}), **self.given_links()}
+        return yaml.safe_dump(content, sort_keys=False)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
         say(header(self.job))

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from vitlab.contract import fingerprint
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.models.weights_file import weights_digest
@@ -19,22 +20,26 @@ def close(job: Job, seconds: float) -> None:
     keeper = job.keeper
     if keeper is None or job.config.trainer.fast_dev_run:
         return
-    job.run.write("data.json", job.data.fingerprint())  # again: files may have turned bad on the way
+    job.run.write("data.json", fingerprint(job.data))  # again: files may have turned bad on the way
     for name in ("best", "last"):
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors")
-    rows = [row for row in job.run.rows() if "val/loss" in row]
-    best = [row for row in rows if row["epoch"] == keeper.best_epoch]
     lines = []
-    if best:
+    rows = [row for row in job.run.rows() if keeper.monitor in row and row["epoch"] == keeper.best_epoch]
+    if rows:
         path = job.run.checkpoint()
-        values = {k.removeprefix("val/"): v for k, v in best[-1].items() if k.startswith("val/")}
+        values = {k.removeprefix("val/"): v for k, v in rows[-1].items() if k not in ("step", "epoch", "attempt")}
         job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
-        shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
-        lines.append(f"best epoch {best[-1]['epoch'] + 1}: {shown} on {values['n']:.0f} validation images")
+        lines.append(f"best epoch {rows[-1]['epoch'] + 1}: {in_words(values, 'validation images')}")
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
+
+
+def in_words(values: dict[str, float], images: str) -> str:
+    """Return what was measured in one line."""
+    shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
+    return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
@@ -46,8 +51,10 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 def save_weights(checkpoint: Path, path: Path) -> None:
     """Write the network of a checkpoint as safetensors."""
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    weights = {k.removeprefix("net."): v.contiguous() for k, v in content["state_dict"].items() if k.startswith("net.")}
-    arguments = json.dumps(content["hyper_parameters"])
+    state = content["state_dict"]
+    inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
+    weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
+    arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
     metadata = {"format": "pt", "hyper_parameters": arguments, "sha256": weights_digest(weights, arguments)}
     with whole(path) as beside:
         save_file(weights, beside, metadata=metadata)

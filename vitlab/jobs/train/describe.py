@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import math
 import platform
 import socket
 from contextlib import suppress
@@ -16,11 +17,12 @@ from lightning.pytorch.loggers import WandbLogger
 from vitlab.callbacks.record import now_utc
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
+from vitlab.contract import deals_samples, fingerprint, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, numbers
 from vitlab.jobs.terminal import complain, log_to
+from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
-from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import whole, write_text
 from vitlab.runs.machine import cpu_name, git
@@ -31,25 +33,10 @@ from vitlab.tokenizers.t2t import T2TTokenizer
 PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
 
 
-def model_facts(net: Any) -> dict[str, Any]:
-    """Return parameters, multiply-adds, tokens and grid of a network."""
-    macs = count_macs(net)
-    return {
-        "parameters": count_parameters(net),
-        "parameters_total": sum(p.numel() for p in net.parameters()),
-        "macs": macs,
-        "flops": 2 * macs,
-        "tokens": count_tokens(net),
-        "grid": list(net.grid_size),
-        "img_size": list(net.img_size),
-        "in_chans": net.in_chans,
-    }
-
-
 def header(job: Job) -> str:
     """Return the lines that say what is trained, on what, and where."""
     lines = {
-        "model": _model_line(job.task, job.facts),
+        "model": _model_line(job.task, job.facts) if has_grid(job.task) else _own_model_line(job.task, job.facts),
         "data": _data_line(job.data),
         "train": _train_line(job),
     }
@@ -72,6 +59,13 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{note}"
 
 
+def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
+    size = f"{path_of(task)}: {facts['parameters'] / 1e6:.3g} M parameters"
+    if "macs" in facts:
+        return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
+    return f"{size}; multiply-adds are not counted: that takes `img_size`, `in_chans` and a forward of images"
+
+
 def _teacher_line(task: Distillation) -> str:
     teacher, hparams = task.teacher, task.hparams
     size = sum(p.numel() for p in teacher.parameters()) / 1e6
@@ -81,7 +75,11 @@ def _teacher_line(task: Distillation) -> str:
     )
 
 
-def _data_line(data: ImageData) -> str:
+def _data_line(data: Any) -> str:
+    if not isinstance(data, ImageData):
+        known = "by its own fingerprint" if hasattr(data, "fingerprint") else "not recorded: it has no `fingerprint`"
+        place = "a stop in mid-epoch goes on with other batches, unless its loader has `state_dict`"
+        return f"{path_of(data)}; its samples are {known}; {place}"
     data.compare_with_test()
     facts = data.fingerprint()
     splits = facts["splits"]
@@ -105,16 +103,20 @@ def _data_line(data: ImageData) -> str:
 
 
 def _train_line(job: Job) -> str:
-    hparams, trainer = job.task.hparams, job.trainer
-    batch = job.data.batch_size * trainer.accumulate_grad_batches
-    decayed = sum(p.numel() for g in job.task.optimizer_groups() if g["weight_decay"] for p in g["params"])
+    trainer, batch = job.trainer, job.batch
     device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
-    lr = hparams["lr"] * job.task.batch_factor(batch)
-    return (
-        f"{trainer.max_epochs} epochs, batch {batch}, {hparams['opt']}, lr {lr:g}, "
-        f"weight decay {hparams['weight_decay']:g} on {decayed:,} weights, seed {job.config.seed_everything}, "
-        f"{trainer.num_devices * trainer.num_nodes} x {device}, precision {trainer.precision}"
-    )
+    parts = [f"{trainer.max_epochs} epochs" if trainer.max_epochs != -1 else f"{trainer.max_steps} steps"]
+    parts += [f"batch {batch}"] if batch else []
+    parts += [_recipe(job.task, batch or 0)] if isinstance(job.task, Task) else []
+    parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
+    return ", ".join([*parts, f"precision {trainer.precision}"])
+
+
+def _recipe(task: Task, batch: int) -> str:
+    hparams = task.hparams
+    decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
+    lr = hparams["lr"] * (task.batch_factor(batch) if batch else 1)
+    return f"{hparams['opt']}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
 
 
 def begin(job: Job) -> None:
@@ -134,12 +136,14 @@ def begin(job: Job) -> None:
 
 def describe(job: Job) -> None:
     """Write what the data and the devices are known to be, once they are there."""
-    run, net = job.run, job.task.net
-    run.write("param_groups.json", describe_groups(net, job.task.optimizer_groups(), job.task.hparams["lr"]))
+    run = job.run
+    if isinstance(task := job.task, Task):
+        run.write("param_groups.json", describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"]))
     run.write("model.json", job.facts)
-    run.write("data.json", job.data.fingerprint())
-    with whole(run.path / TRAINED_ON) as beside:
-        np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
+    run.write("data.json", fingerprint(job.data))
+    if isinstance(job.data, ImageData):
+        with whole(run.path / TRAINED_ON) as beside:
+            np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
     run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
@@ -148,8 +152,7 @@ def describe(job: Job) -> None:
 
 
 def _facts(job: Job) -> dict[str, Any]:
-    trainer = job.trainer
-    rates = job.task.sum_of_learning_rates()
+    trainer, steps = job.trainer, float(job.trainer.estimated_stepping_batches)
     return {
         "status": "running",
         "attempts": job.record.attempt,
@@ -160,11 +163,18 @@ def _facts(job: Job) -> dict[str, Any]:
         "world_size": trainer.world_size,
         "threads": torch.get_num_threads(),
         "seed": job.config.seed_everything,
-        "steps": int(trainer.estimated_stepping_batches),
-        "sum_of_learning_rates": rates,
-        "sum_of_learning_rates_pos_embed": rates * job.task.hparams["pos_embed_lr_mult"],
-        "promises": promises(trainer),
+        **({"steps": int(steps)} if math.isfinite(steps) else {}),
+        **(_rates(job.task) if isinstance(job.task, Task) else {}),
+        "promises": promises(trainer) if isinstance(job.task, Task) and deals_samples(job.data) else {},
         "resumed": now_utc() if job.resumed else None,
+    }
+
+
+def _rates(task: Task) -> dict[str, float]:
+    rates = task.sum_of_learning_rates()
+    return {
+        "sum_of_learning_rates": rates,
+        "sum_of_learning_rates_pos_embed": rates * task.hparams["pos_embed_lr_mult"],
     }
 
 

@@ -16,13 +16,13 @@ OUT_OF_MEMORY = (
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
 
 
-def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | None:
+def told(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
     """Return what a user must know of an error that a sound program meets, or None for a mistake of ours.
 
     Args:
         error: What ended the training.
         run: The run directory.
-        batch: Images of a step, over all processes.
+        batch: Images of a step, over all processes; None where the data do not say it.
         processes: Number of processes.
     """
     way_on = f"`vitlab fit --resume {run.path}`"
@@ -30,10 +30,11 @@ def told(error: Exception, run: RunDir, batch: int, processes: int) -> str | Non
         case FloatingPointError() | NotSaved():
             return str(error)
         case torch.OutOfMemoryError():
-            share = f"data.batch_size={batch}, {batch // processes} on each GPU"
-            return f"out of GPU memory with {share}; {OUT_OF_MEMORY}"
+            share = f" with data.batch_size={batch}, {batch // processes} on each GPU" if batch else ""
+            return f"out of GPU memory{share}; {OUT_OF_MEMORY}"
         case MemoryError() | RuntimeError() if "allocate" in str(error).lower() or isinstance(error, MemoryError):
-            return f"out of memory with data.batch_size={batch}, {batch // processes} in each process; {OUT_OF_MEMORY}"
+            share = f" with data.batch_size={batch}, {batch // processes} in each process" if batch else ""
+            return f"out of memory{share}; {OUT_OF_MEMORY}"
         case RunGone():
             again = "start it again with the same command, or `vitlab fit --resume` it where it is now"
             return f"{error}; nothing more can be saved: {again}"

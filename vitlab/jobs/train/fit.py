@@ -5,6 +5,7 @@ import shutil
 import signal
 import time
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from safetensors import SafetensorError
 
 from vitlab.config.options import FitOptions
@@ -17,6 +18,7 @@ from vitlab.jobs.train.close import close
 from vitlab.jobs.train.describe import begin, header
 from vitlab.jobs.train.endings import told
 from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.mismatch import mismatch
 from vitlab.jobs.train.wandb import finish
 from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.models.weights_file import check_readable
@@ -106,17 +108,18 @@ def _fit(job: Job) -> None:
         raise
     except Exception as error:
         if "DataLoader timed out" in str(error):
-            complain(f"\n{told(error, job.run, job.data.batch_size, job.trainer.world_size)}")
+            complain(f"\n{told(error, job.run, job.batch, job.trainer.world_size)}")
             ended = Stopped(signal.SIGTERM)
             ended.said = True
             raise ended from error
-        if sentence := told(error, job.run, job.data.batch_size, job.trainer.world_size):
+        if sentence := told(error, job.run, job.batch, job.trainer.world_size):
             raise _failed(sentence) from error
-        if job.record.started or not isinstance(error, ValueError):
+        sentence = mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
+        if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
             raise
         if not job.resumed and job.trainer.is_global_zero:
             shutil.rmtree(job.run.path, ignore_errors=True)
-        raise UsageError(" ".join(str(error).split())) from error
+        raise UsageError(sentence or " ".join(str(error).split())) from error
 
 
 def _failed(sentence: str) -> RunFailed:

@@ -46,3 +46,9 @@ class Job:
     wandb_line: str | None
     keeper: Checkpoint | None
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int | None:
+        """Images of a step of the optimizer over all processes; None where the data do not say it."""
+        size = getattr(self.data, "batch_size", None)
+        return size * self.trainer.accumulate_grad_batches if isinstance(size, int) else None

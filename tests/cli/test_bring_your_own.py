@@ -1,0 +1,125 @@
+"""Modules and data that know nothing of vitlab: trained, stopped, resumed and measured by its commands."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.cli.main import main
+
+TESTS = Path(__file__).parents[1]
+NET = ["--model=userpkg.Net", "--trust_imports", "userpkg"]
+BARS = ["--data=userpkg.Bars", "--trust_imports", "userpkg"]
+VIT = ["--model=Classifier", "--model.patch_size=2", "--model.embed_dim=48", "--model.depth=1", "--model.num_heads=3"]
+FACTS = ["--model.img_size=8", "--model.in_chans=1", "--model.num_classes=10"]
+SHORT = ["--trainer.accelerator=cpu", "--trainer.max_epochs=2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(TESTS))
+    return tmp_path
+
+
+def read(run, name):
+    return json.loads((Path("runs") / run / name).read_text())
+
+
+def save_digit(folder):
+    folder.mkdir(parents=True)
+    Image.new("L", (8, 8), 128).save(folder / "a.png")
+
+
+COMBINATIONS = {
+    "own module, own data": [*NET, *BARS],
+    "own module, data of vitlab": [*NET, "--data=Digits", "--data.subset=0.2"],
+    "task of vitlab, own data": [*VIT, *FACTS, *BARS],
+}
+
+
+@pytest.mark.parametrize("arguments", COMBINATIONS.values(), ids=COMBINATIONS)
+def test_any_module_and_any_data_are_trained_measured_and_recorded(arguments, capsys):
+    assert main(["fit", *arguments, *SHORT, "--name=own"]) == 0
+    assert main(["fit", "--resume=own", "--trainer.max_epochs=3", "--trust_imports=userpkg"]) == 0
+    for command in ("validate", "test"):
+        assert main([command, "own", "--trust_imports=userpkg"]) == 0
+    images = ["data/digits"] if "Digits" in str(arguments) else []
+    for image in images:
+        save_digit(Path(image))
+    assert main(["predict", "own", *images, "--trust_imports=userpkg", "--output=table.csv"]) == 0
+    assert len(Path("table.csv").read_text().splitlines()) == (2 if images else 65)
+    results = read("own", "results.json")
+    assert any("acc" in name for name in results["test"])
+    assert any("loss" in name for name in results["val"])
+    assert read("own", "model.json")["parameters"] > 0
+    assert read("own", "run.json")["status"] == "done"
+    rows = [json.loads(line) for line in Path("runs/own/metrics.jsonl").read_text().splitlines()]
+    assert {row["epoch"] for row in rows} == {0, 1, 2}
+    assert any("train/loss" in row for row in rows)
+    assert (Path("runs/own/weights/best.safetensors")).is_file()
+
+
+def test_a_module_of_ones_own_is_saved_on_a_signal_and_goes_on(monkeypatch, capsys):
+    monkeypatch.setenv("PREEMPT", "1")
+    preempt = "--trainer.callbacks=[{class_path: userpkg.callback.Preempt}]"
+    assert main(["fit", *NET, *BARS, *SHORT, "--name=own", preempt]) == 75
+    monkeypatch.delenv("PREEMPT")
+    assert torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+    assert "goes on with other batches" in capsys.readouterr().out
+    assert main(["fit", "--resume=own", "--trust_imports=userpkg"]) == 0
+    assert torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
+
+
+def test_what_vitlab_knows_of_its_own_classes_alone_is_refused_in_one_line(capsys):
+    assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
+    capsys.readouterr()
+    for words in (["export", "own", "--to=safetensors"], ["analyze", "cka", "own"]):
+        assert main([*words, "--trust_imports=userpkg"]) == 2
+        assert "userpkg" in one_line(capsys)
+    assert main(["predict", "own", "picture.png", "--trust_imports=userpkg"]) == 2
+    assert "picture.png" in one_line(capsys)
+
+
+def one_line(capsys):
+    text = capsys.readouterr().err.strip()
+    assert text.startswith("vitlab: ")
+    assert "\n" not in text
+    return text
+
+
+WRONG = {
+    "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "NoStep has no `training_step`"),
+    "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
+    "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
+    "batches that a task of vitlab does not take": (
+        [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],
+        "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
+    ),
+    "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `img_size`: give --model.img_size"),
+    "a metric whose good end is not known": ([*NET, *BARS, "--checkpoint.monitor=val_acc"], "`checkpoint.mode`"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_trained_is_one_line_and_leaves_nothing(arguments, answer, capsys):
+    assert main(["fit", *arguments, *SHORT, "--name=wrong", "--trust_imports=userpkg"]) == 2
+    assert answer in one_line(capsys)
+    assert not Path("runs/wrong").exists()
+
+
+def test_the_page_runs_as_it_stands(capsys, monkeypatch):
+    page = (TESTS.parent / "docs" / "bring_your_own.md").read_text()
+    for block in re.findall(r"```python\n(# (\w+\.py)\n.*?)```", page, re.DOTALL):
+        Path(block[1]).write_text(block[0])
+        assert block[0].count("\n") <= 32
+    monkeypatch.syspath_prepend(".")
+    size = ["--model.depth=1", "--model.embed_dim=48", "--model.num_heads=3", "--trainer.accelerator=cpu"]
+    for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
+        assert main([*line.split(), *(size if "Classifier" in line else [])]) == 0, line
+    assert "multiply-adds an image" in capsys.readouterr().out
+    assert read("own", "data.json")["data"] == "Digits"
+    assert read("vit", "data.json")["splits"]["train"]["n"] == 64

@@ -1,0 +1,28 @@
+"""Mistakes that people make."""
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from userpkg.data import Bars
+from userpkg.net import Net
+
+
+class NoStep(L.LightningModule):
+    def configure_optimizers(self):
+        return None
+
+
+class SavesObject(Net):
+    def __init__(self, width: int = 16):
+        super().__init__(width)
+        self.save_hyperparameters()
+        self.hparams["loss"] = torch.nn.CrossEntropyLoss()
+
+
+class Dicts(Bars):
+    def train_dataloader(self):
+        samples = [{"image": image, "label": label} for image, label in self.bars(0)]
+        return DataLoader(samples, batch_size=self.batch)
+
+    val_dataloader = train_dataloader

@@ -1,0 +1,82 @@
+"""What can be known of a network and of a module before the first step."""
+
+import io
+import pickle
+from contextlib import suppress
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.func import functional_call
+from torch.utils.flop_counter import FlopCounterMode
+
+from vitlab.contract import image_fact, network, path_of, recipe
+from vitlab.errors import UsageError
+from vitlab.models.cost import count_macs, count_parameters, count_tokens
+
+
+def has_grid(task: Any) -> bool:
+    """Return whether a task trains a network of vitlab, whose tokens lie on a grid."""
+    return hasattr(network(task), "grid_size")
+
+
+def check_grid(task: Any) -> None:
+    """Refuse to resize a network that has no grid of tokens."""
+    if not has_grid(task):
+        raise UsageError(f"`--resize` is for networks of vitlab, and {path_of(task)} is none")
+
+
+def model_facts(task: Any, data: Any) -> dict[str, Any]:
+    """Return parameters, multiply-adds, tokens and grid of a network, as far as they are known."""
+    net: Any = network(task)
+    facts = {"parameters": count_parameters(net), "parameters_total": sum(p.numel() for p in net.parameters())}
+    if not has_grid(task):
+        images = {name: image_fact(net, name) or image_fact(data, name) for name in ("img_size", "in_chans")}
+        return facts | _operations(_macs_of_forward(net, **images)) if all(images.values()) else facts
+    return {
+        **facts,
+        **_operations(count_macs(net)),
+        "tokens": count_tokens(net),
+        "grid": list(net.grid_size),
+        "img_size": list(net.img_size),
+        "in_chans": net.in_chans,
+    }
+
+
+def check_module(task: L.LightningModule) -> None:
+    """Refuse a module that cannot be trained, or whose checkpoints could not be read again, before anything is written.
+
+    Raises:
+        UsageError: It lacks a step or an optimizer, or its hyper-parameters hold objects.
+    """
+    for name in ("training_step", "configure_optimizers"):
+        if not is_overridden(name, task, L.LightningModule):
+            raise UsageError(f"{path_of(task)} has no `{name}`, and cannot be trained; see docs/bring_your_own.md")
+    for name, value in recipe(task).items():
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except (pickle.PickleError, AttributeError, TypeError) as error:
+            raise UsageError(
+                f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, and checkpoints hold "
+                f'numbers, words and tensors alone: save_hyperparameters(ignore=["{name}"])'
+            ) from error
+
+
+def _operations(macs: int | None) -> dict[str, int]:
+    return {} if macs is None else {"macs": macs, "flops": 2 * macs}
+
+
+def _macs_of_forward(net: nn.Module, img_size: list[int], in_chans: int) -> int | None:
+    """Count on the meta device; None where the forward pass takes no images, or needs values."""
+    meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
+    images = torch.empty(1, in_chans, *img_size, device="meta")
+    counter = FlopCounterMode(display=False)
+    with suppress(Exception), torch.no_grad(), counter:  # code of the user's own fails as it likes
+        functional_call(net, meta, (images,))
+        return sum(counter.get_flop_counts()["Global"].values()) // 2
+    return None

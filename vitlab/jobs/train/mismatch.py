@@ -1,0 +1,66 @@
+"""Why a module or data of the user's own failed before the first step was done, in one line."""
+
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+import vitlab
+from vitlab.contract import deals_samples, path_of
+from vitlab.tasks.base import Task
+
+_OURS = Path(vitlab.__file__).parent
+
+
+def mismatch(error: Exception, task: Any, data: Any) -> str | None:
+    """Return where it failed and what the batches hold; None where task and data are vitlab's, or it is another matter.
+
+    Args:
+        error: What the first batches have raised.
+        task: The LightningModule.
+        data: The LightningDataModule.
+    """
+    if isinstance(task, Task) and deals_samples(data):
+        return None
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if frames:
+        return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {what}"
+    if not isinstance(error, TypeError | ValueError | LookupError | AttributeError | RuntimeError | AssertionError):
+        return None
+    if isinstance(task, Task):
+        return (
+            f"{type(task).__name__} takes batches of images (B, C, H, W) and targets (B,), and the first of "
+            f"{path_of(data)} is {_first(data)}: {what}"
+        )
+    return f"{path_of(task)} does not train on {path_of(data)}: {what}"
+
+
+def _is_own(file: str) -> bool:
+    path = Path(file)
+    return path.is_file() and "site-packages" not in path.parts and _OURS not in path.parents
+
+
+def _first(data: Any) -> str:
+    try:
+        return shape_of(next(iter(data.train_dataloader())))
+    except Exception as error:  # code of the user's own fails as it likes
+        return f"not there ({type(error).__name__})"
+
+
+def shape_of(batch: Any) -> str:
+    """Return what a batch holds, in short.
+
+    >>> import torch
+    >>> shape_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})
+    '{image: tensor (4, 3, 8, 8), label: list}'
+    """
+    if isinstance(batch, Tensor):
+        return f"tensor {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {shape_of(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, list | tuple) and any(isinstance(part, Tensor) for part in batch):
+        return f"({', '.join(map(shape_of, batch))})"
+    return type(batch).__name__
