@@ -82,7 +82,8 @@ def test_the_config_that_trains_a_model_is_found_by_its_network(tmp_path, monkey
     )
     (folder / "other.yaml").write_text("model:\n  init_args: {embed_dim: 448, depth: 19, num_heads: 7, mlp_ratio: 3}\n")
     (folder / "broken.yaml").write_text("a: [")
-    assert models._trainers("t2t_vit_t_19", models._configs()) == ["configs/imagenet/mine.yaml"]
+    shipped = ["configs/imagenet/t2t_vit_t_19.yaml"]
+    assert models._trainers("t2t_vit_t_19", models._configs()) == ["configs/imagenet/mine.yaml", *shipped]
     assert main(["models", "t2t_vit_t_19"]) == 0
     assert "configs/imagenet/mine.yaml" in capsys.readouterr().out
 

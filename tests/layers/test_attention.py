@@ -65,6 +65,22 @@ def test_weights_are_what_forward_applies_and_their_rows_sum_to_one(pos_embed, q
     torch.testing.assert_close(attn(x, position, 1), expected, rtol=1e-4, atol=1e-6)
 
 
+def test_a_gate_scales_each_channel_by_the_mean_of_the_projected_tokens():
+    attn, x = Attention(dim=8, num_heads=2, se_reduction=4), torch.randn(2, 5, 8)
+    plain = Attention(dim=8, num_heads=2)
+    plain.load_state_dict({k: v for k, v in attn.state_dict().items() if not k.startswith("se_layer")})
+    y = plain(x, PosEmbed(), 0)
+    narrow = torch.relu(y.mean(1) @ attn.se_layer.fc[0].weight.T)  # (B, 2)
+    gate = torch.sigmoid(narrow @ attn.se_layer.fc[2].weight.T)[:, None]
+    torch.testing.assert_close(attn(x, PosEmbed(), 0), y * gate)
+
+
+@pytest.mark.parametrize("reduction", [-1, 9])
+def test_a_gate_has_at_least_one_channel(reduction):
+    with pytest.raises(ValueError, match=f"`se_reduction` must be from 1 to `embed_dim`, got {reduction} and 8"):
+        Attention(dim=8, num_heads=2, se_reduction=reduction)
+
+
 def test_attention_is_that_of_torch():
     attn = Attention(dim=8, num_heads=4)
     theirs = nn.MultiheadAttention(8, 4, batch_first=True)

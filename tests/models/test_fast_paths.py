@@ -66,6 +66,15 @@ def test_heads_that_read_patches_get_all_of_them(global_pool):
     assert not randomised(global_pool=global_pool).reads_class_token_only()
 
 
+def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
+    model = randomised(se_reduction=4)
+    assert not model.reads_class_token_only()
+    images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
+    expected = model(images)
+    model.skips_unread_tokens = True
+    assert torch.equal(model(images), expected) and None not in gradients(model, expected)
+
+
 @pytest.mark.parametrize("changed", [{"pos_embed_join": "every_layer"}, {"depth": 1}])
 def test_a_convolution_after_the_last_block_keeps_its_gradient(changed):
     model = randomised(pos_embed="conv", **changed)
@@ -127,7 +136,7 @@ def test_no_published_network_leaves_the_fast_way(name):
     with torch.device("meta"):
         model = VisionTransformer(**SIZES[name])
     assert model.tokenizer.is_fused(torch.empty(1, 3, 224, 224))
-    assert model.reads_class_token_only()
+    assert model.reads_class_token_only() == (not SIZES[name].get("se_reduction"))
 
 
 def test_tasks_skip_what_no_one_reads_in_training_and_evaluation():

@@ -19,6 +19,7 @@ T2T = {
     "t2t_vit_t_24": (64_000_590, 64_101_454, 14.967),
     "t2t_vit_14_resnext": (21_465_806, 21_545_550, 4.783),
     "t2t_vit_14_wide": (25_000_910, 25_156_302, 5.229),
+    "t2t_vit_14_se": (21_723_854, 21_803_598, 4.784),
 }
 VIT = {  # timm's parameter counts, which include a position of the class token
     "vit_ti16": 5_717_416,

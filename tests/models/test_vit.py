@@ -409,8 +409,10 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
     root = Path(__file__).parents[2]
     files = [*(root / "configs").rglob("*.yaml"), *(root / "experiments").rglob("*.yaml")]
     text = "\n".join(path.read_text() for path in files)
-    names = [name for name in inspect.signature(VisionTransformer).parameters if name.startswith(("t2t_", "value_"))]
-    assert len(names) == 16 and not [name for name in names if not re.search(rf"\b(model\.)?{name}: ", text)]
+    names = [
+        name for name in inspect.signature(VisionTransformer).parameters if name.startswith(("t2t_", "value_", "se_"))
+    ]
+    assert len(names) == 17 and not [name for name in names if not re.search(rf"\b(model\.)?{name}: ", text)]
 
 
 # Mistakes

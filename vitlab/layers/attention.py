@@ -25,6 +25,7 @@ class Attention(nn.Module):
         dropout: Share of outputs that training sets to zero, 0 to 1.
         norm_layer: Kind of the normalisation that ``qk_norm`` adds.
         norm_eps: Epsilon of that normalisation.
+        se_reduction: How much narrower the gate of :class:`SqueezeExcite` behind the projection is; 0 leaves it out.
 
     Example:
         >>> attention, positions = Attention(16, num_heads=2), PosEmbed()
@@ -46,6 +47,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         norm_layer: NormName = "layernorm",
         norm_eps: float = 1e-6,
+        se_reduction: int = 0,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -57,6 +59,7 @@ class Attention(nn.Module):
         self.q_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
+        self.se_layer = SqueezeExcite(dim, se_reduction) if se_reduction else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         self.kernel: Callable[..., Tensor] = attend
 
@@ -67,7 +70,7 @@ class Attention(nn.Module):
         if first_only and bias is not None:
             bias = bias[..., :1, :]
         x = self.kernel(q, k, v, bias, self.qk_scale)
-        x = self.dropout(self.proj(x.transpose(1, 2).flatten(2)))  # (B, A, L, d) -> (B, L, D)
+        x = self.dropout(self.se_layer(self.proj(x.transpose(1, 2).flatten(2))))  # (B, A, L, d) -> (B, L, D)
         return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
@@ -102,6 +105,30 @@ class Attention(nn.Module):
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
         return None if bias is None else bias.to(q.dtype)
+
+
+class SqueezeExcite(nn.Module):
+    """Scale each channel by a gate that the mean of all tokens opens, Hu et al. 2018 (arXiv:1709.01507).
+
+    Args:
+        dim: Token width D.
+        reduction: How much narrower the layer before the gate is.
+
+    Example:
+        >>> SqueezeExcite(32, reduction=16)(torch.randn(2, 5, 32)).shape
+        torch.Size([2, 5, 32])
+    """
+
+    def __init__(self, dim: int, reduction: int) -> None:
+        super().__init__()
+        if reduction < 1 or dim < reduction:
+            raise ValueError(f"`se_reduction` must be from 1 to `embed_dim`, got {reduction} and {dim}")
+        narrow, wide = nn.Linear(dim, dim // reduction, bias=False), nn.Linear(dim // reduction, dim, bias=False)
+        self.fc = nn.Sequential(narrow, nn.ReLU(), wide, nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, L, D)`` to ``(B, L, D)``."""
+        return x * self.fc(x.mean(dim=1, keepdim=True))
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:

@@ -144,6 +144,7 @@ class Block(nn.Module):
         dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
         drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
+        se_reduction: How much narrower a squeeze-excite gate behind attention is; 0 leaves it out.
 
     Example:
         >>> block = Block(16, num_heads=2, layer_scale=1e-5)
@@ -168,6 +169,7 @@ class Block(nn.Module):
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
+        se_reduction: int = 0,
     ) -> None:
         super().__init__()
         if int(dim * mlp_ratio) < 1:
@@ -183,6 +185,7 @@ class Block(nn.Module):
             dropout=dropout,
             norm_layer=norm_layer,
             norm_eps=norm_eps,
+            se_reduction=se_reduction,
         )
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)

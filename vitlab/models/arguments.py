@@ -40,6 +40,7 @@ class NetworkArgs(T2TArgs, total=False):
     global_pool: PoolName
     head_hidden: int
     init_std: float
+    se_reduction: int
     layer_scale: float | None
     dropout: float
     drop_path_rate: float

@@ -52,4 +52,5 @@ PUBLISHED = {
     "t2t_vit_t_24": Published(64_000_590, 14_967_128_064, 197, 82.6, _T2T, (82.554, 96.064)),
     "t2t_vit_14_resnext": Published(21_465_806, 4_783_468_544, 197, 81.5, _T2T_TABLE),
     "t2t_vit_14_wide": Published(25_000_910, 5_229_349_376, 197, 77.9, _T2T_TABLE),
+    "t2t_vit_14_se": Published(21_723_854, 4_783_726_592, 197, 81.6, _T2T_TABLE),
 }

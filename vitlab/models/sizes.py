@@ -41,4 +41,5 @@ SIZES: dict[str, dict[str, Any]] = {
     # their table 6: more and narrower heads; fewer and wider blocks (the table says 14, the official code has 4)
     "t2t_vit_14_resnext": _t2t("performer", 384, 14, 32, 3.0),
     "t2t_vit_14_wide": _t2t("performer", 768, 4, 12, 3.0),
+    "t2t_vit_14_se": _t2t("performer", 384, 14, 6, 3.0) | {"se_reduction": 16},
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.layers.attention import SqueezeExcite
 from vitlab.layers.block import ActName, Block
 from vitlab.layers.norm import NormName, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
@@ -61,6 +62,7 @@ class VisionTransformer(Named, nn.Module):
         global_pool: What the head reads: the class token, or the patch tokens' mean, maximum or attention pooling.
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
         init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
+        se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
         dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
@@ -107,6 +109,7 @@ class VisionTransformer(Named, nn.Module):
         global_pool: PoolName = "token",
         head_hidden: int = 0,
         init_std: float = 0.02,
+        se_reduction: int = 0,
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -116,7 +119,9 @@ class VisionTransformer(Named, nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
-        check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        check_at_least(
+            0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden, se_reduction=se_reduction
+        )
         check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         check_pool(global_pool, class_token)
         if init_std <= 0:
@@ -162,6 +167,7 @@ class VisionTransformer(Named, nn.Module):
             act_layer=act_layer,
             norm_layer=norm_layer,
             norm_eps=norm_eps,
+            se_reduction=se_reduction,
             layer_scale=layer_scale,
             dropout=dropout,
             drop_path_subset=drop_path_subset,
@@ -219,7 +225,9 @@ class VisionTransformer(Named, nn.Module):
 
     def reads_class_token_only(self) -> bool:
         """Return whether the outputs depend on the class token alone, as the last block leaves it."""
-        return self.global_pool == "token" and not self.pos_embed.acts_after(len(self.blocks) - 1)
+        last = len(self.blocks) - 1
+        gates = isinstance(self.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # by the mean of all
+        return self.global_pool == "token" and not gates and not self.pos_embed.acts_after(last)
 
     def pool(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only."""
