@@ -75,6 +75,23 @@ def test_hostile_yaml_is_one_line_in_bounded_time(tmp_path, capsys, kind):
         assert told in said.err and said.err.count("\n") == 1 and "Traceback" not in said.out + said.err
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("t2t-attn", 'there is no key `model.t2t-attn`; did you mean "model.t2t_attn"'),
+        ("w\N{CYRILLIC SMALL LETTER A}rmup_epochs", 'did you mean "model.warmup_epochs"'),
+        ("warmup_epochs ", "the key `warmup_epochs ` begins or ends with a blank"),
+    ],
+)
+def test_a_key_that_looks_like_another_is_named(tmp_path, capsys, key, told):
+    content = yaml.safe_load(Path(CONFIG).read_text())
+    content["model"]["init_args"][key] = 1
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    assert main(["fit", "--config", str(tmp_path / "mine.yaml"), "--dry_run"]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+
+
 def test_merge_keys_are_read_and_give_way():
     assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", "here") == {
         "a": {"x": 1, "y": 2},

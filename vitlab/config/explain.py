@@ -28,10 +28,10 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     outer = found[1] if found else ""
     if found := re.search(r"Importing '([^']+)' is not allowed", message):
         return not_allowed(found[1])
-    if found := re.search(r"unrecognized arguments: --([\w.]+)", message):
+    if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
         return f"there is no argument `--{key}`{_closest_key(key, known)}"
-    if found := re.search(r"[Oo]ption '([\w.]+)' is not accepted|accept option '([\w.]+)'", message):
+    if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
         return f"there is no key `{key}`{_closest_key(key, known)}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
@@ -117,6 +117,9 @@ class _UniqueKeys(yaml.SafeLoader):
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue  # what is merged gives way to what stands here
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
+            if isinstance(key, str) and key != key.strip():
+                problem = f"the key `{key}` begins or ends with a blank"
+                raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key `{key}` stands twice, in lines {seen[key]} and {line}", key_node.start_mark
