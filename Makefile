@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results notebooks benchmarks faults gpu setup
+.PHONY: run test test-all check ablation results docs notebooks benchmarks faults gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -47,6 +47,9 @@ results: setup  ## the README's tables of accuracy and speed, out of the files i
 	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md
 	$(BENCH) table --readme README.md
 
+docs: setup  ## the site, into site/index.html; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 notebooks: setup  ## run the five notebooks from top to bottom; nothing is written into them
 	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2
 
@@ -59,5 +62,5 @@ setup: .venv/ready
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "vitlab needs Python 3.11 or newer: make PYTHON=python3.11")'
 	rm -rf .venv
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev,export,notebooks]"
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[dev,docs,export,notebooks]"
 	touch $@

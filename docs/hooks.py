@@ -1,0 +1,39 @@
+"""What mkdocs does on the way: links out of docs/ become names of files, commands show their own --help."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import griffe
+
+ROOT = Path(__file__).parents[1]
+HELP = re.compile(r"<!-- help: (\w+) -->")
+OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Fill in the --help of a command, and name the file where a link leaves the site for the repository."""
+    markdown = HELP.sub(lambda found: f"```text\n{_help(found[1])}```", markdown)
+    if "/" in page.file.src_uri:  # a page in a folder, whose `../` is docs/ itself
+        return markdown
+    return OUTSIDE.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
+
+
+class Examples(griffe.Extension):
+    """Shows what a docstring lets the reader type as code, under a heading or without one."""
+
+    def on_object(self, *, obj, **_):
+        """Give examples the heading that griffe knows."""
+        if obj.docstring:
+            text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
+            bare = re.compile(r"^(?=>>>).*(?:\n(?!\n).+)*", flags=re.M)
+            obj.docstring.value = bare.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+
+
+def _help(command):
+    words = [sys.executable, "-m", "vitlab", command, "--help"]
+    environment = {**os.environ, "COLUMNS": "100", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,74 @@
+"""The site: every page is in its contents, what it counts is so, and it is built without a warning."""
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def contents(entries):
+    for entry in entries:
+        value = next(iter(entry.values()))
+        yield from [value] if isinstance(value, str) else contents(value)
+
+
+def test_every_page_is_in_the_contents_and_every_entry_is_a_page():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    entries = list(contents(settings["nav"]))
+    assert sorted(entries) == sorted(page.relative_to(DOCS).as_posix() for page in PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_links_lead_to_files_that_are_there(page):
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_nothing_is_fetched_by_a_reader():
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    assert settings["theme"]["font"] is False
+    assert not any("//" in str(settings.get(key, "")) for key in ("extra_css", "extra_javascript"))
+
+
+def test_the_reading_path_is_an_evening_and_its_counts_are_so():
+    text = (DOCS / "reading.md").read_text()
+    rows = re.findall(r"^\| \[`(vitlab/\S+)`\]\(\.\./\1\) \| (\d+) \|", text, flags=re.M)
+    lines = {path: (ROOT / path).read_text().count("\n") for path, _ in rows}
+    assert {path: int(count) for path, count in rows} == lines
+    assert len(rows) >= 12 and sum(lines.values()) <= 2000
+    assert f"{sum(lines.values()):,} lines" in text
+
+
+def test_the_page_on_the_command_has_every_command():
+    assert set(re.findall(r"<!-- help: (\w+) -->", (DOCS / "command.md").read_text())) == set(COMMANDS)
+
+
+def test_what_the_pages_on_python_name_is_there():
+    named = [name for page in (DOCS / "api").glob("*.md") for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+    assert len(named) > 50
+    for name in named:
+        module, _, member = name.rpartition(".")
+        found = importlib.util.find_spec(name) if name.count(".") == 1 else importlib.import_module(module)
+        assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--model.pos_embed" in (tmp_path / "site/command.html").read_text()
+    page = (tmp_path / "site/api/run.html").read_text()
+    assert "vitlab.api.fit" in page and "&gt;&gt;&gt;" in page
+    assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
