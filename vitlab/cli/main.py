@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vitlab import __version__
-from vitlab.config.trust import refuse_forced_loading
+from vitlab.config.trust import refuse_forced_loading, taken
 from vitlab.errors import UsageError, did_you_mean, printable
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args[:1] != ["doctor"]:  # which tells it among other things
             refuse_forced_loading()
+        if args[:1] != ["submit"]:  # which hands it on
+            args = taken(args)
         return _command(args)(args[1:])
     except UsageError as error:
         sys.stderr.write(f"vitlab: {printable(str(error))}\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.trust import not_allowed
+from vitlab.config.trust import not_allowed, refusal
 from vitlab.errors import UsageError, did_you_mean
 
 NODES = 100_000  # values in one file
@@ -56,6 +56,8 @@ def _closest_key(key: str, known: set[str]) -> str:
 
 
 def _wrong_value(key: str, expected: str, value: str) -> str:
+    if why := refusal(value.strip("'\"")):
+        return f"`{key}`: {why}"
     choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
     value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
     if choices:

@@ -1,14 +1,17 @@
 """What a configuration may import and must not contain; docs/security.md gives the reasons."""
 
 import argparse
+import importlib
 import os
 import re
+import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 
-ALLOWED = ["vitlab", "lightning.pytorch", "torch.optim", "torchmetrics"]
+ALLOWED = ["vitlab", "lightning.pytorch", "lightning.fabric.plugins", "torch.optim", "torchmetrics"]
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 TRUSTED: list[str] = []  # packages that the user has named on this command line
 
@@ -31,11 +34,64 @@ class Trust(argparse.Action):
 
 
 def trust(packages: Iterable[str]) -> None:
-    """Let class paths of some packages be imported from now on."""
+    """Let class paths of some packages be imported from now on, also those beside you: after all others.
+
+    Raises:
+        UsageError: There is no such package, or it fails to import; in its own words.
+    """
     for name in packages:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
-        TRUSTED.append(name)
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last, so that a file beside you never hides a library
+        if name not in TRUSTED:
+            _import(name, f"`--trust_imports {name}`")
+            TRUSTED.append(name)
+
+
+def taken(args: list[str]) -> list[str]:
+    """Return the words of a command line without ``--trust_imports``, which every command has, and obey it."""
+    kept, words = [], iter(args)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != "--trust_imports":
+            kept.append(word)
+        elif names := value if equals else next(words, ""):
+            trust(names.split(","))
+        else:
+            raise UsageError("`--trust_imports` must name packages, such as my_package")
+    return kept
+
+
+def refusal(path: str) -> str | None:
+    """Return why a trusted class path leads nowhere; None where it does not, or is none."""
+    module, _, name = path.rpartition(".")
+    if not any(f"{path}.".startswith(f"{known}.") for known in TRUSTED):
+        return None
+    try:
+        found = _import(module, f'"{path}"')
+    except UsageError as error:
+        return str(error)
+    return None if hasattr(found, name) else f'"{path}": {module} has no {name}{did_you_mean(name, dir(found))}'
+
+
+def _import(name: str, shown: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            raise UsageError(
+                f"{shown}: there is no module {error.name}, neither installed nor in {os.getcwd()}"
+            ) from error
+        raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
+    except Exception as error:  # code of the user's own fails as it likes
+        raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
+    return f"{type(error).__name__}: {' '.join(str(error).split())} ({file}, line {line})"
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -46,8 +102,13 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 def check_import(path: str) -> None:
     """Refuse an import path of a configuration that neither vitlab nor the user trusts."""
-    if "." in path and not any(f"{path}.".startswith(f"{name}.") for name in [*ALLOWED, *TRUSTED]):
+    if not may_import(path):
         raise UsageError(not_allowed(path))
+
+
+def may_import(path: str) -> bool:
+    """Return whether vitlab or the user trusts an import path of a configuration."""
+    return "." not in path or any(f"{path}.".startswith(f"{name}.") for name in [*ALLOWED, *TRUSTED])
 
 
 def not_allowed(path: str) -> str:

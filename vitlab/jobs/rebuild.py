@@ -1,5 +1,6 @@
 """The arguments that rebuild what a run trained."""
 
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -7,6 +8,7 @@ import yaml
 
 from vitlab.config.arguments import config_paths, without
 from vitlab.config.explain import read_yaml
+from vitlab.config.trust import may_import
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
@@ -47,7 +49,15 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
     """Return the arguments that rebuild what ``run`` trained, without its loggers."""
     if config_paths(rest):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    return ["--config", str(run.config), *rest, *QUIETLY]
+    return ["--config", str(run.config), *_without_strangers(run), *rest, *QUIETLY]
+
+
+def _without_strangers(run: RunDir) -> list[str]:
+    """Return arguments that leave out callbacks of the user's own; only training needs what is not trusted here."""
+    callbacks = (yaml.safe_load(run.config.read_text()).get("trainer") or {}).get("callbacks")
+    listed = callbacks if isinstance(callbacks, list) else [callbacks]
+    kept = [one for one in listed if not isinstance(one, dict) or may_import(str(one.get("class_path")))]
+    return [] if len(kept) == len(listed) else [f"--trainer.callbacks={json.dumps(kept or None)}"]
 
 
 def one_device(run: RunDir) -> list[str]:

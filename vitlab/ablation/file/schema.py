@@ -11,7 +11,7 @@ from vitlab.errors import UsageError, did_you_mean
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
         *("name", "base", "axes", "exclude", "seeds", "baseline", "evaluate", "checkpoint", "metric", "match"),
-        *("analyses", "stats", "claims", "run", "wandb", "tune"),
+        *("analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
     ),
     "metric": ("primary", "mode", "secondary"),
     "match": ("within", "steps", "params", "flops", "on_violation"),
@@ -123,3 +123,12 @@ def check_level_name(file: File, where: str, name: Any) -> str:
     if not NAME.fullmatch(str(name)):
         raise file.mistake(where, f"a name is made of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
     return str(name)
+
+
+def read_packages(file: File) -> tuple[str, ...]:
+    """Return the packages of the user's own that the file wants to import; the command line confirms them."""
+    value = file.content.get("trust_imports") or []
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise file.mistake("trust_imports", f"`trust_imports` must list packages, as in [my_package], got {value!r}")
+    return tuple(names)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.schema import File, check_level_name
+from vitlab.ablation.file.schema import File, check_level_name, read_packages
 from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
 from vitlab.ablation.file.tune import Tune, read_tune
 from vitlab.errors import did_you_mean
@@ -63,6 +63,7 @@ class Ablation:
     wandb: Mapping[str, Any] | None
     claims: tuple[Claim, ...] = ()
     tune: Tune | None = None
+    trust_imports: tuple[str, ...] = ()
     home: Path | None = None  # of evidence that was exported
 
     @property
@@ -121,6 +122,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
         wandb=content.get("wandb"),
         claims=claims,
         tune=read_tune(file, axes, seeds),
+        trust_imports=read_packages(file),
     )
 
 

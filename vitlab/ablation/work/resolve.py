@@ -19,6 +19,7 @@ from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.identity import code_digest, digest, flatten
 from vitlab.ablation.work.process import TIMEOUT, environment, finish, gpu_count
+from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RunDir, write_text
 
@@ -30,8 +31,16 @@ PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config
 
 
 def command(ablation: Ablation) -> list[str]:
-    """Return the words that start vitlab."""
-    return list(ablation.run.command or [sys.executable, "-m", "vitlab"])
+    """Return the words that start vitlab, with the packages that this command line trusts.
+
+    Raises:
+        UsageError: The file names a package that the command line does not: a file alone never lets code run.
+    """
+    if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
+        way_out = f"confirm it with --trust_imports {','.join(missing)}"
+        raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
+    words = list(ablation.run.command or [sys.executable, "-m", "vitlab"])
+    return [*words, "--trust_imports", ",".join(TRUSTED)] if TRUSTED else words
 
 
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:

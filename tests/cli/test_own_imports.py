@@ -1,0 +1,83 @@
+"""Code of the user's own: imported where it is named, from where you stand, and never otherwise."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vitlab.cli.main import COMMANDS, main
+from vitlab.config import trust
+
+TESTS = Path(__file__).parents[1]
+DIGITS = ["--data=Digits", "--data.subset=0.1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    known = list(trust.TRUSTED)
+    trust.TRUSTED.clear()
+    yield tmp_path
+    trust.TRUSTED[:] = known
+
+
+def answer(capsys, words):
+    assert main(words) == 2
+    text = capsys.readouterr().err.strip()
+    assert "\n" not in text
+    return text
+
+
+def test_a_module_beside_you_is_found_and_never_hides_a_library(here):
+    (here / "mine.py").write_text("here = True\n")
+    (here / "torch.py").write_text("raise ImportError('not this one')\n")
+    words = [sys.executable, "-P", "-m", "vitlab", "models", "--trust_imports", "mine,torch"]
+    env = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+MISTAKES = {
+    "no such module": ("nosuch", "", "nosuch.Net", "there is no module nosuch, neither installed nor in"),
+    "an import of its own": ("mine", "import nosuch", "mine.Net", "ModuleNotFoundError: No module named 'nosuch'"),
+    "a mistake of syntax": ("mine", "class Net(:", "mine.Net", "mine.py, line 1"),
+    "no such class": ("mine", "class Nets: ...", "mine.Net", 'mine has no Net; did you mean "Nets"?'),
+}
+
+
+@pytest.mark.parametrize(("package", "text", "path", "told"), MISTAKES.values(), ids=MISTAKES)
+def test_what_cannot_be_imported_says_so_in_its_own_words(package, text, path, told, here, capsys):
+    (here / "mine.py").write_text(text)
+    assert told in answer(capsys, ["fit", f"--model={path}", *DIGITS, "--trust_imports", package])
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "submit"])
+def test_every_command_takes_trust(command, capsys):
+    assert "must name packages, such as my_package" in answer(capsys, [command, "--trust_imports=1x"])
+
+
+def test_a_callback_of_ones_own_does_not_lock_the_finished_run(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(TESTS))
+    hello = "--trainer.callbacks=[{class_path: userpkg.callback.Hello}]"
+    words = ["fit", "--config=t2t", *DIGITS, "--trainer.logger=false", "--name=own", hello]
+    assert "userpkg.callback.Hello" in answer(capsys, words)
+    assert main([*words, "--trust_imports=userpkg"]) == 0
+    assert "hello from userpkg" in capsys.readouterr().out
+    trust.TRUSTED.clear()
+    assert main(["test", "own"]) == 0
+    assert main(["export", "own", "--to=safetensors"]) == 0
+    assert "userpkg" in answer(capsys, ["fit", "--resume=own", "--trainer.max_epochs=2"])
+
+
+def test_the_file_of_an_ablation_is_confirmed_on_the_command_line(here, capsys):
+    (here / "mine.py").write_text("")
+    (here / "a.yaml").write_text(
+        "name: a\nbase: t2t\ntrust_imports: [mine]\naxes: {model.pos_embed: [none, sincos1d]}\n"
+        "baseline: {pos_embed: none}\nmetric: {primary: acc1}\n"
+    )
+    told = answer(capsys, ["ablate", "plan", "a.yaml"])
+    assert "line 3: the file imports mine: confirm it with --trust_imports mine" in told
