@@ -32,5 +32,6 @@ def printable(text: str) -> str:
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean "x"?'`` for the choice closest to ``word``, or nothing where none is close."""
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
-    return f'; did you mean "{close[0]}"?' if close else ""
+    names = {choice.casefold(): choice for choice in choices if choice != word}
+    close = difflib.get_close_matches(word.strip().casefold(), list(names), n=1, cutoff=0.6)
+    return f'; did you mean "{names[close[0]]}"?' if close else ""

@@ -70,7 +70,6 @@ def test_a_callback_of_ones_own_does_not_lock_the_finished_run(monkeypatch, caps
     trust.TRUSTED.clear()
     assert main(["test", "own"]) == 0
     assert main(["export", "own", "--to=safetensors"]) == 0
-    assert "userpkg" in answer(capsys, ["fit", "--resume=own", "--trainer.max_epochs=2"])
 
 
 def test_the_file_of_an_ablation_is_confirmed_on_the_command_line(here, capsys):

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from vitlab import __version__
+from vitlab.config.guesses import COMMANDS as OTHER_WORDS
 from vitlab.config.trust import refuse_forced_loading, taken
 from vitlab.errors import UsageError, did_you_mean, printable
 
@@ -53,7 +54,8 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
     if args[0] in ("-V", "--version"):
         return _version
     if args[0] not in COMMANDS:
-        hint = did_you_mean(args[0], COMMANDS) or ";"
+        here = OTHER_WORDS.get(args[0])
+        hint = f'; did you mean "{here}"?' if here else did_you_mean(args[0], COMMANDS) or ";"
         raise UsageError(f'unknown command "{args[0]}"{hint} `vitlab --help` lists them')
     module, function = COMMANDS[args[0]][1].split(":")
     return getattr(importlib.import_module(module), function)

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from vitlab.config.guesses import argument
 from vitlab.config.trust import not_allowed, refusal
 from vitlab.errors import UsageError, did_you_mean
 
@@ -31,13 +32,18 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
         return f"there is no argument `--{key}`{_closest_key(key, known)}"
+    if found := re.search(r"unrecognized arguments: (\S+\.ya?ml)", message):
+        return f"`{found[1]}` needs its flag: --config {found[1]}"
     if found := re.search(r"[Oo]ption '([^'\n]+)' is not accepted|accept option '([^'\n]+)'", message):
         key = ".".join(part for part in (outer, found[1] or found[2]) if part)
         return f"there is no key `{key}`{_closest_key(key, known)}"
     if found := re.search(r"Expected a dot import path string: (\S+)", message):
-        return f'`{outer}`: there is no class "{found[1]}"{did_you_mean(found[1], class_names)}'
+        hint = "; leave out the space" if found[1] in (names := [*class_names]) else did_you_mean(found[1], names)
+        return f'`{outer}`: there is no class "{found[1]}"{hint}'
     if found := re.search(r"the following arguments are required: (.*)", message):
-        return f"missing: {found[1]}; give a complete config, for example `--config configs/t2t.yaml`"
+        names = [f"--{outer}.{name}" if outer else name for name in found[1].split(", ")]
+        way_out = "" if outer else "; give a complete config, for example `--config configs/t2t.yaml`"
+        return f"missing: {', '.join(names)}{way_out}"
     if inner := re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message):
         name, expected, value = inner[-1]
         key = name if name.startswith(outer) else f"{outer}.{name}"
@@ -50,14 +56,14 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
 def _closest_key(key: str, known: set[str]) -> str:
     if key in known:
         return f": other classes of `{key.split('.')[0]}` have it, the one chosen has not"
-    group = key.rpartition(".")[0]
-    beside = [k for k in known if k.rpartition(".")[0] == group]
-    return did_you_mean(key, beside) or did_you_mean(key.split(".")[0], {k.split(".")[0] for k in known})
+    return argument(key, known)
 
 
 def _wrong_value(key: str, expected: str, value: str) -> str:
     if why := refusal(value.strip("'\"")):
         return f"`{key}`: {why}"
+    if found := re.search(r"NestedArg\(key='([\w.]*-[\w.-]*)'", value):
+        return f"there is no key `{key}.{found[1]}`; words in it are joined by _: {key}.{found[1].replace('-', '_')}"
     choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
     value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
     if choices:

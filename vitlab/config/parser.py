@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 from urllib.error import URLError
 
 import lightning as L
+import lightning.pytorch.callbacks
+import lightning.pytorch.loggers
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
@@ -17,7 +19,6 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
-import vitlab.config.strategies
 import vitlab.data
 import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
@@ -25,6 +26,7 @@ from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.options import options_parser
+from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
@@ -122,6 +124,7 @@ class VitlabCLI(LightningCLI):
                     callback.hidden = True
         if not deals_samples(self.datamodule):
             config["use_distributed_sampler"] = True
+        check_name(config.get("strategy"))
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 
@@ -205,7 +208,8 @@ def _classes(module: Any) -> list[type]:
 
 
 def _class_names() -> list[str]:
-    return [cls.__name__ for module in (vitlab.tasks, vitlab.data) for cls in _classes(module)]
+    modules = (vitlab.tasks, vitlab.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
+    return [cls.__name__ for module in modules for cls in _classes(module)]
 
 
 def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:

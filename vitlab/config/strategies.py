@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
 # torch 2.14 has a new word for it.
@@ -49,6 +49,14 @@ StrategyRegistry.register("ddp", DDPStrategy, override=True, **DDP)
 StrategyRegistry.register("ddp_static", DDPStrategy, **DDP, static_graph=True)
 StrategyRegistry.register("ddp_bf16", DDPStrategy, **DDP, ddp_comm_hook=bf16_compress_hook)
 StrategyRegistry.register("fsdp2", FullyShard)
+
+
+def check_name(name: Any) -> None:
+    """Refuse a strategy that nobody has registered, with the closest that there is."""
+    if isinstance(name, str) and name != "auto" and name not in (known := StrategyRegistry.available_strategies()):
+        raise UsageError(
+            f'`trainer.strategy` must be auto or a name such as ddp, got "{name}"{did_you_mean(name, known)}'
+        )
 
 
 def check_strategy(name: Any, trainer: L.Trainer, opt: str | None) -> None:

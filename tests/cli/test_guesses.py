@@ -1,0 +1,39 @@
+"""What people type who know other programs: the answer names what it is called here."""
+
+import pytest
+
+from vitlab.cli.main import main
+
+T2T = ["fit", "--config", "t2t", "--trainer.logger=false"]
+GUESSES = [
+    ([*T2T, "--lr=1e-4"], 'did you mean "model.lr"?'),
+    ([*T2T, "--seed", "1"], "here it is --seed_everything"),
+    ([*T2T, "--max_epochs", "2"], 'did you mean "trainer.max_epochs"?'),
+    ([*T2T, "--epochs=2"], "here it is --trainer.max_epochs"),
+    ([*T2T, "--batch-size=3"], 'did you mean "data.batch_size"?'),
+    ([*T2T, "--optimizer=SGD"], "here it is --model.opt"),
+    ([*T2T, "--ckpt_path", "last"], "here it is --resume RUN"),
+    (["fit", "configs/t2t.yaml"], "`configs/t2t.yaml` needs its flag: --config configs/t2t.yaml"),
+    (["train"], 'unknown command "train"; did you mean "fit"?'),
+    ([*T2T, "--data=Cifar10"], 'did you mean "CIFAR10"?'),
+    ([*T2T, "--trainer.callbacks+=EarlyStoping"], 'did you mean "EarlyStopping"?'),
+    (
+        [*T2T, "--trainer.strategy=dpp"],
+        '`trainer.strategy` must be auto or a name such as ddp, got "dpp"; did you mean',
+    ),
+    ([*T2T, "--data=ImageFolder"], "missing: --data.root"),
+    ([*T2T, "--model.t2t-attn=full"], "words in it are joined by _: model.t2t_attn"),
+    ([*T2T, "--model.pos_embed=rope2d "], 'got "rope2d "; did you mean "rope2d"?'),
+    ([*T2T, "--data=Digits "], 'there is no class "Digits"; leave out the space'),
+    ([*T2T, "--model=Regressor", "--model.label_smoothing=0"], "other classes of `model` have it"),
+]
+
+
+@pytest.mark.parametrize(("words", "answer"), GUESSES, ids=[" ".join(words[4:] or words) for words, _ in GUESSES])
+def test_a_common_guess_is_answered_with_the_name_it_has_here(words, answer, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    text = capsys.readouterr().err.strip()
+    assert answer in text
+    assert "\n" not in text
+    assert not (tmp_path / "runs").exists()

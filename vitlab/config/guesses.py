@@ -1,0 +1,49 @@
+"""What people type who know other programs, and what it is called here."""
+
+from collections.abc import Iterable
+
+from vitlab.errors import did_you_mean
+
+NAMES = {  # argument of other programs, without dashes: what to type instead
+    "ckpt_path": "--resume RUN",
+    "checkpoint": "--resume RUN",
+    "seed": "--seed_everything",
+    "epochs": "--trainer.max_epochs",
+    "batch": "--data.batch_size",
+    "learning_rate": "--model.lr",
+    "optimizer": "--model.opt",
+    "wd": "--model.weight_decay",
+    "workers": "--data.num_workers",
+    "gpus": "--trainer.devices",
+    "output_dir": "--run_dir",
+    "dataset": "--data",
+}
+COMMANDS = {
+    "train": "fit",
+    "eval": "test",
+    "evaluate": "test",
+    "val": "validate",
+    "infer": "predict",
+    "sweep": "ablate",
+}
+_GROUPS = ("model", "data", "trainer", "checkpoint")
+
+
+def argument(key: str, known: Iterable[str]) -> str:
+    """Return what to type for an argument that there is not: never the one that has just been refused.
+
+    >>> argument("lr", ["model.lr", "model.depth"])
+    '; did you mean "model.lr"?'
+    >>> argument("epochs", [])
+    '; here it is --trainer.max_epochs'
+    """
+    name, choices = key.replace("-", "_"), {k for k in known if k != key}
+    if name in NAMES and "." not in name:
+        return f"; here it is {NAMES[name]}"
+    group, _, last = name.rpartition(".")
+    same = [k for k in choices if k.rpartition(".")[2] == last]
+    for before in (group, *_GROUPS) if not group or group in _GROUPS else (group,):
+        if (found := f"{before}.{last}") in same:
+            return f'; did you mean "{found}"?'
+    beside = [k for k in choices if k.rpartition(".")[0] == group]
+    return did_you_mean(name, beside) or did_you_mean(name.split(".")[0], {k.split(".")[0] for k in choices} - {key})
