@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from vitlab.cli.main import main
 from vitlab.data import FakeData
@@ -62,6 +63,12 @@ def test_two_numbers_are_learned_measured_and_predicted_in_their_units(arrays, c
     )
     task = restore(RunDir("runs/run"), RunDir("runs/run").checkpoint()).model
     assert torch.allclose(task.target_mean, torch.tensor([1000.0, 0.0]), atol=20)
+    images = torch.randn(5, 1, 8, 12)
+    with torch.no_grad():
+        assert torch.allclose(task.network_in_units()(images), task(images), rtol=1e-4, atol=1e-4)
+    assert main(["export", "run", "--to", "safetensors", "-o", "out.safetensors", "--check"]) == 0
+    head = load_file("out.safetensors")["head.bias"]
+    assert torch.allclose(head, task.network_in_units().head.bias) and head[0] > 500
     again = Regressor.load_from_checkpoint("runs/run/checkpoints/best.ckpt", weights_only=True)
     assert torch.equal(again.target_mean, task.target_mean)
 

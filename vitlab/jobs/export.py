@@ -74,6 +74,8 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     """Write into ``folder``, which lies beside ``output``, and move it there once it is whole and right."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
     check_ours(cli, "vitlab export")
+    if isinstance(cli.model, Regressor):
+        cli.model.net = cli.model.network_in_units()
     net = cli.model.net.float()
     network = network_arguments(net, cli.model.hparams)
     write, read = FORMATS[to]

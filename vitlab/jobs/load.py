@@ -15,6 +15,7 @@ from vitlab.jobs.restore import check_ours, restore
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
 from vitlab.runs.directory import find_run
+from vitlab.tasks import Regressor
 
 Transform = Callable[[Image.Image], Tensor]
 ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
@@ -51,7 +52,8 @@ def load_trained(source: str) -> Loaded:
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
     check_ours(cli, "vitlab.load")
-    return Loaded(cli.model.net.eval(), cli.datamodule.eval_transform)
+    net = cli.model.network_in_units() if isinstance(cli.model, Regressor) else cli.model.net
+    return Loaded(net.eval(), cli.datamodule.eval_transform)
 
 
 def _of_timm(net: nn.Module) -> Loaded:

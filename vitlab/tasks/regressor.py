@@ -1,12 +1,14 @@
 """Regression from images to numbers."""
 
+import copy
 from typing import Any, Unpack
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
@@ -61,6 +63,15 @@ class Regressor(Task):
     def in_units(self, outputs: Tensor) -> Tensor:
         """Map the network's ``(B, T)`` outputs to the unit of the data."""
         return outputs * self.target_std + self.target_mean
+
+    def network_in_units(self) -> VisionTransformer:
+        """Return a copy of the network whose last layer holds the scale, for use without the task."""
+        net = copy.deepcopy(self.net)
+        last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
+        with torch.no_grad():
+            last.weight.mul_(self.target_std[:, None])
+            last.bias.mul_(self.target_std).add_(self.target_mean)
+        return net
 
     def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the mean squared error, in standard deviations of the targets."""
