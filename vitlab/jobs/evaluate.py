@@ -66,14 +66,13 @@ def evaluate(
     """
     split = SPLITS[command]
     _ = run.results  # damaged ones are refused now, not after the work
-    rest = list(arguments)
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
     path: Path | None = checkpoint
-    conditions = dict(settings(rest))
+    conditions = dict(settings(list(arguments)))
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
-        cli = VitlabCLI(evaluation_args(run, rest), [predictions, console], default_root_dir=str(run.path))
+        cli = VitlabCLI(evaluation_args(run, list(arguments)), [predictions, console], default_root_dir=str(run.path))
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
             check_grid(cli.model)
             path = None
