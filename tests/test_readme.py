@@ -88,6 +88,19 @@ def test_every_command_of_the_page_runs(page, desk, request):
         assert run(command) in allowed, command
 
 
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(desk):
+    pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
+    (snippet,) = blocks("README.md", "python")
+    names = {}
+    exec(compile(snippet, "README.md", "exec"), names)
+    assert names["run"].config["model"]["init_args"]["pos_embed"] == "sincos2d"
+    assert set(names["run"].results) >= {"val", "test"}
+    assert (desk / "runs/second/export/best.onnx").is_file()
+    assert names["transform"](Image.open("digit.png")).shape == (1, 8, 8)
+    assert names["net"].num_classes == 10
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_the_page_names_files_and_targets_that_exist(page):
     makefile = (ROOT / "Makefile").read_text()
