@@ -146,7 +146,7 @@ class Run:
             >>> run.predict("digit.png", topk=1).shape[0]
             1
         """
-        from vitlab.data.files.find import find_images
+        from vitlab.config.images import find_images
         from vitlab.jobs.predict import predict
 
         words = [images] if isinstance(images, str | os.PathLike) else list(images)

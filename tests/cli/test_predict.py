@@ -13,7 +13,7 @@ import yaml
 from PIL import Image
 
 from vitlab.cli.main import main
-from vitlab.data.files.find import escaped, find_images
+from vitlab.config.images import escaped, find_images
 from vitlab.jobs import predict as predictions
 from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.cli.evaluate import run_parser
-from vitlab.data.files.find import escaped, find_images
+from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.runs.directory import RunDir, find_run
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NoReturn
 
-import yaml
-
 from vitlab.errors import UsageError
 
 
@@ -55,6 +53,8 @@ def as_words(values: Mapping[str, Any] | None) -> list[str]:
 
 
 def _as_word(value: Any) -> str:
+    import yaml
+
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if isinstance(value, str) and yaml.safe_load(value or "''") == value and "\n" not in value:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.config.images import find_images
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.data.files.decode import decode
-from vitlab.data.files.find import find_images
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import check_ours, restore

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
+from vitlab.config.images import escaped
 from vitlab.config.parser import user_mistakes
 from vitlab.contract import path_of
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
-from vitlab.data.files.find import escaped
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import restore

@@ -9,8 +9,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 _PACKAGE = Path(__file__).resolve().parents[1]
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "sve", "asimd")
 _PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transformers")
@@ -18,6 +16,8 @@ _PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transf
 
 def facts(device: str = "cpu") -> dict[str, Any]:
     """Return device, CPU and its vector units, versions, threads, load and commit."""
+    import torch  # here: whoever asks for the processor's name alone need not wait for it
+
     named = _cpu_fields()
     words = named.get("flags", named.get("Features", "")).split()
     return {
