@@ -149,7 +149,15 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(here, monkeypatc
     assert not [path for path in files if path.suffix == ".patch" or "code" in path.parts]
 
 
-CALLS_OF_IMPORT = {"cli/main.py", "jobs/analyze.py", "jobs/restore.py", "bench/memory.py", "bench/official.py"}
+CALLS_OF_IMPORT = {
+    "config/parser.py",
+    "config/trust.py",
+    "cli/main.py",
+    "jobs/analyze.py",
+    "jobs/restore.py",
+    "bench/memory.py",
+    "bench/official.py",
+}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))

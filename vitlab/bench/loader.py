@@ -101,7 +101,7 @@ def _photos(folder: Path, count: int) -> dict[str, Epoch]:
         pixels = np.clip(np.asarray(coarse) + grain, 0, 255).astype(np.uint8)
         Image.fromarray(pixels).save(folder / "photos" / "all" / f"{i}.jpg", quality=90)
     pack(str(folder / "photos"), str(folder / "packed"))
-    shares = {"val_share": 0.001, "test_share": 0.001}
+    shares = dict.fromkeys(("val_share", "test_share"), 2 / count)  # a split without images is refused
     settings: dict[str, Any] = {"batch_size": _PHOTO_BATCH, "augment": "crop-flip", **shares}
     decoded = ImageFolder(str(folder / "photos"), num_workers=2, **settings)
     packed = Packed(str(folder / "packed"), **settings)

@@ -116,5 +116,6 @@ def _fit(module: L.LightningModule, batches: Batches, complete: bool = False) ->
 
 
 def _callbacks(folder: str) -> list[Callback]:
-    record = RunRecord(RunDir(folder), lambda trainer, task: None)
+    run = RunDir(folder)
+    record = RunRecord(run, lambda trainer, task: run.write("model.json", {"flops": 0}))
     return [EMA(), record, Console(record), StopOnSignal(None)]
