@@ -74,8 +74,8 @@ def test_a_run_is_measured_as_by_the_command(run, capsys):
     assert main(["test", "first", "--quiet"]) == 0
     assert run.results["test"]["acc1"] == values["acc1"]
     assert run.validate()["loss"] == pytest.approx(run.results["val"]["loss"])
-    assert run.test({"data.split_seed": 3})["n"] == values["n"]
-    assert run.results["variations"][0]["overrides"] == {"data.split_seed": 3}
+    assert run.test({"data.batch_size": 32})["n"] == values["n"]
+    assert run.results["variations"][0]["overrides"] == {"data.batch_size": 32}
 
 
 @pytest.mark.parametrize("source", ["first", "runs/first", "runs/first/checkpoints/best.ckpt", "run", "weights"])

@@ -69,7 +69,7 @@ def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
 def test_a_job_is_written_from_shipped_files(capsys):
     words = ["submit", "fit", "--config", "imagenet/t2t_vit_14", "--dry_run", "--name", "x", "--slurm"]
     assert main([*words, "cluster/slurm"]) == 0
-    assert "fit=(vitlab fit --config imagenet/t2t_vit_14 --name x)" in capsys.readouterr().out
+    assert "fit=(vitlab fit --config imagenet/t2t_vit_14 --name x --auto_resume)" in capsys.readouterr().out
     assert main([*words, "cluster/slrum"]) == 2
     assert 'did you mean "cluster/slurm"' in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from vitlab.config.guesses import argument
-from vitlab.config.trust import not_allowed, refusal
+from vitlab.config.trust import may_import, not_allowed, refusal
 from vitlab.errors import UsageError, did_you_mean
 
 NODES = 100_000  # values in one file
@@ -49,7 +49,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         key = name if name.startswith(outer) else f"{outer}.{name}"
         return _wrong_value(key, expected, value)
     if found := re.search(r"Subtypes: \[(.*)\](?s:.*)Given value: (.*)", message):
-        return _wrong_value(outer, found[1], found[2])
+        value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", found[2]).strip("'\" ")
+        return _wrong_value(outer, found[1], found[2]) if may_import(value) else not_allowed(value)
     return re.sub(r"\s+", " ", message).strip()
 
 

@@ -143,7 +143,8 @@ class VitlabCLI(LightningCLI):
             if parameter is None:
                 return None  # jsonargparse goes no further with it
             default = parameter.default
-            if name not in self.given_links() and (issubclass(cls, Task) or default is inspect.Parameter.empty):
+            needed = name != "targets" and name not in self.given_links()
+            if needed and (issubclass(cls, Task) or default is inspect.Parameter.empty):
                 raise UsageError(f"{type(data).__name__} does not say its `{name}`: give --model.{name}")
             return self.given_links().get(name, default)
 

@@ -33,6 +33,11 @@ class Table(Photos):
         group_column: Column of what belongs together, such as a patient, if there is one.
         in_chans: 3 for RGB, 1 for grey; arrays have as many as they have.
         **photos: Passed to :class:`Photos`.
+
+    >>> Table("no-such-table.csv", targets="age")
+    Traceback (most recent call last):
+        ...
+    ValueError: `data.path` must be a table, and there is no no-such-table.csv
     """
 
     def __init__(

@@ -95,8 +95,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
     baseline = _pick(file, "baseline", axes, content["baseline"])
     if not any(baseline.items() <= dict(arm.levels).items() for arm in arms):
         raise file.mistake("baseline", f"the baseline {content['baseline']} is no arm: `exclude` leaves it out")
-    metric = content["metric"]
-    if not isinstance(metric.get("primary"), str):
+    if not isinstance((metric := content["metric"]).get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
     analyses = _analyses(file, content.get("analyses") or [])
     claims = tuple(parse_claim(file, i, text, axes) for i, text in enumerate(content.get("claims") or ()))
