@@ -4,12 +4,15 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.runs.directory import RunDir, find_run
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMATS = (".csv", ".parquet", ".json")
 EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; without one, a
@@ -29,18 +32,14 @@ def main(argv: list[str]) -> int:
         first = next(iter(unreadable.items()), None)
         reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
         raise UsageError(f"no images found: {reason}")
-    from vitlab.jobs.predict import as_text, predict, write
+    from vitlab.jobs.predict import predict
     from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)
     if table is None:  # not the first of several processes: a code other than 0 would end the first one too
         return 0
-    if output is None:
-        say(as_text(table))
-    else:
-        write(table, output)
-        say(f"wrote {len(table):,} predictions to {output}")
+    _show(table, output)
     say(f"run   {run.path} ({checkpoint.name})")
     unreadable |= found
     for path, reason in unreadable.items():
@@ -67,18 +66,26 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _predict_own(run: RunDir, checkpoint: Path, rest: list[str], options: Any, output: Path | None) -> int:
-    from vitlab.jobs.predict import as_text, predict_own, write
+    from vitlab.jobs.predict import predict_own
     from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table = predict_own(run, checkpoint, rest, options.quiet)
+    _show(table, output)
+    say(f"run   {run.path} ({checkpoint.name})")
+    return 0
+
+
+def _show(table: "pd.DataFrame", output: Path | None) -> None:
+    """Write a table to the file that was asked for, or print it."""
+    from vitlab.jobs.predict import as_text, write
+    from vitlab.jobs.terminal import say
+
     if output is None:
         say(as_text(table))
     else:
         write(table, output)
         say(f"wrote {len(table):,} predictions to {output}")
-    say(f"run   {run.path} ({checkpoint.name})")
-    return 0
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

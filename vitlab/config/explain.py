@@ -49,8 +49,9 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         key = name if name.startswith(outer) else f"{outer}.{name}"
         return _wrong_value(key, expected, value)
     if found := re.search(r"Subtypes: \[(.*)\](?s:.*)Given value: (.*)", message):
-        value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", found[2]).strip("'\" ")
-        return _wrong_value(outer, found[1], found[2]) if may_import(value) else not_allowed(value)
+        value = _plain(found[2]).strip("'\" ")
+        is_path = re.search(r"<class '\w+\.", found[1]) and all(part.isidentifier() for part in value.split("."))
+        return not_allowed(value) if is_path and not may_import(value) else _wrong_value(outer, found[1], found[2])
     return re.sub(r"\s+", " ", message).strip()
 
 
@@ -66,11 +67,16 @@ def _wrong_value(key: str, expected: str, value: str) -> str:
     if found := re.search(r"NestedArg\(key='([\w.]*-[\w.-]*)'", value):
         return f"there is no key `{key}.{found[1]}`; words in it are joined by _: {key}.{found[1].replace('-', '_')}"
     choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
-    value = re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
+    value = _plain(value)
     if choices:
         return f'`{key}` must be one of {", ".join(choices)}, got "{value}"{did_you_mean(value, choices)}'
     kind = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("typing.", "").replace("NoneType", "null")
     return f'`{key}` must be {kind.replace(", ", " or ")}, got "{value}"'
+
+
+def _plain(value: str) -> str:
+    """Return a value as it was typed, where jsonargparse shows an object of its own."""
+    return re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
 
 
 def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
