@@ -19,10 +19,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    known = list(trust.TRUSTED)
-    trust.TRUSTED.clear()
-    yield tmp_path
-    trust.TRUSTED[:] = known
+    return tmp_path
 
 
 def answer(capsys, words):

@@ -66,11 +66,12 @@ class RunRecord(Callback):
         if trainer.is_global_zero:
             self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
-            _drop_later_rows(self.run.metrics, self._known_bytes)
             self.describe(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clocks."""
+        """Drop the rows that are made again, which sharded training knows only now, and start the clocks."""
+        if trainer.is_global_zero:
+            _drop_later_rows(self.run.metrics, self._known_bytes)
         gc.collect()
         gc.freeze()  # what is there by now stays: the collector need not look through it again and again
         self.started = True
