@@ -209,25 +209,6 @@ def test_a_comparison_is_planned_and_reported_from_python():
     assert "15 missing" in str(lab.status())
 
 
-@pytest.mark.slow
-def test_a_user_script_sees_real_types(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import vitlab\n"
-        "net = vitlab.create_model('t2t_vit_14', pos_embed='rope2d', img_size=(224, 320))\n"
-        "reveal_type(net)\n"
-        "task = vitlab.Classifier(num_classes=3, lr=1e-3, depth=2)\n"
-        "wrong = vitlab.Classifier(num_classes=3, depth='two')\n"
-        "also_wrong: int = vitlab.load('first').net.foo if False else vitlab.Run('first').metrics\n"
-    )
-    words = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(script)]
-    done = subprocess.run(words, cwd=Path(vitlab.__file__).parents[1], capture_output=True, text=True)
-    assert 'Revealed type is "vitlab.models.vit.VisionTransformer"' in done.stdout
-    assert 'Argument "depth" to "Classifier" has incompatible type "str"' in done.stdout
-    assert "script.py:4" not in done.stdout
-    assert "script.py:6: error" in done.stdout
-
-
 def test_the_forms_of_an_export_are_those_of_the_command():
     from vitlab.run import Form
     from vitlab.runs.choose import SUFFIXES

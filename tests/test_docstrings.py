@@ -17,6 +17,7 @@ WHOLE = ["layers", "tokenizers", "models", "optim"]  # rooms in which each modul
 EXPORTS = ["ablation", "analysis", "callbacks", "data", "tasks"]  # rooms that show what they export
 MODULES = ["api", "run", "runs.records", "stats", "tables"]
 RUNS = ["RunDir", "find_run"]  # what a reader may want of runs.directory
+TRAINS = ["fit", "Run"]  # what takes seconds
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 
 
@@ -40,7 +41,8 @@ def public():
     for name, value, module in shown:
         is_code = inspect.isclass(value) or inspect.isfunction(value)
         if is_code and value.__module__ == module.__name__ and not name.startswith("_"):
-            yield pytest.param(value, module, id=f"{module.__name__}.{name}")
+            marks = [pytest.mark.slow] if name in TRAINS else []
+            yield pytest.param(value, module, id=f"{module.__name__}.{name}", marks=marks)
 
 
 @pytest.fixture(scope="module")

@@ -63,7 +63,7 @@ def test_a_list_of_names_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_strict_type_checker_knows_every_name_and_refuses_a_wrong_one(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
@@ -79,6 +79,8 @@ def test_a_strict_type_checker_knows_every_name_and_refuses_a_wrong_one(tmp_path
         "vitlab.fitt\n"
         "vitlab.layers.Atention\n"
         "Attention(dim=8, num_heads='two')\n"
+        "vitlab.Classifier(num_classes=3, depth='two')\n"
+        "reveal_type(vitlab.create_model('t2t_vit_14', pos_embed='rope2d'))\n"
     )
     words = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", str(script)]
     said = subprocess.run(words, cwd=Path(vitlab.__file__).parents[1], capture_output=True, text=True).stdout
@@ -87,4 +89,5 @@ def test_a_strict_type_checker_knows_every_name_and_refuses_a_wrong_one(tmp_path
     for line, part in enumerate(parts, start=5):
         assert part in seen[line]
     wrong = {line.split(":")[1] for line in said.splitlines() if ": error:" in line and "script.py" in line}
-    assert wrong == {"10", "11", "12"}
+    assert wrong == {"10", "11", "12", "13"}
+    assert "vit.VisionTransformer" in seen[14]

@@ -93,13 +93,12 @@ def installed(tmp_path_factory):
 @pytest.mark.slow
 def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_else(installed):
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
-    wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py*") if path.suffix != ".pyc"} | {
-        "vitlab" / path for path in YAMLS
-    }
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py*") if path.suffix != ".pyc"}
+    wanted |= {Path("vitlab/py.typed"), *("vitlab" / path for path in YAMLS)}
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_wheel_trains_and_finds_an_ablation_from_an_empty_folder(installed, empty):
     def vitlab(*words):
         env = {**os.environ, "PYTHONPATH": str(installed)}

@@ -62,7 +62,7 @@ def test_what_the_pages_on_python_name_is_there():
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -331,7 +331,7 @@ def start(arguments, cwd):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     arguments = ["fit", "--config", str(CONFIGS / "t2t.yaml"), "--trainer.max_epochs=1", "--trainer.accelerator=cpu"]
     two = start([*arguments, "--trainer.devices=2", "--trainer.strategy=ddp", "--name", "two"], tmp_path)

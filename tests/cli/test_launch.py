@@ -55,7 +55,7 @@ def test_torchrun_says_how_many_devices_there_are(monkeypatch, devices, num_node
             launched_devices(devices, num_nodes)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "-m", "vitlab", "fit"]
     words += ["--config", CONFIG, "--trainer.max_epochs=1", "--trainer.logger=false", "--data.subset=0.2"]

@@ -306,7 +306,7 @@ def test_a_run_trained_on_many_devices_predicts_on_one(run, photos, tmp_path):
     assert predict(other, photos / "a.png", "-o", tmp_path / "out.csv") == 0
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_three_processes_share_the_images_and_the_table_is_the_same(run, photos, tmp_path):
     for name, images, code, n in (("all", photos, 1, 7), ("one", photos / "a.png", 0, 1)):  # seven images and one
         alone, shared = (tmp_path / f"{name}{devices}.csv" for devices in (1, 3))

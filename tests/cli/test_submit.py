@@ -142,7 +142,7 @@ def test_a_run_whose_time_is_up_saves_is_requeued_and_continues_in_its_directory
         assert slurm.said(f"fit.{rank}") == [f"{rank}|{words}"] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_two_real_processes_are_warned_requeued_and_finish_one_run(slurm, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ faults = pytest.mark.faults
 whole = [faults, pytest.mark.timeout(900)]
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_few_kills_at_random_moments_lose_nothing(tmp_path):
     found = random_kills(tmp_path, kills=2, seed=7)
     assert (found["unusable"], found["diverged"]) == (0, 0)
@@ -30,7 +30,7 @@ def test_a_few_fuzzed_files_are_decoded_or_named(tmp_path, finished):
     assert (found["silent"], found["crashes"]) == (0, 0), found
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_few_mutated_configurations_are_refused(tmp_path):
     found = mutations(tmp_path, count=18, seed=5)
     assert not found["wrong"]

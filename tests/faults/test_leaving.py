@@ -55,7 +55,7 @@ def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
     assert json.loads((run / "run.json").read_text())["status"] == "preempted"
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_process_on_its_way_is_not_left_behind(tmp_path):
     code, said, left = stop_two(tmp_path, tmp_path / "started", late=8, linger=0)
     assert code == 75, said

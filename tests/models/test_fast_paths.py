@@ -175,7 +175,7 @@ def test_a_network_that_drops_blocks_is_one_graph(subset):
     assert one_graph(model)(torch.randn(2, 1, 16, 24)).isfinite().all()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++")), reason="torch compiles with a C++ compiler")
 @pytest.mark.parametrize("path", [p for p in RECIPES if "compile: true" in p.read_text()], ids=lambda p: p.stem)
 def test_the_compiled_training_step_of_a_recipe_is_one_graph_with_the_same_loss(path):

@@ -194,16 +194,19 @@ def find_directory(text: str) -> RunDir:
     """Return the run that a user means by a directory, a name in ``runs/``, or ``last``."""
     if text == "last":
         return last_run()
+    others = ""
     for directory in (Path(text), RUNS / text):
         if RunDir(directory).has_begun():
             return RunDir(directory)
-        if directory.is_dir() and not RunDir(directory).foreign():
+        if directory.is_dir() and (foreign := RunDir(directory).foreign()):
+            others = f"; {directory} holds {foreign[0]} and no run: start one elsewhere with --name"
+        elif directory.is_dir():
             way_on = f"`vitlab fit --config FILE --run_dir {directory} --auto_resume` starts it"
             raise UsageError(f"{directory} holds no run: its start was interrupted, or its files are gone; {way_on}")
     names = [run.path.name for run in all_runs()]
     hint = did_you_mean(text, names)
     raise UsageError(
-        f'no run or checkpoint called "{text}"{hint} (newest in {RUNS}/: {", ".join(names[-3:]) or "none yet"})'
+        f'no run or checkpoint called "{text}"{hint} (newest in {RUNS}/: {", ".join(names[-3:]) or "none yet"}){others}'
     )
 
 
