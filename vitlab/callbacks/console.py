@@ -68,7 +68,7 @@ class Console(Bar):
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Open the bar of an epoch."""
-        self._open(trainer.num_training_batches, f"epoch {trainer.current_epoch + 1}/{trainer.max_epochs}")
+        self._open(trainer.num_training_batches, _place(trainer))
         self._shown = {}
 
     def on_train_batch_end(
@@ -88,9 +88,9 @@ class Console(Bar):
             return
         sums = dict(self.record.epoch_sums)
         n = sums.pop("n", 0.0)
-        parts = [f"epoch {trainer.current_epoch + 1:>3}/{trainer.max_epochs}"]
+        parts = [_place(trainer, 3)]
         parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
-        shown = {k: v for k, v in self.record.validated.items() if k.count("/") == 1}  # of several targets, not each
+        shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # of several targets, not each
         parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
         parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
         parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
@@ -138,6 +138,11 @@ class EvaluationConsole(Bar):
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end  # type: ignore[assignment]
     on_test_end = on_predict_end = on_validation_end  # type: ignore[assignment]
+
+
+def _place(trainer: Any, width: int = 1) -> str:
+    """Return which epoch it is, of how many if that is known."""
+    return f"epoch {trainer.current_epoch + 1:>{width}}" + (f"/{trainer.max_epochs}" if trainer.max_epochs >= 0 else "")
 
 
 def _duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
+from vitlab.callbacks.ending import broken_off, ending_of
 from vitlab.callbacks.speed import Speed
 from vitlab.callbacks.steps import Steps, logged
 from vitlab.errors import Stopped
@@ -172,20 +173,21 @@ class RunRecord(Callback):
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Write the end of the run."""
-        self._end(trainer, "done")
+        self._end(trainer, "done", ending=ending_of(trainer, self.run))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
         LOG.debug("the run ended early", exc_info=exception)
-        stopped = isinstance(exception, KeyboardInterrupt | Stopped)
-        self._end(
-            trainer, "preempted" if stopped else "failed", error=f"{type(exception).__name__}: {exception}"[:2000]
-        )
+        status = "preempted" if isinstance(exception, KeyboardInterrupt | Stopped) else "failed"
+        error = f"{type(exception).__name__}: {exception}"[:2000]
+        self._end(trainer, status, error=error, ending=broken_off(exception))
 
     def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
         gc.unfreeze()
         if trainer.is_global_zero and (self.run.path / "run.json").is_file():  # not where the directory has gone
-            with suppress(OSError) if more else nullcontext():  # a full disk must not hide the error it caused
+            with (
+                suppress(OSError) if "error" in more else nullcontext()
+            ):  # a full disk must not hide the error it caused
                 self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **more)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:

@@ -24,6 +24,7 @@ class Key(NamedTuple):
 _TRAINER = {
     "accelerator": Key(resume=True),
     "strategy": Key(resume=True),
+    "max_time": Key(resume=True),
     "devices": Key(resume=True, identity=False),
     "num_nodes": Key(resume=True, identity=False),
     **dict.fromkeys(

@@ -9,6 +9,18 @@ from typing import Any, NotRequired, TypedDict
 from vitlab.errors import UsageError
 
 
+class Ending(TypedDict):
+    """Why a training has ended.
+
+    Example:
+        >>> read_record(Path("runs/first/run.json"), Record)["ending"]
+        {'why': 'finished', 'text': 'all 1 epochs'}
+    """
+
+    why: str  # finished, early stop, time, steps, asked for, signal or error
+    text: str
+
+
 class Record(TypedDict, total=False):
     """``run.json``: how the run was started, on what, and how it goes.
 
@@ -23,7 +35,8 @@ class Record(TypedDict, total=False):
     started: str  # ISO 8601, as all times
     resumed: str | None
     ended: str
-    error: str
+    ending: Ending | None  # None while the run goes on
+    error: str | None
     commit: str | None
     dirty: bool | None
     diff: str | None  # digest of what is not committed

@@ -127,10 +127,14 @@ class FitCLI(VitlabCLI):
 
     def _hung(self, what: str) -> None:
         complain(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        if self.trainer.is_global_zero and self.run.exists():
-            self.run.update("run.json", status="preempted", ended=now_utc(), error=what)
+        if self.trainer.is_global_zero:
+            self._broken_off("preempted", what)
 
     def _lost(self, what: str) -> None:
         complain(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
+        self._broken_off("failed", what)
+
+    def _broken_off(self, status: str, what: str) -> None:
         if self.run.exists():
-            self.run.update("run.json", status="failed", ended=now_utc(), error=what)
+            ending = {"why": "error", "text": what}
+            self.run.update("run.json", status=status, ended=now_utc(), error=what, ending=ending)

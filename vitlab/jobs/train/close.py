@@ -17,8 +17,10 @@ from vitlab.runs.manifest import file_digest
 
 def close(job: Job, seconds: float) -> None:
     """Write the weights and results of a finished run, and print them."""
-    keeper = job.keeper
+    keeper, ending = job.keeper, job.run.record.get("ending")
+    end = f"end   {ending['why']}: {ending['text']}" if ending else ""
     if keeper is None or job.config.trainer.fast_dev_run:
+        say(end)
         return
     job.run.write("data.json", fingerprint(job.data))  # again: files may have turned bad on the way
     for name in ("best", "last"):
@@ -32,7 +34,7 @@ def close(job: Job, seconds: float) -> None:
         job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
         lines.append(f"best epoch {rows[-1]['epoch'] + 1}: {in_words(values, 'validation images')}")
     minutes, rest = divmod(round(seconds), 60)
-    say("\n".join(["", *lines, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
+    say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
 
 

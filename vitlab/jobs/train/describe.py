@@ -130,8 +130,13 @@ def begin(job: Job) -> None:
     log_to(run.path / "train.log")
     record = run.record
     first = {"init_from": job.options.init_from, "resize": job.options.resize, "started": now_utc()}
-    now = {"status": "running", "argv": ["vitlab", "fit", *map(redact, job.arguments)], "host": socket.gethostname()}
-    run.write("run.json", {**first, **record, **now, "wandb_id": job.wandb_id if job.wandb_line else None})
+    now: dict[str, Any] = {
+        "status": "running",
+        "argv": ["vitlab", "fit", *map(redact, job.arguments)],
+        "host": socket.gethostname(),
+    }
+    now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
+    run.write("run.json", {**first, **record, **now})
 
 
 def describe(job: Job) -> None:

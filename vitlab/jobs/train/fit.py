@@ -82,7 +82,7 @@ def _train(job: Job, started: float) -> None:
         if job.wandb_line:
             finish(failed)
         close_log()
-    if job.trainer.is_global_zero and job.keeper:
+    if job.trainer.is_global_zero:
         try:
             close(job, time.perf_counter() - started)
         except (OSError, SafetensorError) as error:

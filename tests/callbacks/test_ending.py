@@ -1,0 +1,68 @@
+"""Why a training has ended: told by the trainer that has just come to its end."""
+
+import re
+import signal
+
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping, Timer
+from tiny import fit, task
+
+from vitlab.callbacks.ending import broken_off
+from vitlab.callbacks.record import RunRecord
+from vitlab.errors import Stopped
+from vitlab.runs.directory import RunDir
+
+
+class Ask(Timer):
+    """Asks for the end after a step; it has no limit of its own."""
+
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = True
+
+
+def stop(**options):
+    return EarlyStopping("val/loss", **options)
+
+
+ENDINGS = [
+    ([], {}, "finished", "all 2 epochs"),
+    ([], {"max_steps": 4}, "steps", "trainer.max_steps=4"),
+    ([], {"max_epochs": -1, "max_steps": 4}, "steps", "trainer.max_steps=4"),
+    ([], {"max_epochs": 1, "max_time": {"microseconds": 1}}, "time", "0:00:00 are over; epoch 1 of 1 was the last"),
+    ([], {"max_epochs": 9, "max_time": {"microseconds": 1}}, "time", "0:00:00 are over; epoch 1 of 9 was the last"),
+    (
+        [stop(patience=2, min_delta=9.0)],
+        {"max_epochs": 9},
+        "early stop",
+        r"val/loss has not improved since epoch 1 \(1\.\d+\), patience 2; epoch 3 of 9 was the last",
+    ),
+    ([stop(stopping_threshold=99)], {}, "early stop", "val/loss has reached 99; epoch 1 of 2 was the last"),
+    ([stop(divergence_threshold=0)], {}, "early stop", "val/loss is beyond 0; epoch 1 of 2 was the last"),
+    ([stop()], {}, "finished", "all 2 epochs"),
+    ([Ask()], {}, "asked for", "a callback or the module has set trainer.should_stop; epoch 1 of 2 was the last"),
+]
+
+
+@pytest.mark.parametrize(("callbacks", "options", "why", "text"), ENDINGS, ids=[f"{e[2]} {e[1]}" for e in ENDINGS])
+def test_the_record_says_why_a_run_came_to_its_end(tmp_path, callbacks, options, why, text):
+    run = RunDir(tmp_path)
+    run.write("run.json", {"status": "running"})
+    run.write("model.json", {"flops": 0})
+    fit(tmp_path, RunRecord(run, lambda trainer, task: None), *callbacks, model=task(warmup_epochs=0), **options)
+    ending = run.record["ending"]
+    assert run.record["status"] == "done"
+    assert ending["why"] == why
+    assert re.fullmatch(text, ending["text"]), ending["text"]
+
+
+BROKEN = [
+    (Stopped(signal.SIGUSR1), "signal", "SIGUSR1"),
+    (KeyboardInterrupt(), "signal", "SIGINT"),
+    (Stopped(signal.SIGTERM, "process 0 hangs"), "error", "process 0 hangs"),
+    (RuntimeError("a\nb"), "error", "RuntimeError: a b"),
+]
+
+
+@pytest.mark.parametrize(("error", "why", "text"), BROKEN, ids=[f"{b[1]} {b[2]}" for b in BROKEN])
+def test_a_run_that_was_broken_off_says_by_what(error, why, text):
+    assert broken_off(error) == {"why": why, "text": text}
