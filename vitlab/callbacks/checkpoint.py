@@ -114,13 +114,17 @@ class Checkpoint(callbacks.Checkpoint):
             self.best_epoch = trainer.current_epoch
         self.save(trainer, ["last", "best"] if improved else ["last"])
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
         if self.monitor is None:  # a module of the user's own that does not say what to go by
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
-        if trainer.sanity_checking and self.monitor and self.monitor not in trainer.callback_metrics:
-            known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
-            raise UsageError(f"`checkpoint.monitor` must be one of {known}, got {self.monitor}")
+        asked = [("checkpoint.monitor", self.monitor)] if self.monitor else []
+        if contract.sums_its_steps(pl_module):  # else it may log the metric in training
+            asked += [("monitor` of `EarlyStopping", stop.monitor) for stop in trainer.early_stopping_callbacks]
+        for name, metric in asked if trainer.sanity_checking else ():
+            if metric not in trainer.callback_metrics:
+                known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
+                raise UsageError(f"`{name}` must be one of {known}, got {metric}")
         self.mode = self.mode or contract.better(pl_module, self.monitor)
         if self.monitor in trainer.callback_metrics and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must say whether the best {self.monitor} is its min or its max")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from vitlab.config.environment import with_environment
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.runs.choose import run_to_continue
@@ -66,9 +67,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:
-    if options.resume or options.auto_resume:
-        run_to_continue(options)  # a wrong name is answered before anything heavy is imported
+    goes_on = run_to_continue(options)  # a wrong name is answered before anything heavy is imported
     from vitlab.jobs.train.fit import fit
 
-    fit(rest, options)
+    fit(rest if goes_on else with_environment(rest), options)
     return 0

@@ -16,6 +16,7 @@ from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
 
 import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
@@ -48,6 +49,15 @@ class Parser(LightningArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
+    def add_class_arguments(self, class_type: Any, *args: Any, **kwargs: Any) -> list[str]:
+        """Add the arguments of a class; where loggers write is the run directory, and need not be said."""
+        added = super().add_class_arguments(class_type, *args, **kwargs)
+        if inspect.isclass(class_type) and issubclass(class_type, Logger):
+            for action in self._actions:
+                if action.dest == "save_dir" and action.required:
+                    action.required, action.default = False, "."
+        return added
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
         if not self.exit_on_error:  # jsonargparse's own inner parser of a class: its outer one will report
@@ -75,7 +85,7 @@ class VitlabCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
-        self.arguments = args = found_configs(args)
+        self.arguments = args = sorted(found_configs(args), key=lambda word: word.startswith("--print_config"))  # last
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]

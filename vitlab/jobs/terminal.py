@@ -8,6 +8,8 @@ from pathlib import Path
 from vitlab.errors import printable
 
 LOG = logging.getLogger("vitlab")
+ASKED_FOR = ("callbacks.model_summary", "callbacks.early_stopping", "profilers.profiler")  # of Lightning, by the user
+REPORT = 40  # lines of a profiler's report on the terminal: the advanced one has thousands
 
 KNOWN_WARNINGS = (
     r"You're using the WeightAveraging callback, but loading a checkpoint outside",  # which holds the average already
@@ -22,7 +24,7 @@ KNOWN_WARNINGS = (
 
 
 def open_terminal(quiet: bool = False) -> None:
-    """Send vitlab's own lines to the terminal, and only warnings of the libraries below it."""
+    """Send vitlab's own lines to the terminal, reports that were asked for, and else only warnings of libraries."""
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
     for handler in list(LOG.handlers):
@@ -35,6 +37,8 @@ def open_terminal(quiet: bool = False) -> None:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             handler.setLevel(logging.WARNING)
+    for name in ASKED_FOR:
+        logging.getLogger(f"lightning.pytorch.{name}").handlers = [terminal]
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
 
@@ -42,7 +46,10 @@ def open_terminal(quiet: bool = False) -> None:
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Show the control characters that the names in a foreign run may hold, and do not send them."""
-        return "\n".join(map(printable, super().format(record).split("\n")))
+        lines = super().format(record).expandtabs(1).split("\n")
+        if record.name.endswith(".profiler") and len(lines) > REPORT:
+            lines[REPORT:] = [f"... {len(lines) - REPORT:,} more lines are in train.log"]
+        return "\n".join(map(printable, lines))
 
 
 class _Log(logging.FileHandler):

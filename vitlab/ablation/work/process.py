@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from vitlab.config.environment import NAME
 from vitlab.runs.lock import Claim
 from vitlab.runs.processes import born
 
@@ -16,7 +17,7 @@ TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
 
 def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict[str, str]:
     """Return the environment of a child: its share of the cores, its device; set before Python starts."""
-    env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR"}
+    env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR" and not NAME.fullmatch(k)}
     env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
     if gpus:
         env["CUDA_VISIBLE_DEVICES"] = (visible_devices() or [str(i) for i in range(gpus)])[slot % gpus]

@@ -14,6 +14,7 @@ from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
+from vitlab.config.callbacks import check_callbacks
 from vitlab.config.keys import check_same_config
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_of, flatten
@@ -78,6 +79,7 @@ class FitCLI(VitlabCLI):
 
     def before_instantiate_classes(self) -> None:
         """Choose the run directory, and send the loggers into it; nothing is written yet."""
+        check_callbacks(self.config.trainer)
         self.config_text = self._as_text()
         if self.resumed:
             if old := stored_config(self.run):

@@ -45,6 +45,8 @@ def told(error: Exception, run: RunDir, batch: int | None, processes: int) -> st
         case OSError() if error.errno in _DISK:
             place = error.filename or run.path
             return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"
+        case RuntimeError() if "Early stopping conditioned on" in str(error):
+            return " ".join(str(error).split())
         case RuntimeError() if "loading state_dict" in str(error):
             return f"the checkpoints in {run.checkpoints} are of another network: give the configuration that they had"
         case RuntimeError() if "DataLoader worker" in str(error) or "DataLoader timed out" in str(error):

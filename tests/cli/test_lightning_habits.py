@@ -1,0 +1,159 @@
+"""What people who know LightningCLI type: it works and shows, or one line names the way out."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.cli.main import main
+from vitlab.config.environment import with_environment
+
+TINY = ["--model=Classifier", "--model.patch_size=4", "--model.embed_dim=8", "--model.depth=1", "--model.num_heads=2"]
+FIT = ["fit", *TINY, "--data=Digits", "--data.subset=0.2", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def one_line(capsys):
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.count("\n") == 1
+    assert not Path("runs").exists()
+    return told.err
+
+
+REFUSED = [
+    (["--trainer.callbacks+=LearningRateFinder"], "set `model.lr`"),
+    (["--trainer.callbacks+=BatchSizeFinder"], "set `data.batch_size`"),
+    (["--trainer.callbacks+=StochasticWeightAveraging", "--trainer.callbacks.swa_lrs=0.1"], "callbacks+=EMA"),
+    (["--trainer.callbacks+=LearningRateMonitor"], "add --trainer.logger=CSVLogger"),
+    (["--trainer.callbacks+=DeviceStatsMonitor"], "add --trainer.logger=CSVLogger"),
+    (["--trainer.plugins=AsyncCheckpointIO"], "leave it out"),
+    (["--trainer.logger=CSVLoger"], 'did you mean "CSVLogger"?'),
+]
+
+
+@pytest.mark.parametrize(("words", "way_out"), REFUSED, ids=[words[0] for words, _ in REFUSED])
+def test_what_does_not_go_with_a_run_directory_is_refused_with_the_way_out(words, way_out, capsys):
+    assert main([*FIT, *words]) == 2
+    assert way_out in one_line(capsys)
+
+
+def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch):
+    for name in ("_TENSORBOARD_AVAILABLE", "_TENSORBOARDX_AVAILABLE"):
+        monkeypatch.setattr(f"lightning.fabric.loggers.tensorboard.{name}", False)
+    assert main([*FIT, "--trainer.logger=TensorBoardLogger"]) == 2
+    assert "Neither `tensorboard` nor `tensorboardX` is available" in one_line(capsys)
+
+
+@pytest.mark.slow
+def test_loggers_monitors_reports_and_an_early_stop_work_by_name_and_are_seen(capsys):
+    callbacks = ["LearningRateMonitor", "DeviceStatsMonitor", "ModelSummary", "EarlyStopping"]
+    words = [
+        *FIT,
+        "--name=all",
+        "--trainer.max_epochs=9",
+        "--trainer.check_val_every_n_epoch=2",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.logger=[CSVLogger, TensorBoardLogger]",
+        *(f"--trainer.callbacks+={name}" for name in callbacks),
+        "--trainer.callbacks.monitor=val/loss",
+        "--trainer.callbacks.min_delta=9",
+        "--trainer.callbacks.patience=1",
+        "--trainer.profiler=advanced",
+    ]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    logs = Path("runs/all/lightning_logs")
+    (table,) = logs.glob("*/metrics.csv")
+    assert {"train/loss", "val/acc1"} < set(table.read_text().splitlines()[0].split(","))
+    assert (
+        "lr-AdamW" in table.read_text() and "DeviceStatsMonitor.on_train_batch_start/cpu_percent" in table.read_text()
+    )
+    assert list(logs.glob("*/events.out.tfevents*"))
+    assert "Trainable params" in shown
+    assert "FIT Profiler Report" in shown and "more lines are in train.log" in shown
+    assert "Profile stats for: run_training_epoch" in Path("runs/all/train.log").read_text()
+    assert ["val/loss" in line for line in shown.splitlines() if line.startswith("epoch ")] == [False, True] * 2
+    assert "end   early stop: val/loss has not improved since epoch 2 (2." in shown
+    assert json.loads(Path("runs/all/run.json").read_text())["ending"]["why"] == "early stop"
+
+
+def printed(capsys, words):
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_print_config_prints_what_would_run_wherever_it_stands(capsys):
+    Path("mine.yaml").write_text("trainer: {max_epochs: 5}\n")
+    words = [*FIT[1:], "--config=mine.yaml", "--model.pos_embed=rope2d"]
+    last = printed(capsys, ["fit", *words, "--print_config"])
+    assert last["model"]["init_args"]["pos_embed"] == "rope2d"
+    assert last["trainer"]["max_epochs"] == 5
+    assert printed(capsys, ["fit", "--print_config", *words]) == last
+
+
+MERGED = """
+model: {class_path: Classifier}
+data: {class_path: Digits}
+trainer:
+  callbacks:
+  - {class_path: RichModelSummary, init_args: &base {max_depth: 3}}
+  - {class_path: ModelSummary, init_args: {<<: *base}}
+  - {class_path: ModelSummary, init_args: {max_depth: 5, <<: *base}}
+"""
+
+
+def test_merge_keys_of_yaml_give_way_to_what_stands_beside_them(capsys):
+    Path("mine.yaml").write_text(MERGED)
+    found = printed(capsys, ["fit", "--config=mine.yaml", "--print_config"])["trainer"]["callbacks"]
+    assert [one["init_args"]["max_depth"] for one in found] == [3, 3, 5]
+
+
+def test_the_environment_counts_less_than_files_and_words(monkeypatch):
+    Path("mine.yaml").write_text("model: {init_args: {lr: 0.1}}\ntrainer: {max_epochs: 5}\n")
+    values = {
+        "PL_TRAINER__MAX_EPOCHS": "3",  # the file says it
+        "PL_FIT__TRAINER__PRECISION": "bf16-mixed",
+        "PL_MODEL": "Classifier",
+        "PL_MODEL__INIT_ARGS__LR": "9",  # the file says it
+        "PL_MODEL__DEPTH": "2",
+        "PL_DATA": "Digits",  # a word says it
+        "PL_SEED_EVERYTHING": "4",
+        "PL_GLOBAL_SEED": "5",  # Lightning's own
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    words = ["--data=CIFAR10", "--config=mine.yaml"]
+    first, last = ["--model=Classifier", "--seed_everything=4"], ["--model.depth=2", "--trainer.precision=bf16-mixed"]
+    assert with_environment(words) == [*first, *words, *last]
+    monkeypatch.setenv("PL_CONFIG", "other.yaml")
+    assert with_environment(words)[0] == "--config=other.yaml"
+
+
+def test_a_run_takes_its_values_from_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("PL_TRAINER__PRECISION", "bf16-true")
+    monkeypatch.setenv("PL_DATA__BATCH_SIZE", "7")
+    assert main([*FIT, "--dry_run"]) == 0
+    assert "batch 7," in (out := capsys.readouterr().out) and "precision bf16-true" in out
+
+
+PLUGINS = [
+    "lightning.pytorch.plugins.environments.LightningEnvironment",
+    "lightning.fabric.plugins.environments.SLURMEnvironment",
+    "{class_path: MixedPrecision, init_args: {precision: bf16-mixed, device: cpu}}",
+    "lightning.fabric.plugins.io.TorchCheckpointIO",
+]
+
+
+def test_plugins_and_environments_of_lightning_and_fabric_may_be_named(capsys):
+    for name in PLUGINS:
+        assert printed(capsys, [*FIT, f"--trainer.plugins={name}", "--print_config"])["trainer"]["plugins"]
