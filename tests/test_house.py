@@ -31,6 +31,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench"},
 }
 GROUND = {
+    "classes",
     "contract",
     "errors",
     "lazy",

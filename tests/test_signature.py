@@ -25,7 +25,7 @@ TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 
 def test_a_signature_has_the_arguments_and_defaults_of_the_command(cls):
     parser = ArgumentParser()
     parser.add_class_arguments(cls, fail_untyped=False)
-    required = {action.dest: action.required for action in parser._actions if action.dest != "help"}
+    required = {action.dest: action.required for action in parser._actions if not action.dest.endswith("help")}
     defaults = parser.get_defaults()
     shown = inspect.signature(cls).parameters
     assert set(shown) == set(required)

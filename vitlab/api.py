@@ -79,7 +79,7 @@ def fit(
         raise
 
 
-def load(source: PathLike = "last") -> "Loaded":
+def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loaded":
     """Return a trained network and what prepares an image for it, ``(net, transform)``.
 
     ``net(transform(image)[None])`` of a PIL image gives ``(1, K)`` outputs. The network is in evaluation mode.
@@ -87,6 +87,7 @@ def load(source: PathLike = "last") -> "Loaded":
     Args:
         source: A run by name or directory, ``last``, one of its checkpoints or weights, a file that ``vitlab export``
             wrote, or ``timm:NAME``.
+        trust_imports: Packages of your own whose classes it may be built of.
 
     Raises:
         ValueError: There is no such run or file, it is damaged, or it holds more than weights.
@@ -99,10 +100,11 @@ def load(source: PathLike = "last") -> "Loaded":
     """
     from vitlab.jobs.load import load_trained
 
+    trust(trust_imports)
     return load_trained(os.fspath(source))
 
 
-def ablate(file: PathLike, trust_command: bool = False) -> "Lab":
+def ablate(file: PathLike, trust_command: bool = False, trust_imports: Sequence[str] = ()) -> "Lab":
     """Return the comparison that a file describes, to ``plan``, ``run`` and ``report``.
 
     >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
@@ -111,9 +113,11 @@ def ablate(file: PathLike, trust_command: bool = False) -> "Lab":
     Args:
         file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence.
         trust_command: Whether `run.command` of the file, which may be any program, may be started.
+        trust_imports: Packages of your own that class paths of the file may import.
     """
     from vitlab.ablation.lab import Lab
 
+    trust(trust_imports)
     return Lab(os.fspath(file), trust_command=trust_command)
 
 

@@ -23,7 +23,7 @@ GUESSES = [
     ),
     ([*T2T, "--data=ImageFolder"], "missing: --data.root"),
     ([*T2T, "--model.t2t-attn=full"], 'did you mean "model.t2t_attn"'),
-    ([*T2T, "--model.pos_embed=rope2d "], 'got "rope2d "; did you mean "rope2d"?'),
+    ([*T2T, "--model.pos_embed=rope2d "], "got 'rope2d '; did you mean \"rope2d\"?"),
     ([*T2T, "--data=Digits "], 'there is no class "Digits"; leave out the space'),
     ([*T2T, "--model=Regressor", "--model.label_smoothing=0"], "other classes of `model` have it"),
 ]

@@ -39,7 +39,7 @@ PLACES = ["data", "model", "trainer.callbacks", "trainer.logger", "trainer.strat
     [
         *zip(PAYLOADS, PLACES, strict=True),
         *((payload, "data") for payload in PAYLOADS[1:]),
-        *product(["evil.Data"], PLACES),
+        *product(["evil.Data"], [*PLACES, "model.pos_embed", "model.act_layer"]),
     ],
 )
 def test_a_class_path_runs_nothing_outside_the_allowed_packages(here, capsys, monkeypatch, payload, place):

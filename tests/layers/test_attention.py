@@ -174,7 +174,9 @@ def test_rmsnorm_is_the_formula_and_an_unknown_norm_is_refused():
     x = torch.randn(2, 3, 8)
     norm = build_norm("rmsnorm", 8, 0.1)
     torch.testing.assert_close(norm(x), x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt())
-    with pytest.raises(ValueError, match="`norm_layer` must be one of layernorm, rmsnorm, got 'batchnorm'"):
+    with pytest.raises(
+        ValueError, match="`norm_layer` must be one of layernorm, rmsnorm, got 'batchnorm'; did you mean"
+    ):
         build_norm("batchnorm", 8, 0.1)
 
 

@@ -86,12 +86,12 @@ def test_mlp_drops_after_both_layers():
 )
 def test_activations_are_their_formulas(name, function):
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
-    torch.testing.assert_close(build_act(name)(x), function(x), rtol=0, atol=1e-12)
+    torch.testing.assert_close(build_act(name, 4)(x), function(x), rtol=0, atol=1e-12)
 
 
 def test_an_unknown_activation_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"):
-        build_act("swish")
+        build_act("swish", 4)
 
 
 def test_layer_scale_starts_at_its_value_and_scales_channels():

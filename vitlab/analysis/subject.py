@@ -10,6 +10,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitlab.classes import told
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName
@@ -72,7 +73,7 @@ class Subject:
     @property
     def pos_embed(self) -> str:
         """The name of the network's position embedding."""
-        return self.arguments.get("pos_embed", type(self.net.pos_embed).__name__)
+        return told(self.arguments.get("pos_embed", type(self.net.pos_embed).__name__))
 
     @property
     def device(self) -> torch.device:

@@ -7,6 +7,7 @@ from torch import Tensor
 from vitlab.analysis.attention import distances, uniform_distance
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.classes import told
 from vitlab.errors import UsageError
 from vitlab.tokenizers.splits import soft_split
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -46,7 +47,7 @@ def analyze_token_layers(subject: Subject) -> Finding:
     """
     tokenizer = subject.net.tokenizer
     if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
-        name = subject.arguments.get("tokenizer", type(tokenizer).__name__)
+        name = told(subject.arguments.get("tokenizer", type(tokenizer).__name__))
         raise UsageError(
             f"token_layers looks between the splits of T2T, and tokenizer={name} has no layers there; use attention"
         )

@@ -64,7 +64,7 @@ def _class_lines(group: str, cls: type) -> list[str]:
     lines = []
     for action in parser._actions:
         name = action.dest
-        if name not in ("help", *(LINKS if group == "model" else ())):
+        if not name.endswith("help") and not (group == "model" and name in LINKS):
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
             default = "required" if action.required else f"default {_yaml(action.default)}"
             lines.append(_line(f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")))

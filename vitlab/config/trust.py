@@ -11,7 +11,10 @@ from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
 
-ALLOWED = ["vitlab", "lightning.pytorch", "lightning.fabric.plugins", "torch.optim", "torchmetrics"]
+ALLOWED = [
+    *("vitlab", "lightning.pytorch", "lightning.fabric.plugins"),
+    *("torch.nn", "torch.optim", "torchmetrics", "timm.optim", "timm.scheduler"),
+]
 FORCED = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 TRUSTED: list[str] = []  # packages that the user has named on this command line
 
@@ -104,6 +107,13 @@ def check_import(path: str) -> None:
     """Refuse an import path of a configuration that neither vitlab nor the user trusts."""
     if not may_import(path):
         raise UsageError(not_allowed(path))
+
+
+def import_class(key: str, path: str) -> None:
+    """Import the module of a class path that ``key`` names, for whoever looks for its class; a bare name has none."""
+    if "." in path:
+        check_import(path)
+        _import(path.rpartition(".")[0], f'`{key}`: "{path}"')
 
 
 def may_import(path: str) -> bool:

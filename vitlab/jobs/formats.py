@@ -5,13 +5,16 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitlab.classes import told
 from vitlab.errors import UsageError
+from vitlab.layers.block import ActName
+from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.convert import to_timm
 from vitlab.models.load import load_network
@@ -90,8 +93,10 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         "pos_embed_join": (None, "stem"),
         "qk_scale": (None, (network["embed_dim"] / network["num_heads"]) ** -0.5),
         "head_hidden": (0,),
+        "act_layer": get_args(ActName),
+        "norm_layer": get_args(NormName),
     }
-    foreign = [f"`{name}: {network[name]}`" for name, values in possible.items() if network[name] not in values]
+    foreign = [f"`{name}: {told(network[name])}`" for name, values in possible.items() if network[name] not in values]
     if foreign:
         raise UsageError(
             f"timm's VisionTransformer has no counterpart of {' and '.join(foreign)}; use --to safetensors, onnx or pt2"

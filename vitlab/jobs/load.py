@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab.config.parts import import_parts
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.restore import check_ours, restore
@@ -67,6 +68,7 @@ def _exported(path: Path, beside: Path) -> Loaded:
     facts = json.loads(beside.read_text())
     if facts.get("format") != "safetensors":
         raise UsageError(f"{path} is exported for other programs ({facts.get('format')}): load its run instead")
+    import_parts(facts.get("network") or {})
     net, images = load_network(path), facts["images"]
     if "native_size" not in images:
         raise UsageError(f"{path} does not say how images are cut: an older vitlab exported it; export it again")

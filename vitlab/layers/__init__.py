@@ -7,6 +7,7 @@ from vitlab.layers.pool import AttentionPool
 from vitlab.layers.pos_embed import (
     POS_EMBEDS,
     PosEmbed,
+    PosEmbedChoice,
     PosEmbedJoin,
     PosEmbedName,
     build_pos_embed,
@@ -34,6 +35,7 @@ __all__ = [
     "Learned",
     "Mlp",
     "PosEmbed",
+    "PosEmbedChoice",
     "PosEmbedJoin",
     "PosEmbedName",
     "RelPos",

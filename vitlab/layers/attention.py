@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 
 
@@ -45,7 +45,7 @@ class Attention(nn.Module):
         qk_scale: float | None = None,
         value_skip: bool = False,
         dropout: float = 0.0,
-        norm_layer: NormName = "layernorm",
+        norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         se_reduction: int = 0,
     ) -> None:

@@ -6,21 +6,24 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from vitlab.classes import ClassSpec
 from vitlab.layers.attention import Attention
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.layers.own import build_own
 from vitlab.layers.pos_embed import PosEmbed
 
 ActName = Literal["gelu", "gelu_tanh", "relu", "silu"]
+ActChoice = ActName | str | ClassSpec
 
 
-def build_act(act_layer: ActName) -> nn.Module:
-    """Build the activation called ``act_layer``.
+def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
+    """Build the activation of ``dim`` channels called ``act_layer``, or one of torch.nn's, or of a class path.
 
     ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` its approximation.
 
     Example:
-        >>> build_act("relu")(torch.tensor([-1.0, 2.0]))
-        tensor([0., 2.])
+        >>> build_act("relu", 2)(torch.tensor([-1.0, 2.0])), build_act("Tanh", 2)
+        (tensor([0., 2.]), Tanh())
     """
     match act_layer:
         case "gelu":
@@ -31,7 +34,7 @@ def build_act(act_layer: ActName) -> nn.Module:
             return nn.ReLU()
         case "silu":
             return nn.SiLU()
-    raise ValueError(f"`act_layer` must be one of {', '.join(get_args(ActName))}, got {act_layer!r}")
+    return build_own("act_layer", act_layer, dim, get_args(ActName), {})
 
 
 class Mlp(nn.Module):
@@ -49,12 +52,12 @@ class Mlp(nn.Module):
     """
 
     def __init__(
-        self, dim: int, hidden_dim: int | None = None, act_layer: ActName = "gelu", dropout: float = 0.0
+        self, dim: int, hidden_dim: int | None = None, act_layer: ActChoice = "gelu", dropout: float = 0.0
     ) -> None:
         super().__init__()
         hidden_dim = dim if hidden_dim is None else hidden_dim
         self.fc1 = nn.Linear(dim, hidden_dim)
-        self.act = build_act(act_layer)
+        self.act = build_act(act_layer, hidden_dim)
         self.fc2 = nn.Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
@@ -162,8 +165,8 @@ class Block(nn.Module):
         qk_norm: bool = False,
         qk_scale: float | None = None,
         value_skip: bool = False,
-        act_layer: ActName = "gelu",
-        norm_layer: NormName = "layernorm",
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         layer_scale: float | None = None,
         dropout: float = 0.0,

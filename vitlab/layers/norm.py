@@ -4,13 +4,18 @@ from typing import Literal, get_args
 
 from torch import nn
 
+from vitlab.classes import ClassSpec
+from vitlab.layers.own import build_own
+
 NormName = Literal["layernorm", "rmsnorm"]
+NormChoice = NormName | str | ClassSpec
 
 
-def build_norm(norm_layer: NormName, dim: int, norm_eps: float) -> nn.Module:
-    """Build the normalisation of ``dim`` channels called ``norm_layer``.
+def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:
+    """Build the normalisation of ``dim`` channels called ``norm_layer``, or one of torch.nn's, or of a class path.
 
-    LayerNorm: Ba et al. 2016 (arXiv:1607.06450); RMSNorm: Zhang and Sennrich 2019 (arXiv:1910.07467).
+    LayerNorm: Ba et al. 2016 (arXiv:1607.06450); RMSNorm: Zhang and Sennrich 2019 (arXiv:1910.07467). A class gets
+    ``dim`` (also under torch's names for it) and ``eps`` if it asks for them.
 
     Example:
         >>> build_norm("rmsnorm", 8, norm_eps=1e-6)
@@ -21,4 +26,5 @@ def build_norm(norm_layer: NormName, dim: int, norm_eps: float) -> nn.Module:
             return nn.LayerNorm(dim, eps=norm_eps)
         case "rmsnorm":
             return nn.RMSNorm(dim, eps=norm_eps)
-    raise ValueError(f"`norm_layer` must be one of {', '.join(get_args(NormName))}, got {norm_layer!r}")
+    widths = dict.fromkeys(("dim", "normalized_shape", "num_features", "num_channels"), dim)
+    return build_own("norm_layer", norm_layer, dim, get_args(NormName), {**widths, "eps": norm_eps})

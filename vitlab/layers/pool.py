@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActName, Mlp
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.block import ActChoice, Mlp
+from vitlab.layers.norm import NormChoice, build_norm
 
 PoolName = Literal["token", "avg", "max", "map"]
 
@@ -34,8 +34,8 @@ class AttentionPool(nn.Module):
         num_heads: int,
         *,
         mlp_ratio: float = 4.0,
-        act_layer: ActName = "gelu",
-        norm_layer: NormName = "layernorm",
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()

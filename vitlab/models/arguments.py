@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from vitlab.layers.block import ActName
-from vitlab.layers.norm import NormName
+from vitlab.layers.block import ActChoice
+from vitlab.layers.norm import NormChoice
 from vitlab.layers.pool import PoolName
-from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName
-from vitlab.tokenizers.build import TokenizerName
+from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin
+from vitlab.tokenizers.build import TokenizerChoice
 from vitlab.tokenizers.t2t import T2TArgs
 
 
@@ -18,7 +18,7 @@ class NetworkArgs(T2TArgs, total=False):
 
     img_size: int | Sequence[int]
     in_chans: int
-    tokenizer: TokenizerName
+    tokenizer: TokenizerChoice
     patch_size: int | Sequence[int]
     embed_dim: int
     depth: int
@@ -28,10 +28,10 @@ class NetworkArgs(T2TArgs, total=False):
     qk_scale: float | None
     qk_norm: bool
     value_skip: bool
-    act_layer: ActName
-    norm_layer: NormName
+    act_layer: ActChoice
+    norm_layer: NormChoice
     norm_eps: float
-    pos_embed: PosEmbedName
+    pos_embed: PosEmbedChoice
     pos_embed_trainable: bool | None
     pos_embed_join: PosEmbedJoin | None
     rope_theta: float | None

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.attention import SqueezeExcite
-from vitlab.layers.block import ActName, Block
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.block import ActChoice, Block
+from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
-from vitlab.layers.pos_embed import PosEmbedJoin, PosEmbedName, build_pos_embed
+from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin, build_pos_embed
 from vitlab.models.features import forward_intermediates, get_intermediate_layers
 from vitlab.models.parameters import no_weight_decay, stages
 from vitlab.models.start import (
@@ -25,7 +25,7 @@ from vitlab.models.start import (
     own_numbers,
 )
 from vitlab.signature import Named
-from vitlab.tokenizers.build import TokenizerName, build_tokenizer
+from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
 from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
 from vitlab.tokenizers.token_layers import build_token_layer
@@ -40,7 +40,7 @@ class VisionTransformer(Named, nn.Module):
         img_size: Side of the square images, or their height and width, in pixels.
         in_chans: Number of image channels C.
         num_classes: Number of outputs K; 0 returns the pooled features.
-        tokenizer: How images become tokens: patches, the splits of T2T-ViT, or overlapping convolutions.
+        tokenizer: How images become tokens: patches, the splits of T2T-ViT, overlapping convolutions, or a class path.
         patch_size: Side of a patch, or its height and width, in pixels; divides the image's. For tokenizer patch.
         embed_dim: Token width D of the backbone.
         depth: Number of blocks.
@@ -50,10 +50,10 @@ class VisionTransformer(Named, nn.Module):
         qk_scale: Factor on the attention logits; None is (embed_dim / num_heads) ** -0.5.
         qk_norm: Whether to normalise queries and keys per head.
         value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
-        act_layer: Activation of every MLP; gelu is the exact one.
-        norm_layer: Kind of normalisation in the backbone.
+        act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
+        norm_layer: Normalisation in the backbone; any of torch.nn's by name, or a class path.
         norm_eps: Epsilon of every normalisation, the tokenizer's included.
-        pos_embed: How patch tokens come to know where they are.
+        pos_embed: How patch tokens come to know where they are; or a class path, of a :class:`PosEmbed`.
         pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
         pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
         rope_theta: Base of the rotary frequencies, above 1; None is the published value. For rope2d and rope_mixed.
@@ -87,7 +87,7 @@ class VisionTransformer(Named, nn.Module):
         img_size: int | Sequence[int] = 224,
         in_chans: int = 3,
         num_classes: int = 1000,
-        tokenizer: TokenizerName = "patch",
+        tokenizer: TokenizerChoice = "patch",
         patch_size: int | Sequence[int] = 16,
         embed_dim: int = 384,
         depth: int = 12,
@@ -97,10 +97,10 @@ class VisionTransformer(Named, nn.Module):
         qk_scale: float | None = None,
         qk_norm: bool = False,
         value_skip: bool = False,
-        act_layer: ActName = "gelu",
-        norm_layer: NormName = "layernorm",
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
-        pos_embed: PosEmbedName = "learned",
+        pos_embed: PosEmbedChoice = "learned",
         pos_embed_trainable: bool | None = None,
         pos_embed_join: PosEmbedJoin | None = None,
         rope_theta: float | None = None,
@@ -137,7 +137,7 @@ class VisionTransformer(Named, nn.Module):
             self.tokenizer = build_tokenizer(
                 tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps, **t2t
             ).apply(init)
-        self.grid_size, (height, width) = self.tokenizer.grid_size, self.tokenizer.patch_size
+        self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
         with part("cls_token"):
             self.cls_token = nn.Parameter(init_token(1, embed_dim)) if class_token else None
@@ -246,5 +246,5 @@ class VisionTransformer(Named, nn.Module):
         """Put a new head in place of the head: ``num_classes`` outputs K, or with 0 the pooled features."""
         check_at_least(0, num_classes=num_classes)
         head = build_head(self.embed_dim, self.head_hidden, num_classes).apply(partial(init_weights, std=self.init_std))
-        weight = next(self.norm.parameters())
+        weight = next(self.blocks.parameters())
         self.num_classes, self.head = num_classes, head.to(weight.device, weight.dtype).train(self.training)

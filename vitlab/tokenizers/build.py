@@ -3,17 +3,22 @@
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
+import torch
+from torch import nn
+
+from vitlab.classes import ClassSpec, build, find_class, name_and_args
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 TokenizerName = Literal["patch", "t2t", "conv"]
+TokenizerChoice = TokenizerName | str | ClassSpec
 Tokenizer = PatchEmbed | T2TTokenizer | ConvStem
 
 
 def build_tokenizer(
-    tokenizer: TokenizerName,
+    tokenizer: TokenizerChoice,
     img_size: tuple[int, int],
     in_chans: int,
     embed_dim: int,
@@ -21,8 +26,11 @@ def build_tokenizer(
     patch_size: int | Sequence[int],
     norm_eps: float,
     **t2t: Any,
-) -> Tokenizer:
+) -> Any:
     """Build the tokenizer called ``tokenizer``; ``t2t`` are the arguments of T2T, of which others take what they know.
+
+    A class path leads to a module that gets those of the values here that it asks for, maps ``(B, C, H, W)`` to
+    ``(B, N, D)``, and says its ``grid_size``, rows and columns of tokens, and ``patch_size``, pixels between them.
 
     Example:
         >>> build_tokenizer("patch", (32, 32), 3, 8, patch_size=4, norm_eps=1e-6).grid_size
@@ -38,4 +46,27 @@ def build_tokenizer(
             windows = ("t2t_kernels", "t2t_strides", "t2t_dilations", "t2t_padding", "t2t_dim")
             known = {name: t2t[name] for name in windows if name in t2t}
             return ConvStem(img_size, in_chans, embed_dim, **known)
-    raise ValueError(f"`tokenizer` must be one of {', '.join(get_args(TokenizerName))}, got {tokenizer!r}")
+    sizes = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
+    return _own(tokenizer, {**sizes, "patch_size": patch_size, "norm_eps": norm_eps, **t2t})
+
+
+def _own(tokenizer: Any, offered: dict[str, Any]) -> nn.Module:
+    """Build the tokenizer of a class path, and see that it makes the tokens that it speaks of."""
+    path, args = name_and_args("tokenizer", tokenizer)
+    cls = find_class("tokenizer", path, nn.Module, get_args(TokenizerName))
+    module: Any = build("tokenizer", cls, args, offered)
+    for name in ("grid_size", "patch_size"):
+        if not hasattr(module, name):
+            raise ValueError(f"`tokenizer`: {path} must say its `{name}`, height and width")
+    (h, w), images = module.grid_size, torch.zeros(1, offered["in_chans"], *offered["img_size"])
+    try:
+        with torch.no_grad():
+            shape = tuple(module.eval()(images).shape)
+    except Exception as error:  # code of others fails as it likes
+        text = " ".join(str(error).split())
+        raise ValueError(f"`tokenizer`: {path} does not take images {tuple(images.shape)}: {text}") from error
+    if shape != (expected := (1, h * w, offered["embed_dim"])):
+        raise ValueError(
+            f"`tokenizer`: {path} must make {expected} of an image, for its grid of {h} x {w}; got {shape}"
+        )
+    return module.train()

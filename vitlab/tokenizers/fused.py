@@ -36,7 +36,7 @@ def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, lay
         attn = layer.attn if isinstance(layer, TokenTransformer) else layer
         foreign["t2t_num_heads"] = getattr(attn, "num_heads", 1) > 1
         foreign["t2t_value_skip"] = not attn.value_skip
-        foreign["t2t_norm_layer"] = not isinstance(layer.norm1, nn.LayerNorm)
+        foreign["t2t_norm_layer"] = type(layer.norm1) is not nn.LayerNorm or layer.norm1.bias is None
         foreign["t2t_attn"] = bool(getattr(layer, "relu", False))
     return [name for name, is_foreign in foreign.items() if is_foreign]
 

@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActName, build_act
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.block import ActChoice, build_act
+from vitlab.layers.norm import NormChoice, build_norm
 
 
 class TokenPerformer(nn.Module):
@@ -43,8 +43,8 @@ class TokenPerformer(nn.Module):
         mlp_ratio: float = 1.0,
         qkv_bias: bool = True,
         value_skip: bool = True,
-        act_layer: ActName = "gelu",
-        norm_layer: NormName = "layernorm",
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
         dropout: float = 0.1,
         features: int | None = None,
         relu: bool = False,
@@ -60,7 +60,7 @@ class TokenPerformer(nn.Module):
         self.proj = nn.Linear(dim, dim)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = nn.Sequential(
-            nn.Linear(dim, hidden), build_act(act_layer), nn.Linear(hidden, dim), nn.Dropout(dropout)
+            nn.Linear(dim, hidden), build_act(act_layer, hidden), nn.Linear(hidden, dim), nn.Dropout(dropout)
         )
         self.dropout = nn.Dropout(dropout)
         self.w: Tensor

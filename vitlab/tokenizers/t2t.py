@@ -6,8 +6,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActName
-from vitlab.layers.norm import NormName
+from vitlab.layers.block import ActChoice
+from vitlab.layers.norm import NormChoice
 from vitlab.tokenizers.fused import covers, fused_tokens
 from vitlab.tokenizers.splits import (
     PaddingName,
@@ -40,8 +40,8 @@ class T2TArgs(TypedDict, total=False):
     t2t_qkv_bias: bool | None
     t2t_qk_scale: float | None
     t2t_value_skip: bool
-    t2t_act_layer: ActName
-    t2t_norm_layer: NormName
+    t2t_act_layer: ActChoice
+    t2t_norm_layer: NormChoice
     t2t_dropout: float | None
     t2t_features: int | None
 

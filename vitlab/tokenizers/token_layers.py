@@ -4,8 +4,8 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActName, Mlp
-from vitlab.layers.norm import NormName, build_norm
+from vitlab.layers.block import ActChoice, Mlp
+from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.tokenizers.performer import TokenPerformer
 
 T2TAttn = Literal["performer", "performer_relu", "transformer"]
@@ -22,8 +22,8 @@ def build_token_layer(
     t2t_qkv_bias: bool | None = None,
     t2t_qk_scale: float | None = None,
     t2t_value_skip: bool = True,
-    t2t_act_layer: ActName = "gelu",
-    t2t_norm_layer: NormName = "layernorm",
+    t2t_act_layer: ActChoice = "gelu",
+    t2t_norm_layer: NormChoice = "layernorm",
     t2t_dropout: float | None = None,
     t2t_features: int | None = None,
 ) -> "TokenPerformer | TokenTransformer":
@@ -39,8 +39,8 @@ def build_token_layer(
         t2t_qkv_bias: Whether the token layers' queries, keys and values have a bias; None: performers do.
         t2t_qk_scale: Factor on the logits; None is (input width / heads) ** -0.5, as published. For transformer.
         t2t_value_skip: Whether token layers add the values to what attention returns, as published.
-        t2t_act_layer: Activation of the token layers' MLP.
-        t2t_norm_layer: Kind of normalisation in the token layers.
+        t2t_act_layer: Activation of the token layers' MLP, as act_layer is.
+        t2t_norm_layer: Normalisation in the token layers, as norm_layer is.
         t2t_dropout: Share of values dropped after attention and MLP, 0 to 1; None is 0.1 in performers, 0 otherwise.
         t2t_features: Random features m of performers; None is half of t2t_dim.
 
@@ -154,8 +154,8 @@ class TokenTransformer(nn.Module):
         qkv_bias: bool = False,
         qk_scale: float | None = None,
         value_skip: bool = True,
-        act_layer: ActName = "gelu",
-        norm_layer: NormName = "layernorm",
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
         dropout: float = 0.0,
     ) -> None:
         super().__init__()

@@ -15,6 +15,7 @@ import yaml
 from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.record import now_utc
+from vitlab.classes import told
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.contract import deals_samples, fingerprint, path_of
@@ -56,7 +57,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     note = "" if net.pos_embed.bias(0) is None else "; its bias on attention rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
         note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
-    return f"{tokens}, {len(net.blocks)} blocks, position embedding {task.hparams['pos_embed']}: {size}{note}"
+    return f"{tokens}, {len(net.blocks)} blocks, position embedding {told(task.hparams['pos_embed'])}: {size}{note}"
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import inspect
 from typing import Literal
 
+from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
 from vitlab.layers.pos_embed.added import Factorized, Learned
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
@@ -23,6 +24,7 @@ PosEmbedName = Literal[
     "rope_mixed",
     "conv",
 ]
+PosEmbedChoice = PosEmbedName | str | ClassSpec
 POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
     "none": PosEmbed,
     "learned": Learned,
@@ -38,7 +40,7 @@ POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
 
 
 def build_pos_embed(
-    name: PosEmbedName,
+    name: PosEmbedChoice,
     grid_size: Grid,
     embed_dim: int,
     num_heads: int,
@@ -49,10 +51,13 @@ def build_pos_embed(
     join: PosEmbedJoin | None = None,
     theta: float | None = None,
 ) -> PosEmbed:
-    """Build the position embedding called ``name``; its class gets those of the other values that it asks for.
+    """Build the position embedding called ``name``, or that of a class path, which must be a :class:`PosEmbed`.
+
+    Its class gets ``grid_size``, and those of the other values that it asks for: ``embed_dim``, ``num_heads``,
+    ``head_dim``, ``depth``, ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``.
 
     Args:
-        name: Which one.
+        name: Which one: a word, a class path, or a mapping of ``class_path`` and ``init_args``.
         grid_size: Patch tokens per column and per row, (h, w).
         embed_dim: Token width D.
         num_heads: Number of heads A.
@@ -66,8 +71,9 @@ def build_pos_embed(
         >>> build_pos_embed("relpos", (2, 3), embed_dim=8, num_heads=2, depth=1, num_prefix_tokens=1).bias(0).shape
         torch.Size([2, 7, 7])
     """
-    _check_options(name, trainable, join, theta)
-    cls = POS_EMBEDS[name]
+    word, args = name_and_args("pos_embed", name)
+    cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
+    _check_options(told(name), cls, trainable, join, theta)
     offered = {
         "embed_dim": embed_dim,
         "num_heads": num_heads,
@@ -78,15 +84,13 @@ def build_pos_embed(
         "trainable": bool(trainable),
         **({} if theta is None else {"theta": theta}),
     }
-    asked = inspect.signature(cls).parameters
-    module = cls(grid_size, **{argument: value for argument, value in offered.items() if argument in asked})
+    module: PosEmbed = build("pos_embed", cls, args, offered, grid_size)
     return module.requires_grad_(trainable is not False)
 
 
-def _check_options(name: PosEmbedName, trainable: bool | None, join: PosEmbedJoin | None, theta: float | None) -> None:
-    if name not in POS_EMBEDS:
-        raise ValueError(f"`pos_embed` must be one of {', '.join(POS_EMBEDS)}, got {name!r}")
-    cls = POS_EMBEDS[name]
+def _check_options(
+    name: str, cls: type[PosEmbed], trainable: bool | None, join: PosEmbedJoin | None, theta: float | None
+) -> None:
     if trainable is not None and not cls.trains:
         raise ValueError(
             f"pos_embed={name!r} has nothing to train: leave `pos_embed_trainable` at null, got {trainable}"
@@ -94,9 +98,12 @@ def _check_options(name: PosEmbedName, trainable: bool | None, join: PosEmbedJoi
     if join is not None and join not in cls.joins:
         allowed = ", ".join(cls.joins) or "null only"
         raise ValueError(f"`pos_embed_join` must be one of {allowed} for pos_embed={name!r}, got {join!r}")
-    rotary = [known for known, cls in POS_EMBEDS.items() if "theta" in inspect.signature(cls).parameters]
-    if theta is not None and name not in rotary:
+    if theta is not None and not _is_rotary(cls):
+        rotary = " and ".join(repr(known) for known, cls in POS_EMBEDS.items() if _is_rotary(cls))
         raise ValueError(
-            f"`rope_theta` belongs to pos_embed={' and '.join(map(repr, rotary))}: leave it at null for "
-            f"pos_embed={name!r}, got {theta}"
+            f"`rope_theta` belongs to pos_embed={rotary}: leave it at null for pos_embed={name!r}, got {theta}"
         )
+
+
+def _is_rotary(cls: type[PosEmbed]) -> bool:
+    return "theta" in inspect.signature(cls).parameters

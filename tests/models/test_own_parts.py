@@ -1,0 +1,145 @@
+"""Parts of the network that are no word: classes of torch.nn by name, and classes of anybody's by their paths."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.layers.block import build_act
+from vitlab.layers.norm import build_norm
+from vitlab.layers.own import PerToken
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.models import VisionTransformer, create_model
+from vitlab.models.load import load_network, load_weights
+from vitlab.tokenizers import PatchEmbed
+
+TINY = {"img_size": 8, "in_chans": 1, "num_classes": 3, "patch_size": 2, "embed_dim": 8, "depth": 1, "num_heads": 2}
+HERE = __name__
+SHAPES_OF_THEIR_OWN = {"GLU", "MultiheadAttention", "Softmax2d"}
+ACTS = [name for name in nn.modules.activation.__all__ if name not in SHAPES_OF_THEIR_OWN]
+NEEDED = {"Threshold": {"threshold": 0.1, "value": 0.0}, "Softmax": {"dim": -1}, "Softmin": {"dim": -1}}
+NEEDED |= {"LogSoftmax": {"dim": -1}}
+
+
+class Slope(AddedPosEmbed):
+    def __init__(self, grid_size, embed_dim, start: float = 1.0, depth: int = 0):
+        super().__init__(grid_size)
+        self.slope = nn.Parameter(torch.full((embed_dim,), start))
+        self.seen = depth
+
+    def table(self, layer=0):
+        return torch.arange(float(self.grid_size[0] * self.grid_size[1]))[:, None] * self.slope
+
+
+class NoPosEmbed(nn.Module):
+    pass
+
+
+class Strips(nn.Module):
+    def __init__(self, img_size, in_chans, embed_dim, rows: int = 2, skip: int = 0):
+        super().__init__()
+        self.grid_size, self.patch_size = (img_size[0] // rows, 1), (rows, img_size[1])
+        self.rows, self.skip = rows, skip
+        self.proj = nn.Linear(in_chans * rows * img_size[1], embed_dim)
+
+    def forward(self, images):
+        return self.proj(images.unflatten(2, (-1, self.rows)).transpose(1, 2).flatten(2))[:, self.skip :]
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_any_activation_of_torch_works_by_name(name):
+    spec = {"class_path": name, "init_args": NEEDED[name]} if name in NEEDED else name
+    theirs = getattr(nn, name)(**NEEDED.get(name, {})).eval()
+    x = torch.linspace(-4, 4, 24).view(2, 3, 4)
+    torch.testing.assert_close(build_act(spec, 4).eval()(x), theirs(x), rtol=0, atol=0)
+
+
+def test_normalisations_of_torch_work_by_name_and_know_width_and_epsilon():
+    x = torch.randn(4, 5, 8)
+    torch.testing.assert_close(build_norm("LayerNorm", 8, 0.1)(x), build_norm("layernorm", 8, 0.1)(x), rtol=0, atol=0)
+    batch = build_norm("BatchNorm1d", 8, 0.1)
+    assert isinstance(batch, PerToken)
+    expected = (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + 0.1).sqrt()
+    torch.testing.assert_close(batch(x), expected, rtol=0, atol=1e-5)
+    group = build_norm({"class_path": "torch.nn.GroupNorm", "init_args": {"num_groups": 2}}, 8, 0.1)
+    halves = x.unflatten(2, (2, 4))
+    expected = (halves - halves.mean(3, keepdim=True)) / (halves.var(3, correction=0, keepdim=True) + 0.1).sqrt()
+    torch.testing.assert_close(group(x), expected.flatten(2), rtol=0, atol=1e-5)
+
+
+def test_a_network_of_own_parts_trains_and_is_rebuilt_from_its_file_alone(tmp_path):
+    parts = {
+        "pos_embed": {"class_path": f"{HERE}.Slope", "init_args": {"start": 0.5}},
+        "tokenizer": f"{HERE}.Strips",
+        "act_layer": "PReLU",
+        "norm_layer": {"class_path": "BatchNorm1d", "init_args": {"momentum": 0.5}},
+        "qk_norm": True,
+    }
+    net = create_model(**TINY, **parts)
+    assert net.grid_size == (4, 1)
+    assert net.patch_size == (2, 8)
+    assert net.pos_embed.slope.tolist() == [0.5] * 8
+    assert net.pos_embed.seen == 1, "a class gets what it asks for"
+    images = torch.randn(4, 1, 8, 8)
+    net(images).square().sum().backward()
+    assert all(p.grad is not None for p in net.parameters())
+    assert not {n for n in net.no_weight_decay() if n.endswith("fc1.weight")}
+    torch.save({"hyper_parameters": {**TINY, **parts}, "state_dict": net.state_dict()}, tmp_path / "last.ckpt")
+    again = load_network(tmp_path / "last.ckpt")
+    torch.testing.assert_close(again(images), net.eval()(images), rtol=0, atol=0)
+    assert load_weights(create_model(**TINY, **parts), tmp_path / "last.ckpt") == []
+
+
+def test_with_one_seed_an_own_position_embedding_leaves_every_other_start_value():
+    torch.manual_seed(0)
+    one = VisionTransformer(**TINY, pos_embed="none").state_dict()
+    torch.manual_seed(0)
+    other = VisionTransformer(**TINY, pos_embed=f"{HERE}.Slope").state_dict()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_file_of_weights_imports_nothing(tmp_path):
+    arguments = {**TINY, "pos_embed": "antigravity.Slope"}
+    torch.save(
+        {"hyper_parameters": arguments, "state_dict": VisionTransformer(**TINY).state_dict()}, tmp_path / "a.ckpt"
+    )
+    with pytest.raises(ValueError, match=r'"antigravity\.Slope" is not imported: import antigravity first'):
+        load_network(tmp_path / "a.ckpt")
+    assert "antigravity" not in sys.modules
+
+
+def spec(name, **args):
+    return {"class_path": name if "." in name else f"{HERE}.{name}", "init_args": args}
+
+
+WRONG = {
+    "no PosEmbed": ({"pos_embed": f"{HERE}.NoPosEmbed"}, r"`pos_embed`: .*NoPosEmbed is no vitlab.*\.PosEmbed; give"),
+    "no class": ({"pos_embed": f"{HERE}.Slop"}, 'has no class "Slop"; did you mean "Slope"'),
+    "a class in place of its path": ({"pos_embed": Slope}, f'give the class by its path, "{HERE}.Slope"'),
+    "no argument": ({"pos_embed": spec("Slope", strt=1)}, 'takes no argument `strt`; did you mean "start"'),
+    "a value it refuses": ({"pos_embed": spec("Slope", start="x")}, "Slope refuses its arguments: "),
+    "no such key": ({"pos_embed": {"path": "x"}}, "`pos_embed` must be a word, a class path or {class_path"),
+    "joins it has not": ({"pos_embed": "none", "pos_embed_join": "stem"}, "`pos_embed_join` must be one of null only"),
+    "another shape": ({"act_layer": "GLU"}, r"GLU must keep the shape of tokens, and makes \(2, 3, 16\)"),
+    "no activation": ({"act_layer": "Linear"}, "`act_layer`: torch.nn.modules.linear.Linear refuses its arguments"),
+    "a norm of maps": ({"norm_layer": "BatchNorm2d"}, r"BatchNorm2d does not take \(B, L, 8\) tokens"),
+    "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must make \(1, 4, 8\) of an image, .*; got"),
+    "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "must say its `grid_size`"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
+def test_a_class_that_is_no_such_part_is_refused_by_name_with_the_way_out(arguments, answer):
+    with pytest.raises(ValueError, match=answer):
+        VisionTransformer(**{**TINY, **arguments})
+
+
+def test_a_class_of_vitlab_by_its_path_is_what_its_word_is():
+    torch.manual_seed(0)
+    word = VisionTransformer(**TINY)
+    torch.manual_seed(0)
+    paths = {"pos_embed": "vitlab.layers.pos_embed.added.Learned", "tokenizer": "vitlab.tokenizers.patch.PatchEmbed"}
+    path = VisionTransformer(**TINY, **paths)
+    assert isinstance(path.tokenizer, PatchEmbed)
+    assert all(torch.equal(value, path.state_dict()[name]) for name, value in word.state_dict().items())

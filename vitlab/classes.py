@@ -1,0 +1,110 @@
+"""From what a configuration says, a word or a class path with arguments, to the class; nothing is imported here.
+
+Only what is imported already is found, so that no file of weights or of a run can import code:
+:mod:`vitlab.config.trust` imports what the command line trusts, a script what it needs.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Required, TypedDict
+
+from vitlab.errors import did_you_mean
+from vitlab.signature import check_names
+
+
+class ClassSpec(TypedDict, total=False):
+    """A class and what it is called with beside what it gets from whoever builds it.
+
+    >>> spec: ClassSpec = {"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}
+    """
+
+    class_path: Required[str]
+    init_args: dict[str, Any]
+
+
+def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
+    """Return the word or class path that ``key`` is set to, and the arguments beside it.
+
+    >>> name_and_args("opt", {"class_path": "sgd", "init_args": {"momentum": 0.5}})
+    ('sgd', {'momentum': 0.5})
+    """
+    known = {"class_path", "init_args", *more}
+    if isinstance(value, type):
+        raise ValueError(f'`{key}`: give the class by its path, "{value.__module__}.{value.__qualname__}"')
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, Mapping) or "class_path" not in value or set(value) - known:
+        form = "{class_path: mypkg.Mine, init_args: {...}}"
+        raise ValueError(f"`{key}` must be a word, a class path or {form}, got {value!r}")
+    return str(value["class_path"]), dict(value.get("init_args") or {})
+
+
+def told(value: Any) -> Any:
+    """Return a word or class path with its arguments as tables and titles show it; anything else as it is.
+
+    >>> told({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), told("learned")
+    ('mypkg.Coordinates(width=64)', 'learned')
+    """
+    if not isinstance(value, Mapping) or "class_path" not in value:
+        return value
+    args = ", ".join(f"{name}={told(arg)}" for name, arg in (value.get("init_args") or {}).items())
+    return f"{value['class_path']}({args})" if args else value["class_path"]
+
+
+def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: str = "") -> Any:
+    """Return the class of a path, imported before, or of a bare name in the module ``home``.
+
+    Args:
+        key: What is set to it, for the message.
+        path: The class path, or a name.
+        kind: The class that it must be or come from, or several.
+        words: What else the key takes, for the message.
+        home: Module whose classes need no path.
+
+    Raises:
+        ValueError: There is no such class, it is not imported, or it is of another kind.
+
+    >>> find_class("opt", "collections.Counter", dict).__name__
+    'Counter'
+    """
+    module, _, name = path.rpartition(".")
+    space = sys.modules.get(module or home)
+    found, kinds = getattr(space, name, None), kind if isinstance(kind, tuple) else (kind,)
+    names = " or ".join(f"{k.__module__.removeprefix('torch.nn.modules.')}.{k.__name__}" for k in kinds)
+    if not module and not isinstance(found, type):
+        near = [*words, *(n for n in dir(space) if isinstance(c := getattr(space, n), type) and issubclass(c, kinds))]
+        rule = f"must be one of {', '.join(words)}" if words else f"must name a class of {home}"
+        more = (f"any class of {home}, " if words and home else "") + "a class path such as mypkg.Mine"
+        raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}; or {more}")
+    if space is None:
+        way_out = f"import {module} first; on the command line, add --trust_imports {module.split('.')[0]}"
+        raise ValueError(f'`{key}`: the class path "{path}" is not imported: {way_out}')
+    if found is None:
+        raise ValueError(f'`{key}`: {module} has no class "{name}"{did_you_mean(name, dir(space))}')
+    if not isinstance(found, type) or not issubclass(found, kinds):
+        raise ValueError(f"`{key}`: {path} is no {names}; give a class that comes from it")
+    return found
+
+
+def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *first: Any) -> Any:
+    """Build a class from ``first``, its own ``args``, and what its signature asks for of what is ``offered``.
+
+    Raises:
+        ValueError: The class takes no such argument, or refuses its value; in its own words.
+
+    >>> build("bound", range, {}, {}, 1, 4)
+    range(1, 4)
+    """
+    path = f"{cls.__module__}.{cls.__qualname__}"
+    try:
+        asked: Mapping[str, Any] = inspect.signature(cls).parameters
+        check_names(cls, args, f"`{key}`: {path}")
+    except (TypeError, ValueError) as error:  # of a builtin, which has no signature
+        if args:
+            raise error
+        asked = {}
+    try:
+        return cls(*first, **{name: value for name, value in offered.items() if name in asked} | dict(args))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`{key}`: {path} refuses its arguments: {' '.join(str(error).split())}") from error
