@@ -1,9 +1,17 @@
 """What vitlab asks of a LightningModule and of data, all of it optional: docs/bring_your_own.md."""
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
+
+
+class Weighted(NamedTuple):
+    """A training batch whose samples have a weight each in the loss, 1 in the mean of the training split."""
+
+    images: Tensor
+    targets: Tensor
+    weights: Tensor  # (B,)
 
 
 def path_of(value: Any) -> str:

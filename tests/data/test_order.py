@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
-from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder
 from vitlab.data.loading.streams import stream, uniforms
 
 
@@ -86,3 +87,32 @@ def test_draws_are_uniform_and_independent_of_each_other():
     assert abs(draws.mean(0) - 0.5).max() < 0.01 and abs(draws.var(0) - 1 / 12).max() < 0.002
     assert abs(np.corrcoef(draws.T) - np.eye(3)).max() < 0.03
     assert abs(np.corrcoef(draws[1:, 0], draws[:-1, 0])[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("sampling, power", [("balanced", 0.0), ("sqrt", 0.5)])
+def test_classes_are_drawn_as_often_as_asked_and_their_samples_evenly(sampling, power):
+    labels = torch.tensor([0] * 64 + [1] * 25 + [3] * 4)
+    draw = Draw(labels, sampling)
+    order = TrainOrder(draw, 1, seed=0, repeats=1)
+    wanted = np.array([64, 25, 4]) ** power
+    wanted = 93 * wanted / wanted.sum()
+    counts = []
+    for epoch in range(8):
+        steps = _epoch(order, epoch)
+        indices, seeds = (np.concatenate([s[i] for s in steps]) for i in (0, 1))
+        counts.append(np.bincount(labels.numpy()[indices], minlength=4)[[0, 1, 3]])
+        often = [np.bincount(indices, minlength=93)[labels.numpy() == k] for k in (0, 1, 3)]
+        assert all(n.max() - n.min() <= 1 for n in often) and len(indices) == 93
+        assert len(set(seeds)) == 93  # what is shown twice is augmented anew
+    assert (np.abs(np.array(counts) - wanted) <= 1).all() and np.allclose(np.mean(counts, 0), wanted, atol=0.6)
+
+
+def test_drawn_classes_keep_their_order_on_any_number_of_processes_and_from_any_step():
+    draw = Draw(torch.arange(50) // 40, "balanced")
+    alone = _epoch(TrainOrder(draw, 8, 3, repeats=2), 2)
+    ranks = [_epoch(TrainOrder(draw, 8, 3, rank, 2, repeats=2), 2, start=4) for rank in range(2)]
+    for step, parts in zip(alone[4:], zip(*ranks, strict=True), strict=True):
+        assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
+        assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
+    other = _epoch(TrainOrder(draw, 8, 3, repeats=2), 3)
+    assert any((a.indices != b.indices).any() for a, b in zip(alone, other, strict=True))

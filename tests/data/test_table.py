@@ -31,6 +31,7 @@ def _open(folder, file="table.csv", **settings):
     data = Table(str(folder / file), **{"targets": "bright", "batch_size": 4, "num_workers": 0, **settings})
     data.setup("fit")
     data.setup("test")
+    data.train_dataloader()
     return data
 
 
@@ -107,6 +108,19 @@ def test_a_split_column_is_what_it_says(tmp_path):
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
         ({}, {"targets": ["bright", "other"], "target_type": "class"}, "must be one column of classes"),
+        ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "the column bright of labels must hold 0"),
+        ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
+        ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
+        ({}, {"split_by": "time"}, "`data.split_by: time` needs a column of times, and .* has no time"),
+        ({"time": ["x"] * 30}, {"split_by": "time"}, "the column time must hold numbers, or dates as"),
+        ({"time": [1] * 30}, {"split_by": "time"}, "all rows of .* are of one time"),
+        (
+            {"time": range(30), "split": ["train", "val", "test"] * 10},
+            {"split_by": "time"},
+            "and so does the column sp",
+        ),
+        ({"weight": [-1, *range(29)]}, {}, "the column weight must hold weights, none below 0"),
+        ({}, {"sampling": "balanced"}, "`data.sampling: balanced` draws classes, and the targets are numbers"),
     ],
 )
 def test_mistakes_in_a_table_are_told(tmp_path, columns, settings, message):
@@ -129,3 +143,89 @@ def test_the_record_of_a_run_is_plain(tmp_path):
     _arrays(tmp_path)
     facts = _open(tmp_path).fingerprint()
     assert json.loads(json.dumps(facts)) == facts and facts["splits"]["train"].keys() == {"n", "hash"}
+
+
+def _photos(folder, n=20, **columns):
+    rng = np.random.default_rng(0)
+    for i in range(n):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{i}.png")
+    pd.DataFrame({"path": [f"{i}.png" for i in range(n)], **columns}).to_parquet(folder / "table.parquet")
+
+
+def test_labels_are_columns_of_0_and_1_lists_or_words_set_apart(tmp_path):
+    cat, dog = [i % 2 for i in range(20)], [int(i % 5 == 0) for i in range(20)]
+    names = [[name for name, has in (("cat", c), ("dog", d)) if has] for c, d in zip(cat, dog, strict=True)]
+    _photos(tmp_path, cat=cat, dog=dog, list=names, words=["; ".join(found) or None for found in names])
+    data = [
+        _open(tmp_path, "table.parquet", targets=["cat", "dog"]),
+        _open(tmp_path, "table.parquet", targets="list"),
+        _open(tmp_path, "table.parquet", targets="words", target_type="multilabel"),
+    ]
+    assert "targets are 2 labels (cat, dog), of which an image may have several, by their values" in data[0].notes[0]
+    for one in data:
+        assert one.targets == {"kind": "multilabel"} and one.class_names == ["cat", "dog"]
+        for images in one.splits.values():
+            rows = [int(file[:-4]) for file in images.files]
+            assert images.labels.tolist() == [[cat[i], dog[i]] for i in rows]
+        assert sum(np.array(x["class_counts"]) for x in one.fingerprint()["splits"].values()).tolist() == [10, 4]
+        assert all(images.labels[:, 1].any() for images in one.splits.values())  # the rare label is in each split
+    assert _open(tmp_path, "table.parquet", targets=["cat", "dog"], target_type="number").targets["kind"] == "number"
+
+
+def test_time_puts_the_latest_rows_into_test_and_divides_neither_days_nor_groups(tmp_path):
+    days = [f"2024-{1 + i // 10:02}-{1 + i % 10 // 2:02}" for i in range(30)]
+    _arrays(tmp_path, time=days[::-1])
+    row = lambda images: [29 - int(path.decode()[:-4]) for path in images.ids]  # noqa: E731
+    splits = {name: sorted(row(images)) for name, images in _open(tmp_path, split_by="time").splits.items()}
+    assert splits == {"train": list(range(20)), "val": list(range(20, 24)), "test": list(range(24, 30))}
+    folds = [_open(tmp_path, split_by="time", fold=f"{k}/3").splits for k in (1, 2, 3)]
+    assert [(len(x["train"]), min(row(x["val"])), max(row(x["val"]))) for x in folds] == [
+        (6, 6, 11), (12, 12, 17), (18, 18, 23),
+    ]  # fmt: skip
+    last = _open(tmp_path, split_by="time", subset=0.5).splits["train"]
+    assert sorted(row(last)) == list(range(10, 20))
+    table = pd.read_csv(tmp_path / "table.csv")
+    groups = [f"g{i // 3}" for i in range(30)]
+    table.assign(group=groups, time=range(30)).to_csv(tmp_path / "table.csv", index=False)
+    of = {name: {groups[29 - i] for i in row(x)} for name, x in _open(tmp_path, split_by="time").splits.items()}
+    assert not of["train"] & of["val"] and not of["test"] & of["val"] and "g9" in of["test"]
+    assert _open(tmp_path, split_by="time").rule.facts()["by"] == "time" and "by" not in _open(tmp_path).rule.facts()
+
+
+def test_the_weight_of_a_row_comes_with_its_image(tmp_path):
+    weights = [1.0 + i for i in range(30)]
+    arrays = _arrays(tmp_path, weight=weights)
+    data = _open(tmp_path)
+    rows = [int(path.decode()[:-4]) for path in data.splits["train"].ids]
+    mean = np.mean([weights[i] for i in rows])
+    for _, batch in zip(range(3), data.train_dataloader(), strict=False):
+        images, _, given = data.on_after_batch_transfer(batch, 0)
+        bright = images.mean((2, 3))[:, 0] * data.std[0] + data.mean[0]
+        found = [int(np.abs(arrays[:, 0].mean((1, 2)) - float(value)).argmin()) for value in bright]
+        assert np.allclose(given, [weights[i] / mean for i in found])
+    assert len(data.on_after_batch_transfer(next(iter(data.val_dataloader())), 0)) == 2
+    assert _open(tmp_path, weight_column=None).sample_weights is None
+    with pytest.raises(ValueError, match="mix classes, and rows have weights"):
+        _open(tmp_path, targets="weight", target_type="class", mixup=0.5, weight_column="other").train_dataloader()
+
+
+def test_a_data_set_of_hugging_face_is_a_table_too(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    _photos(tmp_path)
+    rows = {"photo": [str(tmp_path / f"{i}.png") for i in range(20)], "age": [i / 2 for i in range(20)],
+            "group": [i // 2 for i in range(20)]}  # fmt: skip
+    features = datasets.Features({"photo": datasets.Image(), "age": datasets.Value("float32"),
+                                  "group": datasets.Value("int64")})  # fmt: skip
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    whole.save_to_disk(tmp_path / "whole")
+    data = _open(tmp_path, "whole", targets="age", path_column="photo", img_size=8)
+    groups = [{int(2 * age) // 2 for age in images.labels[:, 0]} for images in data.splits.values()]
+    assert sum(map(len, groups)) == 10 == len(set.union(*groups)) and data.targets["names"] == ["age"]
+    first = data.splits["val"]
+    with Image.open(tmp_path / f"{int(2 * first.labels[0])}.png") as image:
+        assert np.array_equal(np.asarray(image), np.asarray(first.image(0)))
+    datasets.DatasetDict(train=whole, test=whole.select(range(4))).save_to_disk(tmp_path / "both")
+    both = _open(tmp_path, "both", targets="age", path_column="photo", img_size=8, group_column=None)
+    assert len(both.splits["test"]) == 4 and both.has_test_split
+    with pytest.raises(ValueError, match=r"a column of images in .*, got path; there are photo \(Image\)"):
+        _open(tmp_path, "whole", targets="age")

@@ -1,12 +1,16 @@
 import math
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.metrics import average_precision_score, f1_score
 from torch.utils.data import DataLoader, TensorDataset
 
+from vitlab.data.files.sets import TensorImages
 from vitlab.tasks import Classifier, Regressor
+from vitlab.tasks.labels import balanced
 
 TINY = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 8, "depth": 1, "num_heads": 2}
 
@@ -138,3 +142,90 @@ def test_clipping_works_with_the_fused_optimizer():
 
     fit(task, torch.randint(0, 3, (8,)), gradient_clip_val=1e-3)
     assert all(p.grad is None or p.grad.norm() <= 1.1e-3 for p in task.parameters())
+
+
+LABELS = {"kind": "multilabel"}
+
+
+def test_labels_have_a_loss_and_metrics_of_their_own_and_probabilities_as_outputs():
+    torch.manual_seed(0)
+    labels = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 1, 0], [0, 1, 0], [0, 0, 0]], dtype=torch.uint8)
+    task = Classifier(num_classes=3, loss="bce", targets=LABELS, label_smoothing=0.2, **TINY)
+    trainer, images, _ = fit(task, labels)
+    task.eval()
+    with torch.no_grad():
+        logits = task.net(images)
+        assert torch.equal(task(images), logits.sigmoid())
+    metrics, right = trainer.callback_metrics, labels.float()
+    assert metrics["val/loss"].item() == pytest.approx(
+        F.binary_cross_entropy_with_logits(logits, right).item(), rel=1e-5
+    )
+    ap = [average_precision_score(labels[:, k], logits[:, k]) for k in range(3)]
+    assert metrics["val/map"].item() == pytest.approx(np.mean(ap))
+    chosen = logits > 0
+    for average in ("macro", "micro"):
+        expected = f1_score(labels, chosen, average=average, zero_division=0)
+        assert metrics[f"val/f1_{average}"].item() == pytest.approx(expected)
+    assert task.monitor == ("max", "val/map")
+    loss = F.binary_cross_entropy_with_logits(logits, right * 0.8 + 0.1)
+    assert task.train_loss(logits, task.as_targets(labels)).item() == pytest.approx(loss.item())
+
+
+def test_a_label_that_a_split_lacks_is_left_out_of_the_mean_precision_without_a_warning():
+    task = Classifier(num_classes=3, loss="bce", targets=LABELS, **TINY)
+    labels = torch.tensor([[1, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0]])
+    trainer, images, _ = fit(task, labels)
+    logits = task.eval().net(images).detach()
+    ap = [average_precision_score(labels[:, k], logits[:, k]) for k in range(2)]
+    assert trainer.callback_metrics["val/map"].item() == pytest.approx(np.mean(ap))
+
+
+def test_weights_of_images_and_classes_weigh_the_training_loss_alone():
+    logits, targets = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 0, 1])
+    weights, of_classes = torch.rand(6), torch.tensor([1.0, 2.0, 5.0])
+    for loss in ("ce", "bce"):
+        plain = Classifier(num_classes=3, loss=loss, **TINY)
+        one_by_one = torch.stack([plain.train_loss(logits[i : i + 1], targets[i : i + 1]) for i in range(6)])
+        assert torch.allclose(plain.train_loss(logits, targets, weights), (one_by_one * weights).mean())
+        assert torch.allclose(plain.train_loss(logits, targets, torch.ones(6)), plain.train_loss(logits, targets))
+    task = Classifier(num_classes=3, label_smoothing=0, class_weights=[1, 2, 5], **TINY)
+    each = F.cross_entropy(logits, targets, reduction="none")
+    assert torch.allclose(task.train_loss(logits, targets), (each * of_classes[targets]).mean())
+    assert torch.allclose(task.eval_loss(logits, targets), each.mean())
+    assert "loss_weights" not in task.state_dict()
+    numbers, values = torch.randn(6, 2), torch.randn(6, 2)
+    task = Regressor(num_targets=2, **TINY)
+    expected = ((numbers - values) ** 2).mean(1)
+    assert torch.allclose(task.train_loss(numbers, values, weights), (expected * weights).mean())
+
+
+def test_balanced_weights_come_from_the_training_split():
+    class Data(L.LightningDataModule):
+        splits = {"train": TensorImages(torch.zeros(6, 1, 8, 8), torch.tensor([0, 0, 0, 0, 2, 2]))}  # noqa: RUF012
+
+        def train_dataloader(self):
+            images = self.splits["train"]
+            return DataLoader(TensorDataset(images.images, images.labels), batch_size=2)
+
+        val_dataloader = train_dataloader
+
+    task = Classifier(num_classes=3, class_weights="balanced", **TINY)
+    options = {"max_steps": 1, "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    L.Trainer(**options, enable_model_summary=False, accelerator="cpu").fit(task, datamodule=Data())
+    assert task.loss_weights.tolist() == [0.75, 0.0, 1.5]
+    assert torch.equal(balanced(torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]]), 2), torch.tensor([1 / 3, 3.0]))
+    with pytest.raises(ValueError, match="`class_weights: balanced` counts the images of a data set of vitlab"):
+        fit(Classifier(num_classes=3, class_weights="balanced", **TINY), torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"targets": LABELS}, "`loss: ce` gives an image one class, .*: use --model.loss=bce"),
+        ({"class_weights": [1, 2]}, r"`class_weights` must be balanced or 3 numbers, none below 0, got \[1, 2\]"),
+        ({"class_weights": [1, 2, -1]}, "none below 0"),
+    ],
+)
+def test_what_does_not_fit_the_targets_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Classifier(num_classes=3, **settings, **TINY)

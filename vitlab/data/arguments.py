@@ -2,6 +2,7 @@
 
 from typing import Literal, Required, TypedDict
 
+from vitlab.data.loading.order import Sampling
 from vitlab.data.loading.transforms import Interpolation
 
 
@@ -27,6 +28,7 @@ class FrameArgs(OwnRuleArgs, total=False):
     batch_size: int
     num_workers: int
     augment: str
+    sampling: Sampling
     repeats: int
     random_erasing: float
     mixup: float

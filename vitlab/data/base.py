@@ -10,6 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
+from vitlab.contract import Weighted
 from vitlab.data import division
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.division import Part
@@ -18,7 +19,7 @@ from vitlab.data.files.sets import Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
-from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
 from vitlab.data.loading.transforms import Interpolation, as_size
 from vitlab.data.record import RUN, check_same_training, record
@@ -37,6 +38,8 @@ class ImageData(Named, L.LightningDataModule):
         num_workers: Processes that decode images, beside each training process; images in memory need none.
         augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
+        sampling: How often an epoch shows a class of n images: as n (natural), as the root of n (sqrt), all alike
+            (balanced); an epoch keeps its number of images.
         repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 for none.
@@ -58,6 +61,9 @@ class ImageData(Named, L.LightningDataModule):
     _built_from = (SplitRule,)
     has_test_split = False  # of its own; else one is cut off
     statistics_from = "train"
+    targets: dict[str, Any]  # kind: class, multilabel or number, of which there are names, mean and std in training
+    _restored: dict[str, Any]
+    sample_weights: Tensor | None = None  # (N,) of the training images in the loss
     deals_samples = True  # its loaders give each process a share of its own
 
     def __init__(
@@ -70,6 +76,7 @@ class ImageData(Named, L.LightningDataModule):
         num_workers: int = 2,
         augment: str = "none",
         crop_scale: float | None = None,
+        sampling: Sampling = "natural",
         repeats: int = 1,
         random_erasing: float = 0.0,
         mixup: float = 0.0,
@@ -86,16 +93,15 @@ class ImageData(Named, L.LightningDataModule):
         check_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
-        self.batch_size, self.num_workers, self.repeats = batch_size, num_workers, repeats
+        self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
         self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
         self.rule = SplitRule(**split)
-        self.targets: dict[str, Any] = {"kind": "class"}  # or numbers: their names, mean and std in training
         self.splits: dict[SplitName, Images] = {}
         self.held_back: dict[SplitName, Images] = {}  # see `division`
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self.notes: list[str] = []  # for the header of a training
         self._ready: dict[SplitName, Images] = {}
-        self._restored: dict[str, Any] = {}
+        self.targets, self._restored = {"kind": "class"}, {}
         self._statistics: Statistics | None = None
         if (run := RUN.get()) and run.class_names != self.class_names:
             self.adopt_classes(run.class_names)
@@ -157,33 +163,35 @@ class ImageData(Named, L.LightningDataModule):
         """Return the training batches of this process."""
         self.build("train")
         rank, world = self._place()
-        self.mix.check_batch(self.batch_size, world)
-        self.mix.check_targets(self.targets["kind"])
-        order = TrainOrder(len(self.splits["train"]), self.batch_size, self.seed, rank, world, self.repeats)
-        return self._loader("train", order)
+        self.mix.check(self.batch_size, world, self.targets["kind"], self.sample_weights is not None)
+        draw = Draw(self.splits["train"].labels, self.sampling, self.targets["kind"])
+        return self._loader("train", TrainOrder(draw, self.batch_size, self.seed, rank, world, self.repeats))
 
     def val_dataloader(self) -> Loader:
         """Return the validation batches of this process."""
-        self.build("val")
-        return self._loader("val", EvalOrder(len(self.splits["val"]), self.batch_size, *self._place()))
+        return self._loader("val")
 
     def test_dataloader(self) -> Loader:
         """Return the test batches of this process."""
-        self.build("test")
-        return self._loader("test", EvalOrder(len(self.splits["test"]), self.batch_size, *self._place()))
+        return self._loader("test")
 
     predict_dataloader = test_dataloader
 
-    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor]:
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalise and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
         images, targets, step = batch
         images = self.pipeline.normalise(images, self.statistics())
-        return (images, targets) if step.mix_seed is None else self.mix(images, targets, step)
+        if step.mix_seed is None:
+            return images, targets
+        images, targets = self.mix(images, targets, step)
+        if self.sample_weights is None:
+            return images, targets
+        return Weighted(images, targets, self.sample_weights[torch.from_numpy(step.indices)].to(images.device))
 
     def finished(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task gets them, for use without a Trainer."""
         for batch in loader:
-            yield self.on_after_batch_transfer(batch, 0)
+            yield self.on_after_batch_transfer(batch, 0)[:2]
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one decoded image to a normalised ``(C, H, W)``, as in evaluation."""
@@ -221,19 +229,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        return {
-            "data": type(self).__name__,
-            **record(self.splits, self.held_back, self.class_names),
-            "unreadable": self.unreadable,
-            "targets": self.targets,
-            "notes": self.notes,
-            "mean": list(self.mean),
-            "std": list(self.std),
-            "statistics_from": self.statistics_from,
-            "in_chans": self.in_chans,
-            **self.pipeline.facts(),
-            "split_rule": self.rule.facts(),
-        }
+        return record(self)
 
     def complain(self, error: ImageError) -> None:
         """Take note of a sample that could not be read after all, or raise."""
@@ -242,8 +238,10 @@ class ImageData(Named, L.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def _loader(self, name: SplitName, order: TrainOrder | EvalOrder) -> Loader:
+    def _loader(self, name: SplitName, order: TrainOrder | None = None) -> Loader:
+        self.build(name)
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if name not in self._ready:
             self._ready[name] = self.ready(self.splits[name])
-        return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.complain)
+        batches = order or EvalOrder(len(self.splits[name]), self.batch_size, *self._place())
+        return self.pipeline.loader(self._ready[name], batches, self.mean, self.num_workers, device, self.complain)

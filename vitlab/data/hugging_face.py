@@ -3,14 +3,17 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
 from vitlab.data.arguments import PhotoArgs
-from vitlab.data.files.scan import sizes_of
+from vitlab.data.files.scan import Store, sizes_of
 from vitlab.data.files.sets import FileImages
 from vitlab.data.photos import Photos, parts_among
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class HuggingFace(Photos):
@@ -105,6 +108,33 @@ class _Rows:
             data = self.read(file)
             self.seen[file] = len(data), hashlib.blake2b(data, digest_size=16).digest()
         return self.seen[file]
+
+
+def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
+    """Return the rows of a data set in a folder, with the names of their images and splits, and where the images are.
+
+    The columns path and split are added; the second where there are several splits and no such column.
+    """
+    import pandas as pd
+    from datasets import ClassLabel, Image
+
+    found = _load(path, None, None, False)
+    tables, images = [], {}
+    for split, rows in found.items():
+        features = rows.features
+        if not isinstance(features.get(image_column), Image):
+            known = ", ".join(f"{name} ({type(feature).__name__})" for name, feature in features.items())
+            raise ValueError(
+                f"`data.path_column` must be a column of images in {path}, got {image_column}; there are {known}"
+            )
+        images[split] = rows.select_columns([image_column]).cast_column(image_column, Image(decode=False))
+        table = rows.remove_columns([image_column]).to_pandas()
+        for name, feature in features.items():
+            if isinstance(feature, ClassLabel):
+                table[name] = [feature.names[value] for value in table[name]]
+        table[image_column] = [os.path.join(split, str(row)) for row in range(len(rows))]
+        tables.append(table if len(found) == 1 or "split" in table else table.assign(split=split))
+    return pd.concat(tables, ignore_index=True), _Rows(path, images, image_column)
 
 
 def _load(path: str, name: str | None, revision: str | None, download: bool) -> dict[str, Any]:

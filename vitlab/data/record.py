@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 TRAINED_ON = "trained_on.npy"  # in a run's directory: a number for each training image, see `numbers`
 
 
-def record(
-    splits: Mapping[SplitName, Images], held_back: Mapping[SplitName, Images], class_names: list[str]
-) -> dict[str, Any]:
-    """Return classes, splits and doubles as plain values.
-
-    Args:
-        splits: The splits built so far.
-        held_back: The test split in training: compared with the others and not described.
-        class_names: Name of each class.
-    """
+def record(data: Any) -> dict[str, Any]:
+    """Return what a run keeps of its data as plain values; a test split held back is compared and not described."""
     return {
-        "class_names": class_names,
-        "splits": {name: summary(images, len(class_names)) for name, images in splits.items()},
-        **twins({**splits, **held_back}),
+        "data": type(data).__name__,
+        "class_names": data.class_names,
+        "splits": {name: summary(images, data.num_classes) for name, images in data.splits.items()},
+        **twins({**data.splits, **data.held_back}),
+        "unreadable": data.unreadable,
+        "targets": data.targets,
+        "notes": data.notes,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "statistics_from": data.statistics_from,
+        "in_chans": data.in_chans,
+        **data.pipeline.facts(),
+        "split_rule": data.rule.facts(),
     }
 
 

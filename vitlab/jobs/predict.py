@@ -53,8 +53,10 @@ def predict(
     if not isinstance(cli.datamodule, ImageData):
         own = path_of(cli.datamodule)
         raise UsageError(f"{own} does not say how image files are read; without files, its own samples are predicted")
-    names = None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
-    targets = cli.datamodule.targets.get("names", [])
+    facts, names = cli.datamodule.targets, None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
+    targets = facts.get("names", [])
+    if facts["kind"] == "multilabel":  # a probability of each
+        names, targets = None, cli.datamodule.class_names
     collector.num_classes = len(names or [])
     pictures = _Pictures(files, cli.datamodule)
     model = cli.model if isinstance(cli.model, Task) else _OfImages(cli.model)

@@ -32,4 +32,5 @@ class ClassifierArgs(TaskArgs, total=False):
     num_classes: int
     label_smoothing: float
     loss: Literal["ce", "bce"]
+    class_weights: Sequence[float] | Literal["balanced"] | None
     targets: dict[str, Any] | None

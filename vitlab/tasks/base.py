@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
+from vitlab.contract import Weighted
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
@@ -103,8 +104,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         """Return the data's targets in the form that losses and metrics take."""
         return targets
 
-    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean loss of a training batch."""
+    def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the mean loss of a training batch, whose samples may have ``(B,)`` weights."""
         raise NotImplementedError
 
     def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
-        loss = self.train_loss(outputs, targets)
+        loss = self.train_loss(outputs, targets, *([batch.weights] if isinstance(batch, Weighted) else []))
         n = len(images)
         sums: dict[str, Any] = {"loss": loss.detach() * n, **self.train_measures(outputs.detach(), targets), "n": n}
         if self.hparams["nan_loss"] == "skip":

@@ -1,23 +1,27 @@
 """Supervised image classification."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
+from vitlab.tasks.labels import balanced, metrics, refuse
 
 
 class Classifier(Task):
-    """Train a Vision Transformer on labelled images.
+    """Train a Vision Transformer on images that have a class, or several labels.
 
     Args:
-        num_classes: Number of classes K; comes from the data.
-        label_smoothing: Share of the target spread over all classes, in training.
-        loss: Cross-entropy over the classes, or binary cross-entropy of each, Touvron et al. 2022 (arXiv:2204.07118).
+        num_classes: Number of classes or labels K; comes from the data.
+        label_smoothing: Share of the target spread over all classes, in training; labels move half of it towards 1/2.
+        loss: Cross-entropy over the classes, or binary cross-entropy of each: Touvron et al. 2022 (arXiv:2204.07118)
+            for one class, what several labels need.
+        class_weights: Weight of each class in the training loss; under `bce`, of its images against all others;
+            balanced: N / (K n) for a class with n of N images, (N - n) / n for a label.
         targets: What the data's targets are; comes from the data.
         **task: Passed to :class:`Task`.
 
@@ -27,41 +31,67 @@ class Classifier(Task):
         torch.Size([4, 3])
     """
 
-    monitor = ("max", "val/acc1")
+    monitor: tuple[Literal["min", "max"], str] = ("max", "val/acc1")
+    loss_weights: Tensor | None
 
     def __init__(
         self,
         num_classes: int = 1000,
         label_smoothing: float = 0.1,
         loss: Literal["ce", "bce"] = "ce",
+        class_weights: Sequence[float] | Literal["balanced"] | None = None,
         targets: dict[str, Any] | None = None,
         **task: Unpack[TaskArgs],
     ) -> None:
-        if targets and targets["kind"] != "class":
-            raise ValueError(
-                f"`model: Classifier` needs classes, and the data has numbers ({', '.join(targets['names'])}): "
-                "use --model=Regressor, or --data.target_type=class for one column that holds classes"
-            )
-        if num_classes < 2:
-            raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
-        accuracy: dict[str, Metric | MetricCollection] = {
-            f"acc{k}": MulticlassAccuracy(num_classes, top_k=k, average="micro") for k in (1, 5) if k < num_classes
-        }
-        super().__init__(num_outputs=num_classes, metrics=MetricCollection(accuracy), **task)
+        refuse(targets or {}, num_classes, loss, class_weights)
+        self.kind = targets["kind"] if targets else "class"
+        super().__init__(num_outputs=num_classes, metrics=metrics(self.kind, num_classes), **task)
+        self.monitor = ("max", "val/map" if self.kind == "multilabel" else "val/acc1")
+        weights = None if class_weights in (None, "balanced") else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("loss_weights", weights, persistent=False)
 
-    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss with label smoothing; targets are ``(B,)`` labels or ``(B, K)`` shares."""
+    def setup(self, stage: str) -> None:
+        """Count the classes where their weights follow from it; only training needs it."""
+        super().setup(stage)
+        if stage != "fit" or self.hparams["class_weights"] != "balanced":
+            return
+        split = getattr(getattr(self.trainer, "datamodule", None), "splits", {}).get("train")
+        if split is None:
+            raise ValueError("`class_weights: balanced` counts the images of a data set of vitlab: give a list instead")
+        self.loss_weights = balanced(split.labels, self.hparams["num_classes"]).to(self.device)
+
+    def as_targets(self, targets: Tensor) -> Tensor:
+        """Return ``(B,)`` classes or ``(B, K)`` shares of them as they are, ``(B, K)`` labels as 0 and 1."""
+        return targets.long() if self.kind == "multilabel" else targets
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Return ``(B, K)`` logits of classes, and probabilities of labels."""
+        return outputs.sigmoid() if self.kind == "multilabel" else outputs
+
+    def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the loss with label smoothing; targets are ``(B,)`` classes, or ``(B, K)`` shares or labels."""
+        smoothing, of_classes = self.hparams["label_smoothing"], self.loss_weights
+        plain = weights is None and (of_classes is None or self.hparams["loss"] == "bce")
+        reduction = "mean" if plain else "none"
         if self.hparams["loss"] == "bce":
-            shares = F.one_hot(targets, outputs.shape[1]).to(outputs.dtype) if targets.ndim == 1 else targets
-            smoothing = self.hparams["label_smoothing"]
-            return F.binary_cross_entropy_with_logits(outputs, shares * (1 - smoothing) + smoothing / outputs.shape[1])
-        return F.cross_entropy(outputs, targets, label_smoothing=self.hparams["label_smoothing"])
+            shares = F.one_hot(targets, outputs.shape[1]) if targets.ndim == 1 else targets
+            rest = smoothing / (2 if self.kind == "multilabel" else outputs.shape[1])
+            shares = shares.to(outputs.dtype) * (1 - smoothing) + rest
+            loss = F.binary_cross_entropy_with_logits(outputs, shares, pos_weight=of_classes, reduction=reduction)
+            loss = loss if plain else loss.mean(dim=1)
+        else:
+            loss = F.cross_entropy(outputs, targets, of_classes, label_smoothing=smoothing, reduction=reduction)
+        return (loss if weights is None else loss * weights).mean()
 
     def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the plain cross-entropy."""
+        """Return the plain cross-entropy, of labels the binary one."""
+        if self.kind == "multilabel":
+            return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
         return F.cross_entropy(outputs, targets)
 
     def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the number of images whose first choice is the label, or the largest share of a mixed one."""
+        """Return the number of images whose first choice is the class, or the largest share of a mixed one."""
+        if self.kind == "multilabel":
+            return {}
         labels = targets if targets.ndim == 1 else targets.argmax(dim=1)
         return {"acc1": (outputs.argmax(dim=1) == labels).sum()}

@@ -49,11 +49,14 @@ class Distillation(Classifier):
         if distill_tau is not None and (distill == "hard" or distill_tau <= 0):
             raise ValueError(f"`distill_tau` must be above 0 and is for `distill=soft` alone, got {distill_tau}")
         super().__init__(**task)
+        if self.kind == "multilabel":
+            raise ValueError("`model: Distillation` learns one class of each image, and the data has several labels")
         self._teacher: tuple[Teacher, ...] = ()  # in a tuple, it is no part of state dict, optimizer and average
         self._advice = torch.empty(0)  # what the teacher says of a batch, (B, K)
 
     def setup(self, stage: str) -> None:
         """Read the teacher; only training needs it."""
+        super().setup(stage)
         if stage == "fit":
             self.find_teacher(getattr(self.trainer, "datamodule", None))
 
@@ -93,9 +96,13 @@ class Distillation(Classifier):
             self._advice = self.teacher(batch[0])
         return super().training_step(batch, batch_idx)
 
-    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the loss on the labels and on the teacher's advice for the batch, in their shares."""
         alpha = self.hparams["distill_alpha"]
+        if weights is not None:
+            raise ValueError(
+                "`model: Distillation` has no weights of images: leave them aside by --data.weight_column=null"
+            )
         return (1 - alpha) * super().train_loss(outputs, targets) + alpha * self.distill_loss(outputs, self._advice)
 
     def distill_loss(self, outputs: Tensor, advice: Tensor) -> Tensor:

@@ -73,9 +73,12 @@ class Regressor(Task):
             last.bias.mul_(self.target_std).add_(self.target_mean)
         return net
 
-    def train_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean squared error, in standard deviations of the targets."""
-        return F.mse_loss(outputs, (targets - self.target_mean) / self.target_std)
+        targets = (targets - self.target_mean) / self.target_std
+        if weights is None:
+            return F.mse_loss(outputs, targets)
+        return (F.mse_loss(outputs, targets, reduction="none").mean(dim=1) * weights).mean()
 
     eval_loss = train_loss
 

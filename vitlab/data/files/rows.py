@@ -1,8 +1,8 @@
 """A table of images: where each lies, what is to be predicted of it, and where it belongs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,48 +10,132 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-Kind = Literal["class", "number"]
+Kind = Literal["class", "multilabel", "number"]
 _READERS = {".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet"}
 
 
 class Rows:
-    """The rows of a CSV, TSV or Parquet file with a path, targets, and maybe a split and a group.
+    """The rows of a table with targets, and maybe a split, a group, a weight and a time.
 
     Args:
-        file: The table.
-        path: Column of the paths, relative to the table's folder.
+        file: What a person calls the table.
+        table: Its rows.
         targets: Columns of what is to be predicted.
-        split: Column that says train, val or test; there need be none.
-        group: Column of what must not be in two splits, such as a patient; there need be none.
-        kind: What the targets are; None takes floats and several columns for numbers, anything else for classes.
+        columns: Column of each of path, split, group, weight and time; there need be none but the path, unless it is
+            called otherwise. A target is none of them.
+        kind: What the targets are; None takes lists and several columns of 0 and 1 for labels of which an image may
+            have several, floats and other columns where there are several for numbers, anything else for classes.
+        separator: What stands between the labels of one column of text.
+
+    >>> import pandas as pd
+    >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
+    >>> rows.kind, rows.why, rows.names, rows.values.tolist()
+    ('multilabel', 'by their values, 0 and 1', ['cat', 'dog'], [[0, 1], [1, 1]])
     """
 
-    def __init__(self, file: str, path: str, targets: Sequence[str], split: str, group: str, kind: Kind | None) -> None:
-        self.file, self.targets = file, list(targets)
-        table = _read(file)
-        missing = [name for name in (path, *targets) if name not in table]
-        if missing or not targets:
-            wanted = f"the column {missing[0]}" if missing else "a column in `data.targets`"
-            raise ValueError(f"{file} must have {wanted}; there are {', '.join(map(str, table))}")
-        self._refuse_empty(table, [path, *targets, *(name for name in (split, group) if name in table)])
-        self.paths = [str(value) for value in table[path]]
-        self.splits = [str(value) for value in table[split]] if split in table else None
-        self.groups = [str(value).encode() for value in table[group]] if group in table else None
-        columns = [table[name] for name in targets]
-        self.kind: Kind = kind or ("number" if len(columns) > 1 or columns[0].dtype.kind == "f" else "class")
-        self.why = "as declared" if kind else f"by {'their number' if len(columns) > 1 else f'type {columns[0].dtype}'}"
+    def __init__(
+        self,
+        file: str,
+        table: "pd.DataFrame",
+        targets: Sequence[str],
+        columns: Mapping[str, str | None],
+        kind: Kind | None = None,
+        separator: str = ";",
+    ) -> None:
+        self.file, self.targets, self.table = file, list(targets), table
+        self.columns = {part: name for part, name in {"path": "path", **columns}.items()
+                        if part == "path" or name not in targets}  # fmt: skip
+        for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
+            if name not in table:
+                raise ValueError(f"{file} must have the column {name}; there are {', '.join(map(str, table))}")
+        if not targets:
+            raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
+        if not len(table):
+            raise ValueError(f"{file} has no rows")
+        cells = [table[name] for name in targets]
+        seen, why = _kind(cells)
+        self.kind: Kind = kind or seen
+        self.why = "as declared" if kind else why
+        for part in self.columns:
+            self._refuse_empty(self._column(part))
+        self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
+        self.names: list[str] = []  # of the labels, or the class of each row
+        if self.kind == "multilabel":
+            self.names, self.values = self._labels(cells, separator)
+            return
+        for column in cells:
+            self._refuse_empty(column)
         if self.kind == "number":
-            self.values = np.stack([self._numbers(column) for column in columns], axis=1)
-        elif len(columns) > 1:
+            self.values = np.stack([self._numbers(column) for column in cells], axis=1)
+        elif len(cells) > 1:
             raise ValueError(f"`data.targets` must be one column of classes, got {', '.join(targets)}")
         else:
-            self.names = [str(value) for value in columns[0]]
+            self.names = [str(value) for value in cells[0]]
 
-    def _refuse_empty(self, table: "pd.DataFrame", columns: list[str]) -> None:
-        for name in columns:
-            empty = np.flatnonzero(table[name].isna().to_numpy())
-            if len(empty):
-                raise ValueError(f"{self.file}, row {empty[0] + 1}: the column {name} is empty")
+    @property
+    def class_names(self) -> list[str]:
+        """The classes or labels that there are; none of numbers."""
+        return [] if self.kind == "number" else self.names if self.kind == "multilabel" else sorted(set(self.names))
+
+    def weights(self) -> NDArray[np.float32] | None:
+        """Return the weight of each row, if there is one."""
+        if (column := self._column("weight")) is None:
+            return None
+        values = self._numbers(column)
+        if values.min() < 0 or not values.any():
+            raise ValueError(f"{self.file}: the column {column.name} must hold weights, none below 0 and some above")
+        return values
+
+    def times(self) -> NDArray[np.int64]:
+        """Return the rank of each row's time; that of a group is its last, so that none is divided.
+
+        >>> import pandas as pd
+        >>> days = {"path": list("abc"), "y": [1.0, 2, 3], "time": ["2024-02-01", "2023-01-05", "2024-03-09"]}
+        >>> Rows("a.csv", pd.DataFrame(days), ["y"], {"time": "time"}).times()
+        array([1, 0, 2])
+        """
+        import pandas as pd
+
+        if (column := self._column("time")) is None:
+            raise ValueError(
+                f"`data.split_by: time` needs a column of times, and {self.file} has no {self.columns.get('time')}"
+            )
+        try:
+            values = column if column.dtype.kind in "iufM" else pd.to_datetime(column, format="ISO8601", utc=True)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{self.file}: the column {column.name} must hold numbers, or dates as 2024-03-09: {error}"
+            ) from None
+        if self.groups is not None:
+            values = values.groupby(np.array(self.groups)).transform("max")
+        return np.unique(values.to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+    def _column(self, part: str) -> "pd.Series | None":
+        name = self.columns.get(part)
+        return None if name is None else self.table.get(name)
+
+    def _words(self, part: str) -> list[str] | None:
+        column = self._column(part)
+        return None if column is None else [str(value) for value in column]
+
+    def _labels(self, cells: list["pd.Series"], separator: str) -> tuple[list[str], NDArray[np.uint8]]:
+        if len(cells) > 1:
+            values = np.stack([self._numbers(column) for column in cells], axis=1)
+            if not np.isin(values, (0, 1)).all():
+                wrong = self.targets[int(np.flatnonzero(~np.isin(values, (0, 1)).all(0))[0])]
+                raise ValueError(f"{self.file}: the column {wrong} of labels must hold 0 and 1")
+            return list(self.targets), values.astype(np.uint8)
+        sets = [_set(cell, separator) for cell in cells[0]]
+        names = sorted(set().union(*sets))
+        if len(names) < 2:
+            one = f"one label, {names[0]}" if names else "no label"
+            apart = f"labels stand apart by `data.label_separator` {separator!r}"
+            raise ValueError(f"{self.file}: the column {cells[0].name} has {one}; {apart}")
+        return names, np.array([[name in found for name in names] for found in sets], dtype=np.uint8)
+
+    def _refuse_empty(self, column: "pd.Series | None") -> None:
+        if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
+            raise ValueError(f"{self.file}, row {empty[0] + 1}: the column {column.name} is empty")
 
     def _numbers(self, column: "pd.Series") -> NDArray[np.float32]:
         try:
@@ -63,35 +147,46 @@ class Rows:
         return values
 
 
-def _read(file: str) -> "pd.DataFrame":
+def _kind(cells: list["pd.Series"]) -> tuple[Kind, str]:
+    if len(cells) > 1:
+        binary = all(column.dtype.kind in "biu" and column.isin([0, 1]).all() for column in cells)
+        return ("multilabel", "by their values, 0 and 1") if binary else ("number", "by their number")
+    if isinstance(cells[0].iloc[0], list | tuple | np.ndarray):
+        return "multilabel", "by its lists"
+    return ("number" if cells[0].dtype.kind == "f" else "class"), f"by type {cells[0].dtype}"
+
+
+def _set(cell: Any, separator: str) -> set[str]:
+    """Return the labels of a cell: of a list, or of text; an empty one has none."""
+    parts = cell if isinstance(cell, list | tuple | np.ndarray) else [] if cell != cell else str(cell).split(separator)
+    return {name for part in parts if (name := str(part).strip())}
+
+
+def read_table(file: str) -> "pd.DataFrame":
+    """Return the rows of a CSV, TSV or Parquet file."""
     import pandas as pd
 
     suffix = Path(file).suffix.lower()
     if suffix not in _READERS:
-        raise ValueError(f"`data.path` must end in {', '.join(_READERS)}, got {file}")
+        raise ValueError(f"`data.path` must end in {', '.join(_READERS)}, or be a Hugging Face data set, got {file}")
     try:
         options = {"sep": "\t"} if suffix == ".tsv" else {}
-        table = getattr(pd, _READERS[suffix])(file, **options)
+        return getattr(pd, _READERS[suffix])(file, **options)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
     except Exception as error:  # pandas and pyarrow meet broken files with every kind of error
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
-    if not len(table):
-        raise ValueError(f"{file} has no rows")
-    return table
 
 
 def split_by_group(
-    groups: Sequence[bytes], labels: NDArray[np.int64]
+    groups: Sequence[str], labels: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
     """Return the groups, the commonest class of each, and the group of each sample.
 
-    >>> split_by_group([b"a", b"b", b"a"], np.array([0, 1, 0]))
+    >>> split_by_group(["a", "b", "a"], np.array([0, 1, 0]))
     ([b'a', b'b'], array([0, 1]), array([0, 1, 0]))
     """
-    names = sorted(set(groups))
-    number = {name: i for i, name in enumerate(names)}
-    of = np.array([number[group] for group in groups])
+    names, of = np.unique(groups, return_inverse=True)
     counts = np.zeros((len(names), labels.max() + 1), dtype=int)
     np.add.at(counts, (of, labels), 1)
-    return names, counts.argmax(axis=1), of
+    return [str(name).encode() for name in names], counts.argmax(axis=1), of

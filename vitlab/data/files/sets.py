@@ -23,7 +23,7 @@ class TensorImages:
 
     Args:
         images: ``(N, C, H, W)`` uint8, or float32 in a unit of its own.
-        labels: ``(N,)`` classes or ``(N, T)`` numbers.
+        labels: ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1.
         ids: Identity of each image; default: a digest of its pixels.
 
     >>> TensorImages(torch.full((5, 1, 8, 8), 51, dtype=torch.uint8), torch.zeros(5)).statistics()
@@ -176,7 +176,10 @@ def summary(images: Images, num_classes: int) -> dict[str, Any]:
     facts = {"n": len(images), "hash": images.split_hash}
     if images.labels.is_floating_point():
         return facts
-    return {**facts, "class_counts": torch.bincount(images.labels, minlength=num_classes).tolist()}
+    counts = (
+        torch.bincount(images.labels, minlength=num_classes) if images.labels.ndim == 1 else images.labels.long().sum(0)
+    )
+    return {**facts, "class_counts": counts.tolist()}
 
 
 def _mean_and_std(mean: np.ndarray, square: np.ndarray) -> Statistics:

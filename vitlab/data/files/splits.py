@@ -53,10 +53,12 @@ class SplitRule:
         self.test_share, self.val_share, self.subset = test_share, val_share, subset
         self.seed, self.file = split_seed, split_file
         self.fold = _parse_fold(fold)
+        self.by: Literal["hash", "time"] = "hash"
 
     def facts(self) -> dict[str, object]:
         """Return what decides who belongs to which split, for the record of a run."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
+        return facts if self.by == "time" else {name: facts[name] for name in facts if name != "by"}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
         """Return what left a split without images."""
@@ -105,6 +107,36 @@ class SplitRule:
             "val": np.sort(np.concatenate([empty, *val])),
             "test": np.sort(np.concatenate([empty, *test])),
         }
+
+
+def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[SplitName, Indices]:
+    """Return the sorted indices of each split, the latest samples in test, those before them in val.
+
+    Samples of one time stay together: a cut lies at the change of time nearest to the share. Fold k of n trains on the
+    first k of n + 1 parts of what is not test and validates on the next. A subset is the latest part.
+
+    Args:
+        times: Rank of each sample's time.
+        rule: Shares, fold and subset.
+        cut_test: Whether a test split is cut off.
+
+    >>> {name: len(chosen) for name, chosen in by_time(np.arange(10), SplitRule()).items()}
+    {'train': 6, 'val': 2, 'test': 2}
+    """
+    order = np.argsort(times, kind="stable")
+    changes = np.append(np.flatnonzero(np.diff(times[order])) + 1, len(order))
+
+    def cut(wanted: float) -> int:
+        return int(changes[np.abs(changes - wanted).argmin()]) if len(changes) else 0
+
+    end = cut(len(order) * (1 - rule.test_share)) if cut_test else len(order)
+    first, last = cut(end * (1 - rule.val_share)), end
+    if rule.fold is not None:
+        k, n = rule.fold
+        first, last = cut(end * k / (n + 1)), cut(end * (k + 1) / (n + 1))
+    start = first - int(np.ceil(first * rule.subset - 1e-9))
+    parts: dict[SplitName, Indices] = {"train": order[start:first], "val": order[first:last], "test": order[end:]}
+    return {name: np.sort(chosen) for name, chosen in parts.items()}
 
 
 def split_hash(ids: Sequence[bytes], labels: Indices) -> str:

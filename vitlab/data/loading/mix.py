@@ -35,13 +35,11 @@ class Mix:
 
             self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
-    def check_targets(self, kind: str) -> None:
-        """Refuse to mix what are no classes."""
-        if self.mixing and kind != "class":
-            raise ValueError("`data.mixup` and `data.cutmix` mix classes, and the targets are numbers: leave them at 0")
-
-    def check_batch(self, batch_size: int, world: int) -> None:
-        """Refuse a batch whose pairs would lie in two of ``world`` processes."""
+    def check(self, batch_size: int, world: int, kind: str, weighted: bool) -> None:
+        """Refuse what cannot be mixed: pairs that lie in two of ``world`` processes, no classes, unequal weights."""
+        if self.mixing and (kind != "class" or weighted):
+            what = "rows have weights" if weighted else f"the targets are {'numbers' if kind == 'number' else 'labels'}"
+            raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
         if self.mixing and batch_size // world % 2:
             raise ValueError(
                 "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "

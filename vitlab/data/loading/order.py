@@ -1,13 +1,17 @@
 """Which samples a process takes at each step."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.streams import AUGMENT, MIX, ORDER, Seeds, generator, stream
+
+Sampling = Literal["natural", "balanced", "sqrt"]
+_POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
 
 
 class Step(NamedTuple):
@@ -18,22 +22,67 @@ class Step(NamedTuple):
     mix_seed: int | None  # for what happens to the whole batch; None in evaluation
 
 
+class Draw:
+    """Which samples an epoch has: each once, or those of a class of m samples as often as ``m ** power`` is large.
+
+    An epoch keeps its number of samples. Those of one class are drawn equally often, give or take one.
+
+    Args:
+        labels: ``(N,)`` classes; only their number counts for the natural sampling.
+        sampling: natural is power 1, sqrt 1/2, balanced 0.
+        kind: What the targets are.
+
+    >>> indices, copies = Draw(torch.tensor([0, 0, 0, 1]), "balanced")(torch.Generator())
+    >>> sorted(zip(indices.tolist(), copies.tolist()))[-2:]
+    [(3, 0), (3, 1)]
+    """
+
+    def __init__(self, labels: Tensor, sampling: Sampling = "natural", kind: str = "class") -> None:
+        self.n, self.power, self.classes = len(labels), _POWERS[sampling], [np.arange(len(labels))]
+        if sampling == "natural":
+            return
+        if kind != "class":
+            what, way = ("numbers", "data.weight_column") if kind == "number" else ("labels", "model.class_weights")
+            raise ValueError(f"`data.sampling: {sampling}` draws classes, and the targets are {what}: see `{way}`")
+        self.classes = [np.flatnonzero(labels.numpy() == k) for k in np.unique(labels.numpy())]
+
+    def __call__(self, rng: torch.Generator) -> tuple[Indices, Indices]:
+        """Return the samples of an epoch in their order, and how often each has been drawn before."""
+        if self.power == 1:
+            return torch.randperm(self.n, generator=rng).numpy(), np.zeros(self.n, dtype=np.int64)
+        shares = np.array([len(members) ** self.power for members in self.classes])
+        start = torch.rand((), generator=rng, dtype=torch.float64).item()  # so that counts are exact in the mean
+        edges = np.floor(np.cumsum(shares / shares.sum()) * self.n + start).astype(int)
+        edges[-1] = self.n
+        found = []
+        for members, count in zip(self.classes, np.diff(edges, prepend=0).tolist(), strict=True):
+            for copy, left in enumerate(range(count, 0, -len(members))):
+                chosen = members[torch.randperm(len(members), generator=rng).numpy()[:left]]
+                found.append(np.stack([chosen, np.full_like(chosen, copy)]))
+        indices, copies = np.concatenate(found, axis=1)[:, torch.randperm(self.n, generator=rng).numpy()]
+        return indices, copies
+
+
 class TrainOrder:
     """The order of training, a function of (seed, epoch): every process takes its slice of each global batch.
 
     The samples left over at the end of an epoch, fewer than a batch, are dropped; they are others in each epoch.
 
     Args:
-        n: Number of samples.
+        draw: Which samples an epoch has; a number stands for each of so many once.
         batch_size: Samples per step, over all processes.
         seed: Seed of the run.
         rank: Which process this is, in 0..world-1.
         world: Number of processes.
         repeats: Copies of each sample in a row, each augmented by itself (repeated augmentation, Hoffer et al. 2020,
-            arXiv:1901.09335); an epoch still has ``n`` samples.
+            arXiv:1901.09335); an epoch keeps its number of samples.
     """
 
-    def __init__(self, n: int, batch_size: int, seed: int, rank: int = 0, world: int = 1, repeats: int = 1) -> None:
+    def __init__(
+        self, draw: Draw | int, batch_size: int, seed: int, rank: int = 0, world: int = 1, repeats: int = 1
+    ) -> None:
+        self.draw = Draw(torch.empty(draw)) if isinstance(draw, int) else draw
+        n = self.draw.n
         if batch_size % world:
             raise ValueError(
                 f"`data.batch_size` is the global batch and must be divisible by the number of processes, "
@@ -59,8 +108,8 @@ class TrainOrder:
         """Yield this process's part of every batch from number ``start`` on."""
         epoch = self.epoch
         rng = generator(int(stream(self.seed, ORDER, epoch)[0]))
-        indices = torch.randperm(self.n, generator=rng).numpy()
-        copies = np.arange(self.n) % self.repeats
+        indices, copies = self.draw(rng)
+        copies = (np.repeat(copies, self.repeats) * self.repeats)[: self.n] + np.arange(self.n) % self.repeats
         indices = np.repeat(indices, self.repeats)[: self.n]
         seeds = stream(self.seed, AUGMENT, epoch, indices, copies)
         share = self.batch_size // self.world

@@ -95,7 +95,8 @@ def _data_line(data: Any) -> str:
         "classes without validation images": splits["val"].get("class_counts", []).count(0),
     }
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
-    kinds = f"{data.num_classes} classes" if data.num_classes else f"{len(data.targets['names'])} numbers each"
+    what = "labels" if data.targets["kind"] == "multilabel" else "classes"
+    kinds = f"{data.num_classes} {what}" if data.num_classes else f"{len(data.targets['names'])} numbers each"
     line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]

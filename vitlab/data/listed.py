@@ -1,0 +1,189 @@
+"""Images with a row of targets each."""
+
+from functools import cached_property
+from typing import Literal, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.data.arguments import TableArgs
+from vitlab.data.division import Part
+from vitlab.data.files.rows import Rows, split_by_group
+from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.files.splits import Indices, SplitName, by_time
+from vitlab.data.loading.transforms import Size
+from vitlab.data.photos import Photos, parts_among
+
+
+class Listed(Photos):
+    """Images in the order of a table, whose rows say what is to be predicted and where an image belongs.
+
+    Args:
+        rows: The rows.
+        place: What holds the images, as a person calls it.
+        sizes: Height and width of some images.
+        in_chans: Number of channels.
+        arrays: Whether images are arrays of one shape, which stay floats and are held in memory.
+        split_by: Whether rows are divided by a hash, or by time, the latest for test.
+        **photos: Passed to :class:`Photos`.
+
+    Example:
+        >>> from vitlab.data import Table
+        >>> issubclass(Table, Listed)
+        True
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        place: str,
+        sizes: list[Size],
+        in_chans: int,
+        arrays: bool,
+        split_by: Literal["hash", "time"],
+        **photos: Unpack[TableArgs],
+    ) -> None:
+        self.table, self.arrays = rows, arrays
+        parts = _parts(rows)
+        stands_for = {name: part for part, name in parts.items()}
+        self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
+        if arrays:
+            self._check_arrays(photos)
+        super().__init__(
+            place=place, parts=parts, class_names=rows.class_names, sizes=sizes,
+            in_chans=in_chans, **photos,  # type: ignore[arg-type]
+        )  # fmt: skip
+        self.times = rows.times() if split_by == "time" else None
+        if self.times is not None:
+            self._check_time(photos)
+            self.rule.by = "time"
+        self._check_groups()
+        train = self._rows("train" if self.has_test_split else "all")
+        train = train[self._divide(train)["train"]]
+        self.targets = self._facts(train)
+        self.notes.append(f"targets are {self._in_words()}, {rows.why}")
+        if rows.weights() is not None:
+            self.notes.append(f"rows weigh in the loss what the column {rows.columns['weight']} says")
+
+    def targets_of(self, rows: Indices) -> Tensor:
+        """Return ``(N,)`` classes, or ``(N, T)`` numbers or labels, which are 0 or 1."""
+        if self.table.kind == "number":
+            return torch.from_numpy(self.table.values[rows])
+        numbers = self.class_numbers()
+        if self.table.kind == "class":
+            return torch.tensor([numbers[self.table.names[i]] for i in rows], dtype=torch.int64)
+        labels = torch.zeros(len(rows), self.num_classes, dtype=torch.uint8)
+        labels[:, [numbers[name] for name in self.table.names]] = torch.from_numpy(self.table.values[rows])
+        return labels
+
+    def read(self, part: Part) -> Images:
+        """Return the images of a part; `val` belongs to block 1."""
+        rows = self._rows(part)
+        return self.images_of(rows, self.targets_of(rows))
+
+    def images_of(self, rows: Indices, targets: Tensor) -> Images:
+        """Return the images of some rows; an array has the row's path as its identity."""
+        raise NotImplementedError
+
+    def indices(self, images: Images) -> dict[SplitName, Indices]:
+        """Divide block 1 or all rows; groups stay together, and given splits stay what they are."""
+        return self._divide(self._rows("train" if self.has_test_split else "all"))
+
+    def admit(self, images: Images) -> Images:
+        """Return what can be used of a split."""
+        return images if self.arrays else super().admit(images)
+
+    def identity(self, path: str) -> bytes:
+        """Return what decides to which split a row belongs."""
+        return path.encode()
+
+    @cached_property
+    def sample_weights(self) -> Tensor | None:  # type: ignore[override]
+        """The ``(N,)`` weights of the training images in the loss, 1 in the mean."""
+        if (weights := self.table.weights()) is None:
+            return None
+        rows = self._rows("train" if self.has_test_split else "all")
+        rows = rows[self._divide(rows)["train"]]
+        if isinstance(images := self.splits["train"], FileImages):  # without those that cannot be read
+            left = {images.store.path(file) for file in images.files}
+            rows = np.array([i for i in rows if images.store.path(self.table.paths[i]) in left])
+        if not weights[rows].any():
+            raise ValueError(f"{self.table.file}: no row of the training split has a weight above 0")
+        return torch.from_numpy(weights[rows] / weights[rows].mean())
+
+    def _divide(self, rows: Indices) -> dict[SplitName, Indices]:
+        whole = not self.has_test_split
+        if self.times is not None:
+            return by_time(self.times[rows], self.rule, whole)
+        ids = [self.identity(self.table.paths[i]) for i in rows]
+        given = self.part_of[rows] == "val" if "val" in self.parts else None
+        labels = self._strata(rows)
+        if self.table.groups is None or given is not None or self.rule.file is not None:
+            return self.rule.indices(ids, labels, given, whole)
+        names, labels, of = split_by_group([self.table.groups[i] for i in rows], labels)
+        chosen = self.rule.indices(names, labels, None, whole)
+        return {split: np.flatnonzero(np.isin(of, groups)) for split, groups in chosen.items()}
+
+    def _strata(self, rows: Indices) -> Indices:
+        """Return what the splits have in equal shares: the class, or the rarest label of a row."""
+        if self.table.kind == "number":
+            return np.zeros(len(rows), dtype=np.int64)
+        if self.table.kind == "class":
+            return self.targets_of(rows).numpy()
+        labels = self.table.values[rows]
+        rarity = np.where(labels, labels.sum(0, dtype=np.int64), len(rows) + 1)
+        return np.where(labels.any(1), rarity.argmin(1), labels.shape[1])
+
+    def _rows(self, part: Part) -> Indices:
+        if part == "all":
+            return np.arange(len(self.table.paths))
+        return np.flatnonzero((self.part_of == "test") == (part == "test"))
+
+    def _facts(self, train: Indices) -> dict[str, object]:
+        if self.table.kind != "number":
+            return {"kind": self.table.kind}
+        chosen = self.table.values[train].astype(np.float64)
+        std = chosen.std(axis=0)
+        scale = {"mean": chosen.mean(axis=0).tolist(), "std": np.where(std > 0, std, 1.0).tolist()}
+        return {"kind": "number", "names": self.table.targets, **scale}
+
+    def _in_words(self) -> str:
+        names = ", ".join(self.table.targets)
+        match self.table.kind:
+            case "number":
+                return f"{len(self.table.targets)} numbers ({names})"
+            case "class":
+                return f"classes ({names})"
+        return f"{len(self.table.names)} labels ({names}), of which an image may have several"
+
+    def _check_arrays(self, photos: TableArgs) -> None:
+        if photos.get("augment", "none") not in ("none", "crop-flip"):
+            raise ValueError(f"`data.augment` must be none or crop-flip for arrays, got {photos['augment']}")
+        if photos.get("crop_scale") is not None or photos.get("crop_pct") is not None:
+            raise ValueError("`data.crop_scale` and `data.crop_pct` are for photos: arrays are shifted, not cropped")
+
+    def _check_time(self, photos: TableArgs) -> None:
+        if "val" in self.parts or photos.get("split_file"):
+            other = "`data.split_file`" if photos.get("split_file") else f"the column {self.table.columns['split']}"
+            raise ValueError(f"`data.split_by: time` divides the rows, and so does {other}: leave one of them out")
+        if not self.times.any():  # type: ignore[union-attr]
+            raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
+
+    def _check_groups(self) -> None:
+        of: dict[str, str] = {}
+        for group, part in zip(self.table.groups or [], self.part_of.tolist(), strict=False):
+            if of.setdefault(group, part) != part:
+                raise ValueError(f"{self.table.file}: the group {group} is in {of[group]} and in {part}")
+
+
+def _parts(table: Rows) -> dict[str, str]:
+    if table.splits is None:
+        return {"train": "train"}
+    names = sorted(set(table.splits))
+    parts = parts_among(names)
+    unknown = sorted(set(names) - set(parts.values()))
+    if unknown or "train" not in parts:
+        what = f"{unknown[0]} in its split column" if unknown else "no row of the split train"
+        raise ValueError(f"{table.file} has {what}: rows must be in train, val or test")
+    return parts
