@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from PIL import Image
 
 from vitlab.cli.pack import main as pack_command
 from vitlab.data.image_folder import ImageFolder
+from vitlab.data.pack import encode
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 from vitlab.errors import UsageError
@@ -46,6 +49,7 @@ def _same(first, second):
     return len(pairs) > 6 and all(torch.equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True))
 
 
+_BOTH = ((Packed, "packed"), (ImageFolder, "photos"))
 RECIPES = [
     {"augment": "crop-flip", "crop_scale": 0.3, "img_size": 24},
     {"augment": "crop-flip", "img_size": [16, 24], "mixup": 0.8, "random_erasing": 0.25},
@@ -61,7 +65,7 @@ def test_training_on_packed_photos_is_training_on_the_photos(tmp_path, size, set
     root = _photos(tmp_path / "photos")
     pack(str(root), str(tmp_path / "packed"), size=size, num_workers=0, shard_bytes=9000)
     settings = {**settings, "batch_size": 4, "num_workers": 0}
-    packed, folder = (cls(str(tmp_path / x), **settings) for cls, x in ((Packed, "packed"), (ImageFolder, "photos")))
+    packed, folder = (cls(str(tmp_path / x), **settings) for cls, x in _BOTH)
     assert _same(packed, folder)
     facts, expected = packed.fingerprint(), folder.fingerprint()
     assert {**facts, "data": ""} == {**expected, "data": ""}
@@ -99,25 +103,41 @@ def test_a_large_photo_is_packed_whole_with_its_shorter_side_at_the_size(tmp_pat
 def test_packing_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     target, settings = str(tmp_path / "packed"), {"num_workers": 0, "shard_bytes": 12_000}
-    from vitlab.data.pack import write
-
-    encode, calls = write.pixels, []
+    plain, calls = encode.pixels, []
 
     def failing(image):
         calls.append(image)
         if len(calls) == 20:
             raise KeyboardInterrupt
-        return encode(image)
+        return plain(image)
 
-    monkeypatch.setattr(write, "pixels", failing)
+    monkeypatch.setattr(encode, "pixels", failing)
     with pytest.raises(KeyboardInterrupt):
         pack(str(root), target, **settings)
     assert not (tmp_path / "packed").exists() and len(list(tmp_path.glob(".packed-*"))) == 1
+    _photos(tmp_path / "other", width=lambda i: 40)
+    last = sorted((root / "test" / "dog").iterdir())[-1]
+    os.replace(tmp_path / "other" / "train" / "dog" / "9.jpg", last)  # of a part that was not reached
+    shutil.rmtree(tmp_path / "other")
     done = pack(str(root), target, **settings)
     assert 0 < done["continued"] < 20 and len(calls) == 20 + 34 - done["continued"]
-    assert {path.name for path in tmp_path.iterdir()} == {"photos", "cache", "packed"}
+    assert {path.name for path in tmp_path.iterdir()} == {"photos", "packed"}
     recipe = {"batch_size": 4, "img_size": 24, "num_workers": 0, "augment": "crop-flip"}
     assert _same(Packed(target, **recipe), ImageFolder(str(root), **recipe))
+
+
+def test_packing_decodes_each_photo_once_and_sees_what_a_scan_sees(tmp_path, monkeypatch):
+    root = _photos(tmp_path / "photos")
+    Image.effect_noise((1000, 750), 99).resize((900, 700)).convert("RGB").save(root / "train" / "dog" / "0.jpg")
+    decode, calls = encode.decode_bytes, []
+    for place in ("vitlab.data.pack.encode", "vitlab.data.files.scan", "vitlab.data.files.sets"):
+        monkeypatch.setattr(f"{place}.decode_bytes", lambda *a, **kw: calls.append(a) or decode(*a, **kw))
+    pack(str(root), str(tmp_path / "packed"), num_workers=0)
+    assert len(calls) == 34 + 1  # a scan decodes the large one at half its size
+    packed, folder = (cls(str(tmp_path / x), img_size=16, num_workers=0) for cls, x in _BOTH)
+    assert packed.statistics() == folder.statistics()
+    facts, expected = (data.splits["train"].known for data in (packed, folder))
+    assert all((facts[name] == expected[name]).all() for name in facts.dtype.names if name != "size")
 
 
 def test_packing_that_had_not_come_far_leaves_nothing_behind(tmp_path, monkeypatch):
@@ -126,10 +146,10 @@ def test_packing_that_had_not_come_far_leaves_nothing_behind(tmp_path, monkeypat
     with pytest.raises(ValueError, match="1 files cannot be read"):
         pack(str(root), str(tmp_path / "packed"), num_workers=0)
     (root / "train" / "cat" / "bad.jpg").unlink()
-    monkeypatch.setattr("vitlab.data.pack.write.pixels", lambda image: 1 / 0)
+    monkeypatch.setattr("vitlab.data.pack.encode.pixels", lambda image: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pack(str(root), str(tmp_path / "packed"), num_workers=0)
-    assert {path.name for path in tmp_path.iterdir()} == {"photos", "cache"}
+    assert {path.name for path in tmp_path.iterdir()} == {"photos"}
 
 
 def test_a_changed_byte_is_found_in_the_split_that_it_belongs_to(tmp_path):

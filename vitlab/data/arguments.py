@@ -1,6 +1,6 @@
 """The arguments that data sets hand on, by name and type; a test holds them against the classes."""
 
-from typing import Literal, Required, TypedDict
+from typing import Literal, TypedDict
 
 from vitlab.data.loading.order import Sampling
 from vitlab.data.loading.transforms import Interpolation
@@ -93,9 +93,3 @@ class PhotoArgs(OwnPhotoArgs, total=False):
     """Arguments of photos of any size, the share of validation included."""
 
     val_share: float
-
-
-class ImageNetArgs(OwnPhotoArgs, total=False):
-    """What :class:`vitlab.data.image_folder.ImageNet` hands on."""
-
-    root: Required[str]

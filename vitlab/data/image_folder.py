@@ -2,18 +2,28 @@
 
 import os
 from pathlib import Path
-from typing import Unpack
+from typing import NamedTuple, Unpack
 
 import torch
 
-from vitlab.data.arguments import ImageNetArgs, PhotoArgs
-from vitlab.data.files.folders import class_folders, deeper, files_below, some_files, visible
+from vitlab.data.arguments import OwnPhotoArgs, PhotoArgs
+from vitlab.data.files import ilsvrc
+from vitlab.data.files.folders import class_folders, deeper, files_below, is_flat, some_files, visible
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.record import RUN
 
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
+
+
+class Survey(NamedTuple):
+    """Name of what holds each part, name of each class, sizes of some images, and what a person should know."""
+
+    parts: dict[str, str]
+    class_names: list[str]
+    sizes: list[tuple[int, int]]
+    notes: list[str]
 
 
 class ImageFolder(Photos):
@@ -33,16 +43,29 @@ class ImageFolder(Photos):
 
     def __init__(self, root: str, **photos: Unpack[PhotoArgs]) -> None:
         self.root = Path(root)
-        self.folders, left_out = _layout(self.root)
+        what = self.survey()
+        super().__init__(place=root, parts=what.parts, class_names=what.class_names, sizes=what.sizes, **photos)
+        self.notes += what.notes
+
+    def survey(self) -> Survey:
+        """Find out what there is before any image is opened."""
+        self.folders, left_out = self.layout()
         self.first = next(iter(self.folders.values()))  # train, if there is one
         class_names, empty = class_folders(self.first)
         if len(class_names) < 2 and not RUN.get():
             _check_depth(self.root, self.first, class_names)
         parts = {part: folder.name for part, folder in self.folders.items()}
-        sizes = sizes_of(Folder(Path()), some_files(self.first))
-        super().__init__(place=str(root), parts=parts, class_names=class_names, sizes=sizes, **photos)
-        self.notes += [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
-        self.notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
+        notes = [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
+        notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
+        return Survey(parts, class_names, sizes_of(Folder(Path()), some_files(self.first)), notes)
+
+    def layout(self) -> tuple[dict[str, Path], list[str]]:
+        """Return the folder of each part, and which folders are none."""
+        folders, left_out = _layout(self.root)
+        test = folders.get("test", self.root)
+        if "test" in folders and not test.name.lower().startswith("test") and is_flat(test):
+            raise ValueError(_unsorted(test))  # what is called test may have no classes
+        return folders, left_out
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the files in the class folders of some parts, unopened."""
@@ -50,10 +73,9 @@ class ImageFolder(Photos):
         files: list[str] = []
         labels: list[int] = []
         for part in parts:
-            folders = [entry for entry in visible(self.folders[part]) if entry.is_dir()]
-            if not folders and visible(self.folders[part]):
-                raise ValueError(f"{self.folders[part]} holds files and no class folders: sort them into {part}/CLASS/")
-            for entry in folders:
+            if is_flat(self.folders[part]):
+                raise ValueError(_unsorted(self.folders[part]))
+            for entry in [entry for entry in visible(self.folders[part]) if entry.is_dir()]:
                 found = files_below(entry.path)
                 if found and entry.name not in number:
                     raise ValueError(f"{entry.path}: this class is not among those of {self.first}")
@@ -66,9 +88,12 @@ class ImageNet(ImageFolder):
     """The 1,000 classes of ILSVRC 2012 in ROOT/train/n01440764/ and ROOT/val/n01440764/, Russakovsky et al. 2014
     (arXiv:1409.0575).
 
-    The official validation images are the test split. Mean and standard deviation are the published ones.
+    Images in ROOT/val/ without class folders get their classes from the development kit or Kaggle's list beside them;
+    the tar files ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar are read as they are. The official validation
+    images are the test split. Mean and standard deviation are the published ones.
 
     Args:
+        root: Folder of the photos, or of the tar files.
         val_share: Share of the training images that becomes the validation split.
         **folder: Passed to :class:`ImageFolder`.
 
@@ -80,8 +105,43 @@ class ImageNet(ImageFolder):
 
     statistics_from = "published"
 
-    def __init__(self, val_share: float = 0.01, **folder: Unpack[ImageNetArgs]) -> None:
-        super().__init__(val_share=val_share, **folder)
+    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[OwnPhotoArgs]) -> None:
+        super().__init__(root, val_share=val_share, **folder)
+
+    def survey(self) -> Survey:
+        """Find out what there is before any image is opened."""
+        self.tars = ilsvrc.tarred(self.root)
+        if self.tars is None:
+            return super().survey()
+        self.first = self.root / ilsvrc.TRAIN
+        names = sorted({_second(file) for file in self.tars.files if file.startswith("train/")})
+        return Survey({"train": "train", "test": "val"}, names, sizes_of(self.tars, self.tars.files[:16]), [])
+
+    def layout(self) -> tuple[dict[str, Path], list[str]]:
+        """Return the folder of each part; the official test images, which have no classes, are none."""
+        folders, left_out = _layout(self.root)
+        if "val" in folders and is_flat(folders["test"]):
+            left_out.append(folders["test"].name)
+            folders = {"train": folders["train"], "test": folders["val"]}
+        self.classes = ilsvrc.val_classes(self.root) if "test" in folders and is_flat(folders["test"]) else None
+        return folders, left_out
+
+    def list_files(self, parts: list[str]) -> FileImages:
+        """Return the files of some parts, unopened."""
+        if self.tars is None and (parts != ["test"] or self.classes is None):
+            return super().list_files(parts)
+        if self.tars is None:
+            folder = self.folders["test"]
+            files = [f"{folder.name}/{entry.name}" for entry in visible(folder)]
+            names = [ilsvrc.class_of(Path(file), self.classes or {}) for file in files]
+        else:
+            files = [file for part in parts for file in self.tars.files if file.startswith(f"{self.parts[part]}/")]
+            names = [_second(file) for file in files]
+        number = self.class_numbers()
+        if unknown := sorted(set(names) - number.keys()):
+            raise ValueError(f"{self.parts['test']}: the class {unknown[0]} is not among those of {self.first}")
+        labels = torch.tensor([number[name] for name in names], dtype=torch.int64)
+        return FileImages(self.tars or Folder(self.root), files, labels, self.decoding)
 
     def setup(self, stage: str) -> None:
         """Build what a stage needs; training needs all classes."""
@@ -95,6 +155,14 @@ class ImageNet(ImageFolder):
     def statistics(self) -> Statistics:
         """Return mean and standard deviation as every published recipe has them."""
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def _second(file: str) -> str:
+    return file.split("/", 2)[1]
+
+
+def _unsorted(folder: Path) -> str:
+    return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/"
 
 
 def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:

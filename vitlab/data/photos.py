@@ -125,14 +125,7 @@ class Photos(ImageData):
         assert isinstance(images, FileImages)
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
-        if len(self.unreadable) > self.max_unreadable:
-            shown = [str(ImageError(*item)) for item in sorted(self.unreadable.items())[:10]]
-            more = [f"... and {len(self.unreadable) - 10} more"] if len(self.unreadable) > 10 else []
-            raise ValueError(
-                f"{len(self.unreadable)} files cannot be read, `data.max_unreadable` allows {self.max_unreadable}; "
-                f"repair or remove them, or leave them out by --data.max_unreadable={len(self.unreadable)}: "
-                + "; ".join(shown + more)
-            )
+        refuse_unreadable(self.unreadable, self.max_unreadable)
         native = self.pipeline.native_size
         other = np.flatnonzero((readable.known["size"] != (native or 0)).any(1))
         if native and len(other):
@@ -163,6 +156,18 @@ class Photos(ImageData):
         self.splits.clear()
         for name in built:
             self.build(name)
+
+
+def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data.max_unreadable") -> None:
+    """Refuse more unreadable files than an option allows, with their names."""
+    if len(reasons) <= allowed:
+        return
+    shown = [str(ImageError(*item)) for item in sorted(reasons.items())[:10]]
+    more = [f"... and {len(reasons) - 10} more"] if len(reasons) > 10 else []
+    raise ValueError(
+        f"{len(reasons)} files cannot be read, `{option}` allows {allowed}; repair or remove them, or leave them out "
+        f"by --{option}={len(reasons)}: " + "; ".join(shown + more)
+    )
 
 
 def parts_among(names: Collection[str]) -> dict[str, str]:

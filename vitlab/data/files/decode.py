@@ -114,6 +114,15 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
             raise ImageError(name, str(error) or type(error).__name__) from None
 
 
+def draft_scale(size: tuple[int, int], shrink: int) -> int:
+    """Return by how much a JPEG image of a size is made smaller while it is decoded, see `decode_bytes`.
+
+    >>> draft_scale((1000, 750), 224), draft_scale((300, 400), 224)
+    (2, 1)
+    """
+    return next(scale for scale in (8, 4, 2, 1) if min(size) // shrink >= scale or scale == 1)
+
+
 def header(data: bytes) -> tuple[str, tuple[int, int]]:
     """Return format and mode, such as "JPEG CMYK", and upright height and width of a file that can be decoded.
 

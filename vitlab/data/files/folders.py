@@ -16,6 +16,12 @@ def visible(folder: Path) -> list[os.DirEntry[str]]:
         return sorted((entry for entry in entries if _counts(entry.name)), key=lambda entry: entry.name)
 
 
+def is_flat(folder: Path) -> bool:
+    """Return whether a folder holds files and no folders."""
+    entries = visible(folder) if folder.is_dir() else []
+    return bool(entries) and not any(entry.is_dir() for entry in entries)
+
+
 def files_below(folder: str) -> list[str]:
     """Return all files below a folder in sorted order; a link that leads above its class is refused."""
     return sorted(_walk(folder, {os.path.realpath(folder)}, os.path.realpath(folder)))

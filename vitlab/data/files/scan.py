@@ -2,13 +2,11 @@
 
 import contextlib
 import hashlib
-import io
-import json
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,7 +16,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
-from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, header
+from vitlab.data.files import archive
+from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, draft_scale, header
 
 Facts = np.ndarray  # one record of this type for each file
 FACTS = np.dtype(
@@ -35,6 +34,7 @@ FACTS = np.dtype(
 )
 _USUAL = (None, Decoding().max_pixels)
 _LEVELS = np.arange(256) / 255
+LOOKED = 224  # pixels of the shorter side that a JPEG image keeps when it is looked at
 _MANY = 1000  # files that take long enough for a bar
 
 
@@ -54,6 +54,12 @@ class Store(Protocol):
 
     def identity(self, file: str) -> bytes:
         """Return what decides to which split a file belongs."""
+
+
+def expect(store: Store, files: list[str]) -> None:
+    """Tell a store that wants to know it which files are read next."""
+    if told := getattr(store, "expect", None):
+        told(files)
 
 
 class Folder:
@@ -156,6 +162,10 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
     def __len__(self) -> int:
         return len(self.files)
 
+    def __getitems__(self, indices: list[int]) -> list[tuple[np.ndarray, str]]:
+        expect(self.store, [self.files[i] for i in indices])
+        return [self[i] for i in indices]
+
     def __getitem__(self, index: int) -> tuple[np.ndarray, str]:
         file = self.files[index]
         record = np.zeros((), dtype=FACTS)
@@ -163,15 +173,35 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
             data = self.store.read(file)
         except OSError as error:
             return record, error.strerror or str(error)
-        record["digest"] = np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
         try:
-            image = decode_bytes(data, "", Decoding("RGB", self.how.value_range, self.how.max_pixels), shrink=224)
+            return look(data, self.how), ""
         except ImageError as error:
+            record["digest"] = digest(data)
             return record, error.reason
-        record["readable"] = True
-        record["kind"], record["size"] = header(data)
-        record["look"], record["moments"] = look_of(image), moments(image)
-        return record, ""
+
+
+def look(data: bytes, how: Decoding, image: Image.Image | None = None, shrunk: int = LOOKED) -> np.ndarray:
+    """Return what an encoded image says of itself, or raise an ImageError.
+
+    Args:
+        data: The bytes of the file.
+        how: What is made of it.
+        image: What it was decoded to, in RGB, with sides of at least ``shrunk`` pixels; else it is decoded here.
+        shrunk: See `decode_bytes`.
+    """
+    record = np.zeros((), dtype=FACTS)
+    kind, size = header(data) if image is not None else ("", (0, 0))
+    if image is None or draft_scale(size, shrunk) != draft_scale(size, LOOKED):  # so that it is the same every time
+        image = decode_bytes(data, "", replace(how, mode="RGB"), LOOKED)
+        kind, size = header(data)
+    record["readable"], record["kind"], record["size"], record["digest"] = True, kind, size, digest(data)
+    record["look"], record["moments"] = look_of(image), moments(image)
+    return record
+
+
+def digest(data: bytes) -> np.ndarray:
+    """Return 128 bits that name the bytes of a file."""
+    return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
 
 
 def look_of(image: Image.Image) -> np.ndarray:
@@ -192,17 +222,13 @@ def moments(image: Image.Image) -> np.ndarray:
 
 
 def _cache_file(store: Store, how: Decoding) -> Path:
-    folder = Path(os.environ.get("VITLAB_CACHE") or Path.home() / ".cache" / "vitlab")
     place = store.place + "".join(f"\n{value}" for value in (how.value_range, how.max_pixels) if value not in _USUAL)
-    name = hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()
-    return folder / f"scan-{name}.npz"
+    return archive.cache() / f"scan-{hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()}.npz"
 
 
-def _load(cache: Path) -> dict[str, tuple[np.ndarray, str]]:
+def _load(path: Path) -> dict[str, tuple[np.ndarray, str]]:
     try:
-        stored = np.load(io.BytesIO(cache.read_bytes()), allow_pickle=False)
-        facts = stored["facts"]
-        files, reasons = json.loads(stored["names"].tobytes())
+        (files, reasons), facts = archive.read(path)
         if facts.dtype != FACTS or len(files) != len(facts):
             return {}
         return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}
@@ -210,11 +236,7 @@ def _load(cache: Path) -> dict[str, tuple[np.ndarray, str]]:
         return {}
 
 
-def _save(cache: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
+def _save(path: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
     facts = np.array([fact for fact, _ in known.values()], dtype=FACTS)
-    names = json.dumps([list(known), {file: reason for file, (_, reason) in known.items() if reason}])
     with contextlib.suppress(OSError):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=cache.parent, suffix=".tmp", delete=False) as file:
-            np.savez_compressed(file, facts=facts, names=np.frombuffer(names.encode(), dtype=np.uint8))
-        os.replace(file.name, cache)
+        archive.write(path, [list(known), {file: reason for file, (_, reason) in known.items() if reason}], facts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
-from vitlab.data.files.scan import Facts, Store, scan
+from vitlab.data.files.scan import Facts, Store, expect, scan
 from vitlab.data.files.splits import Indices, split_hash
 from vitlab.data.loading.transforms import to_image, to_tensor
 
@@ -128,6 +128,10 @@ class FileImages:
             raise ImageError(path, error.strerror or str(error)) from None
         return decode_bytes(data, path, self.how, shrink)
 
+    def expect(self, indices: list[int]) -> None:
+        """Be told which images are asked for next."""
+        expect(self.store, [self.files[i] for i in indices])
+
     def take(self, indices: Indices) -> "FileImages":
         """Return the images at ``indices`` as a set of their own."""
         facts = None if self.facts is None else self.facts[indices]
@@ -163,6 +167,10 @@ class _Decoded(Dataset[Tensor]):
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def __getitems__(self, indices: list[int]) -> list[Tensor]:
+        self.images.expect(indices)
+        return [self[i] for i in indices]
 
     def __getitem__(self, index: int) -> Tensor:
         return to_tensor(self.images.image(index))

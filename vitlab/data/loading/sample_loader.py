@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.data.files.decode import ImageError
-from vitlab.data.files.sets import Images
+from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.transforms import Transform, to_tensor
@@ -98,6 +98,11 @@ class _Samples(Dataset[_Sample]):
     def __init__(self, images: Images, transform: Transform | None) -> None:
         self.images, self.transform = images, transform
         self.labels = images.labels.tolist()
+
+    def __getitems__(self, keys: list[_Key]) -> list[_Sample]:
+        if isinstance(self.images, FileImages):
+            self.images.expect([index for index, _ in keys])
+        return [self[key] for key in keys]
 
     def __getitem__(self, key: _Key) -> _Sample:
         try:

@@ -1,7 +1,5 @@
 """Packed images on disk: shards of encoded images, one after the other, and an index beside them."""
 
-import io
-import json
 import mmap
 import os
 import zlib
@@ -11,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from vitlab.data.files import archive
 from vitlab.data.files.scan import FACTS, Facts
 
 INDEX, VERSION = "index.npz", 2
@@ -37,23 +36,10 @@ def shard_name(number: int) -> str:
     return f"images-{number:05}.bin"
 
 
-def write_index(folder: Path, header: dict[str, Any], rows: np.ndarray) -> None:
-    """Write what makes a folder of shards a packed set."""
-    content = io.BytesIO()
-    np.savez_compressed(content, rows=rows, header=np.frombuffer(json.dumps(header).encode(), dtype=np.uint8))
-    beside = folder / f".{INDEX}"
-    with beside.open("wb") as file:
-        file.write(content.getvalue())
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, folder / INDEX)
-
-
 def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
     """Return header and rows of a packed set whose shards have the length that they should have."""
     try:
-        stored = np.load(io.BytesIO((root / INDEX).read_bytes()), allow_pickle=False)  # zip keeps a CRC of each member
-        header, rows = json.loads(stored["header"].tobytes()), stored["rows"]
+        header, rows = archive.read(root / INDEX)
         version = header["version"]
     except FileNotFoundError:
         raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None

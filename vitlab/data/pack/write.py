@@ -1,28 +1,29 @@
 """Photos packed into shards, whole, so that training sees what it would see of the files."""
 
+import contextlib
 import glob
 import hashlib
-import io
 import os
 import shutil
 import sys
-import zlib
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from PIL import Image
-from torch.utils.data import DataLoader, Dataset
+from torch import Generator
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitlab.data.files.sets import FileImages
-from vitlab.data.image_folder import ImageFolder
-from vitlab.data.pack.shards import PARTS, ROW, VERSION, shard_name, write_index
+from vitlab.data.files import archive, ilsvrc
+from vitlab.data.files.folders import is_flat
+from vitlab.data.files.scan import sizes_of
+from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.pack.encode import Encoded, Photo, Source
+from vitlab.data.pack.shards import INDEX, PARTS, ROW, VERSION, shard_name
+from vitlab.data.photos import refuse_unreadable
 
 _SHARD = 2**30  # bytes
-_GREY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colours
-_Packed = tuple[bytes, int, list[int]]  # the encoded image, its CRC-32, its height and width
 
 
 def pack(
@@ -42,7 +43,7 @@ def pack(
     appears when it is complete; the same call continues work that was interrupted.
 
     Args:
-        source: Folder as :class:`ImageFolder` reads it.
+        source: Folder as :class:`ImageFolder` reads it, or :class:`ImageNet` its tar files.
         target: Folder to make; must not exist.
         size: Most pixels of a photo's shorter side; None to keep the files.
         max_unreadable: Number of files that may be left out because they cannot be read.
@@ -57,148 +58,120 @@ def pack(
     if place.exists():
         raise ValueError(f"{target} exists; remove it or choose another name")
     settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
-    data = ImageFolder(
-        source, max_unreadable=max_unreadable, num_workers=num_workers, crop_scale=1.0, crop_pct=1.0, **settings
-    )
-    images, rows = _listed(data)
-    plan = hashlib.blake2b(
-        f"{VERSION} {size} {shard_bytes} {settings} {images.files}".encode("utf-8", "surrogateescape")
-    )
-    plan.update(rows.tobytes())
-    work = place.parent / f".{place.name}-{plan.hexdigest()[:12]}"
+    is_imagenet = (Path(source) / ilsvrc.TRAIN).is_file() or is_flat(Path(source) / "val")
+    data = (ImageNet if is_imagenet else ImageFolder)(source, crop_scale=1.0, crop_pct=1.0, **settings)
+    what = _listed(data, size)
+    plan = f"{VERSION} {size} {shard_bytes} {settings} {what.store.place}"
+    name = hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()
+    work = place.parent / f".{place.name}-{name}"
     work.mkdir(parents=True, exist_ok=True)
     try:
-        continued = _write(work, images, rows, size, num_workers, shard_bytes)
+        continued, unreadable = _write(work, what, num_workers, shard_bytes, max_unreadable)
     finally:
-        if not any(work.glob("*.rows.npy")):  # nothing that could be continued
+        if not any(work.glob("images-*.npz")):  # nothing that could be continued
             shutil.rmtree(work, ignore_errors=True)
+    readable = what.rows["facts"]["readable"]
+    files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
     facts = {"version": VERSION, "size": size, "class_names": data.class_names, "parts": data.parts, **settings}
-    write_index(work, {**facts, "files": images.files}, rows)
+    archive.write(work / INDEX, {**facts, "files": files}, what.rows[readable])
     _finish(work, place)
-    total = {"n": len(images), "bytes": int(rows["length"].sum()), "classes": data.num_classes}
-    return {**total, "continued": continued, "unreadable": data.unreadable}
+    total = {"n": len(files), "bytes": int(what.rows["length"].sum()), "classes": data.num_classes}
+    return {**total, "continued": continued, "unreadable": unreadable}
 
 
 def _finish(work: Path, place: Path) -> None:
-    for done in work.glob("*.rows.npy"):
+    for done in work.glob("images-*.npz"):
         done.unlink()
     os.replace(work, place)
     for other in place.parent.glob(f".{glob.escape(place.name)}-{'[0-9a-f]' * 12}"):  # work on other plans
         shutil.rmtree(other, ignore_errors=True)
 
 
-def _listed(data: ImageFolder) -> tuple[FileImages, np.ndarray]:
-    parts = []
+def _listed(data: ImageFolder, size: int | None) -> Source:
+    files: list[str] = []
+    rows = []
     for number, name in enumerate(PARTS):
-        if name in data.folders:
-            images = data.admit(data.list_files([name]))
-            assert isinstance(images, FileImages)
-            rows = np.zeros(len(images), dtype=ROW)
-            rows["label"], rows["part"], rows["facts"] = images.labels, number, images.known
-            parts.append((images, rows))
-    files = [file for images, _ in parts for file in images.files]
-    labels = torch.cat([images.labels for images, _ in parts])
-    rows = np.concatenate([rows for _, rows in parts])
-    return FileImages(parts[0][0].store, files, labels, data.decoding, np.ascontiguousarray(rows["facts"])), rows
+        if name in data.parts:
+            images = data.list_files([name])
+            some = np.zeros(len(images), dtype=ROW)
+            some["label"], some["part"] = images.labels, number
+            for row, file in zip(some, images.files, strict=True):
+                with contextlib.suppress(OSError):  # what has vanished is found unreadable
+                    row["facts"]["bytes"], row["facts"]["modified"] = images.store.stamp(file)
+            files += images.files
+            rows.append(some)
+    return Source(images.store, files, np.concatenate(rows), data.decoding, size)
 
 
 def _write(
-    folder: Path, images: FileImages, rows: np.ndarray, size: int | None, num_workers: int, shard_bytes: int
-) -> int:
-    """Write the shards and fill in where each image lies; return how many images earlier work had written."""
-    start, shard = 0, 0
-    while (done := folder / f"{shard_name(shard)}.rows.npy").is_file():  # written after its shard
-        known = np.load(done, allow_pickle=False)
-        rows[start : start + len(known)] = known
-        start, shard = start + len(known), shard + 1
-    free, expected = shutil.disk_usage(folder).free, _expected(rows[start:], size)
+    folder: Path, what: Source, num_workers: int, shard_bytes: int, max_unreadable: int
+) -> tuple[int, dict[str, str]]:
+    """Write the shards, fill in the rows; return how many images earlier work had written, and what is unreadable."""
+    start, shard, unreadable = _continued(folder, what)
+    free, expected = shutil.disk_usage(folder).free, _expected(what, start)
     if expected > free:
         raise ValueError(
             f"{folder.parent} has {free / 1e9:.1f} GB left, and the packed images take {expected / 1e9:.1f} GB"
         )
     photos = DataLoader(
-        _Photos(images, size, start), batch_size=16, num_workers=num_workers, collate_fn=list,
-        generator=torch.Generator(),
+        Encoded(what, start), batch_size=16, num_workers=num_workers, collate_fn=list, generator=Generator(),
     )  # fmt: skip
     packed = (photo for batch in photos for photo in batch)
-    bar = tqdm(total=len(rows), initial=start, desc="packing", unit=" images", disable=not sys.stderr.isatty())
-    i = start
-    with bar:
-        while i < len(rows):
-            i, first = _write_shard(folder, shard, packed, rows, i, shard_bytes, bar), i
-            _save_rows(folder / f"{shard_name(shard)}.rows.npy", rows[first:i])
+    i, total = start, len(what.files)
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, initial=start, desc="packing", unit=" images", disable=hidden) as bar:
+        while i < total:
+            first, reasons = i, {}
+            with (folder / shard_name(shard)).open("wb") as file:
+                while i < total and file.tell() < shard_bytes:
+                    photo = next(packed)
+                    if photo.reason:
+                        reasons[what.store.path(what.files[i])] = photo.reason
+                    _fill(what.rows[i], photo, shard, file.tell())
+                    file.write(photo.data)
+                    bar.update()
+                    i += 1
+                file.flush()
+                os.fsync(file.fileno())
+            unreadable |= reasons
+            if i == total:
+                refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
+            archive.write(folder / f"{shard_name(shard)}.npz", [what.files[first:i], reasons], what.rows[first:i])
             shard += 1
-    return start
+    refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
+    return start, unreadable
 
 
-def _write_shard(folder: Path, shard: int, packed: Any, rows: np.ndarray, i: int, shard_bytes: int, bar: Any) -> int:
-    with (folder / shard_name(shard)).open("wb") as file:
-        while i < len(rows) and file.tell() < shard_bytes:
-            data, crc, shape = next(packed)
-            row = rows[i]
-            row["facts"]["size"] = shape
-            row["shard"], row["offset"], row["length"], row["crc"] = shard, file.tell(), len(data), crc
-            file.write(data)
-            bar.update()
-            i += 1
-        file.flush()
-        os.fsync(file.fileno())
-    return i
+def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
+    """Fill in the rows of complete shards whose files are as they were; return their images, number, unreadable."""
+    start, shard, unreadable = 0, 0, dict[str, str]()
+    with contextlib.suppress(FileNotFoundError, KeyError, ValueError, zipfile.BadZipFile):
+        while True:
+            (files, reasons), known = archive.read(folder / f"{shard_name(shard)}.npz")
+            now = what.rows[start : start + len(known)]
+            same = files == what.files[start : start + len(files)] and known.dtype == ROW
+            if not same or any((known[x] != now[x]).any() for x in ("label", "part")) or any(
+                (known["facts"][x] != now["facts"][x]).any() for x in ("bytes", "modified")
+            ):  # fmt: skip
+                break
+            now[:] = known
+            start, shard, unreadable = start + len(known), shard + 1, {**unreadable, **reasons}
+    return start, shard, unreadable
 
 
-def _save_rows(path: Path, rows: np.ndarray) -> None:
-    beside = path.with_suffix(".tmp")
-    with beside.open("wb") as file:
-        np.save(file, rows, allow_pickle=False)
-    os.replace(beside, path)
+def _expected(what: Source, start: int) -> int:
+    """Return about how many bytes the images from number ``start`` on take."""
+    n = len(what.files) - start
+    if what.size is None:
+        return int(what.rows["facts"]["bytes"][start:].sum())
+    sizes = sizes_of(what.store, what.files[start :: max(1, n // 200)])
+    sides = np.array(sizes, dtype=np.float64).reshape(-1, 2)
+    scale = np.minimum(1.0, what.size / sides.min(axis=1, initial=np.inf))
+    return int((sides.prod(axis=1) * scale**2 * 3).sum() * n / max(len(sizes), 1))
 
 
-def _expected(rows: np.ndarray, size: int | None) -> int:
-    if size is None:
-        return int(rows["facts"]["bytes"].sum())
-    sides = rows["facts"]["size"].astype(np.float64)
-    scale = np.minimum(1.0, size / sides.min(axis=1, initial=np.inf))
-    return int((sides.prod(axis=1) * scale**2 * 3).sum())
-
-
-class _Photos(Dataset[_Packed]):
-    def __init__(self, images: FileImages, size: int | None, start: int) -> None:
-        self.images, self.size, self.start = images, size, start
-
-    def __len__(self) -> int:
-        return len(self.images) - self.start
-
-    def __getitem__(self, index: int) -> _Packed:
-        index += self.start
-        facts = self.images.known[index]
-        if self.size is None:
-            data, shape = self.images.store.read(self.images.files[index]), facts["size"].tolist()
-        else:
-            image = resized(self.images.image(index, shrink=2 * self.size), self.size)
-            grey = facts["kind"].split()[-1] in _GREY
-            data, shape = pixels(image.convert("L") if grey else image), [image.height, image.width]
-        return data, zlib.crc32(data), shape
-
-
-def resized(image: Image.Image, size: int) -> Image.Image:
-    """Return an image whose shorter side has at most ``size`` pixels, in its proportions.
-
-    >>> resized(Image.new("RGB", (400, 300)), 150).size
-    (200, 150)
-    """
-    scale = size / min(image.size)
-    if scale >= 1:
-        return image
-    width, height = (max(size, round(side * scale)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.BICUBIC)
-
-
-def pixels(image: Image.Image) -> bytes:
-    """Return an image as plain pixels with a header of a line (the format PPM), which need no decoding.
-
-    >>> pixels(Image.new("L", (2, 1)))[:11]
-    b'P5\\n2 1\\n255\\n'
-    """
-    content = io.BytesIO()
-    image.save(content, "PPM")
-    return content.getvalue()
+def _fill(row: Any, photo: Photo, shard: int, offset: int) -> None:
+    row["shard"], row["offset"], row["length"], row["crc"] = shard, offset, len(photo.data), photo.crc
+    for name in ("readable", "digest", "kind", "look", "moments"):
+        row["facts"][name] = photo.facts[name]
+    row["facts"]["size"] = photo.shape

@@ -1,0 +1,204 @@
+"""Encoded images in tar files, on disk or at any address that fsspec knows, found by an index that is made once."""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import tarfile
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from vitlab.data.files import archive
+
+_GAP = 2**16  # bytes between two images up to which one request fetches both
+_NOTE = 2**20  # bytes of a member that says what an image shows, at most
+
+
+class Member(NamedTuple):
+    """A file in a tar file: its name, where it lies, in bytes, and what it says if that was asked for."""
+
+    name: str
+    offset: int
+    length: int
+    text: str | None = None
+
+
+class Tars:
+    """Encoded images in tar files, each under a name; remote ones are fetched by their ranges, many at a time.
+
+    Args:
+        addresses: The tar files.
+        files: Name of each image.
+        rows: ``(N, 3)`` number of the tar file, offset and length of each image, in bytes.
+        stamps: A number for each tar file that changes with it.
+    """
+
+    def __init__(self, addresses: list[str], files: list[str], rows: np.ndarray, stamps: list[int]) -> None:
+        self.addresses, self.files, self.rows, self.stamps = addresses, files, rows, stamps
+        self.place = "tars " + " ".join(x if is_remote(x) else os.path.abspath(x) for x in addresses)
+        self.number = {file: i for i, file in enumerate(files)}
+        self.fetched: dict[str, bytes | Exception] = {}
+
+    def path(self, file: str) -> str:
+        """Return the tar file and the name."""
+        return f"{self.addresses[self.rows[self.number[file], 0]]}: {file}"
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of an image, or raise an OSError."""
+        shard, offset, length = self.rows[self.number[file]].tolist()
+        if not is_remote(self.addresses[shard]):
+            with open(self.addresses[shard], "rb", buffering=0) as tar:
+                found: bytes | Exception = os.pread(tar.fileno(), length, offset)
+        else:
+            found = self.fetched.pop(file, b"")
+            if not isinstance(found, bytes) or len(found) != length:  # not expected, or it failed: once more
+                self._fetch([file])
+                found = self.fetched.pop(file)
+        if isinstance(found, Exception):
+            raise OSError(f"{type(found).__name__}: {found}") from found
+        if len(found) != length:
+            raise OSError(f"{len(found)} of {length} bytes")
+        return found
+
+    def expect(self, files: list[str]) -> None:
+        """Fetch the remote ones of what is read next, all at once."""
+        self.fetched = {}
+        self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
+
+    def _fetch(self, files: list[str]) -> None:
+        runs: list[list[Any]] = []  # tar file, start, end, images
+        for shard, offset, length, file in sorted((*self.rows[self.number[file]].tolist(), file) for file in files):
+            if runs and runs[-1][0] == shard and offset <= runs[-1][2] + _GAP:
+                runs[-1][2] = max(runs[-1][2], offset + length)
+                runs[-1][3].append((file, offset, length))
+            else:
+                runs.append([shard, offset, offset + length, [(file, offset, length)]])
+        for (fs, *_), some in groupby(((*_opened(self.addresses[run[0]]), run) for run in runs), lambda x: x[0:1]):
+            places = [(path, run) for _, path, run in some]
+            parts = fs.cat_ranges(
+                [path for path, _ in places], [r[1] for _, r in places], [r[2] for _, r in places], on_error="return"
+            )
+            for (_, run), part in zip(places, parts, strict=True):
+                for file, offset, length in run[3]:
+                    whole = isinstance(part, Exception)
+                    self.fetched[file] = part if whole else bytes(part[offset - run[1] : offset - run[1] + length])
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        """Return size in bytes and a number that changes with the tar file."""
+        shard, offset, length = self.rows[self.number[file]].tolist()
+        return length, (self.stamps[shard] + offset) % 2**63
+
+    def identity(self, file: str) -> bytes:
+        """Return the name."""
+        return os.fsencode(file)
+
+
+def is_remote(address: str) -> bool:
+    """Return whether an address is more than a path.
+
+    >>> is_remote("s3://bucket/train-000.tar"), is_remote("shards/train-000.tar")
+    (True, False)
+    """
+    return "://" in address or "::" in address
+
+
+def members_of(addresses: Sequence[str], text: str | None = None) -> tuple[list[list[Member]], list[int]]:
+    """Return the files in each tar file, those in tar files within it included, and a number that changes with it.
+
+    Args:
+        addresses: The tar files, uncompressed.
+        text: The members of which suffix to read: ``cls``, or ``json.FIELD`` for a field of a JSON object.
+
+    Raises:
+        ValueError: A tar file cannot be read.
+    """
+    bar = tqdm(desc="reading shards", unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+    with bar:
+        found = [_indexed(address, text, bar) for address in addresses]
+    return [members for members, _ in found], [stamp for _, stamp in found]
+
+
+def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], int]:
+    try:
+        fs, path = _opened(address)
+        facts = sorted((key, str(value)) for key, value in fs.info(path).items())
+        stamp = int.from_bytes(_digest(repr(facts))[:7])
+        cache = archive.cache() / f"tar-{_digest(f'{fs.unstrip_protocol(path)} {text}').hex()}.npz"
+        with contextlib.suppress(Exception):  # absent, of an earlier version or torn: read the tar file
+            (known, names, texts), places = archive.read(cache)
+            if known == stamp:
+                return [Member(*x) for x in zip(names, *places.T.tolist(), texts, strict=True)], stamp
+        members = []
+        with fs.open(path, "rb") as file:
+            start = bar.n
+            for member in _walk(file, text):
+                members.append(member)
+                bar.update(start + member.offset + member.length - bar.n)
+    except FileNotFoundError:
+        raise ValueError(f"there is no {address}") from None
+    except (tarfile.TarError, EOFError) as error:
+        raise ValueError(f"{address} is no whole, uncompressed tar file: {error}") from None
+    except _Unusable as error:
+        raise ValueError(f"{address}: {error}") from None
+    except Exception as error:  # networks and protocols fail in many ways
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{address} cannot be read: {reason}") from error
+    with contextlib.suppress(OSError):
+        places = np.array([member[1:3] for member in members], dtype=np.int64).reshape(-1, 2)
+        archive.write(cache, [stamp, [member.name for member in members], [member.text for member in members]], places)
+    return members, stamp
+
+
+class _Unusable(ValueError):
+    """What a tar file holds is not what is expected."""
+
+
+def _walk(file: IO[bytes], text: str | None, above: str = "") -> Iterator[Member]:
+    suffix, _, field = (text or "").partition(".")
+    places: dict[str, tuple[int, int]] = {}
+    with tarfile.open(fileobj=file, mode="r:") as tar:
+        for entry in tar:
+            name = above + os.path.normpath(entry.name)
+            places[entry.name] = place = places.get(entry.linkname, (0, 0)) if entry.islnk() else (
+                entry.offset_data, entry.size
+            )  # fmt: skip
+            if not (entry.isreg() or entry.islnk()) or os.path.basename(name).startswith("."):
+                continue
+            if entry.issparse():
+                raise _Unusable(f"{name} is stored with holes; write it anew without --sparse")
+            if name.endswith(".tar"):
+                file.seek(place[0])
+                yield from _walk(file, text, name.removesuffix(".tar") + "/")
+            elif suffix and name.lower().endswith(f".{suffix}"):
+                file.seek(place[0])
+                yield Member(name, *place, _text(name, file.read(min(place[1], _NOTE)), field))
+            else:
+                yield Member(name, *place)
+
+
+def _text(name: str, content: bytes, field: str) -> str:
+    try:
+        if not field:
+            return content.decode().strip()
+        value = json.loads(content)[field]
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"an object with {field}" if field else "text"
+        raise _Unusable(f"{name} must be {what}, got {content[:40]!r} ({type(error).__name__})") from None
+    return str(value)
+
+
+def _opened(address: str) -> tuple[Any, str]:
+    from fsspec.core import url_to_fs
+
+    if "reference:" in address.replace("::", ":"):
+        raise _Unusable("references are templates that run, which nobody has checked")
+    return url_to_fs(address)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(os.fsencode(text), digest_size=12).digest()

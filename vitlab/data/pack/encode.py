@@ -1,0 +1,92 @@
+"""What becomes of a photo that is packed, and what is seen of it on the way: it is decoded once."""
+
+import io
+import zlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
+from vitlab.data.files.scan import Store, look
+from vitlab.data.pack.shards import ROW
+
+_GREY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colours
+
+
+class Source(NamedTuple):
+    """What is packed: images under a name, a row of the index for each, and how they are made smaller."""
+
+    store: Store
+    files: list[str]
+    rows: np.ndarray
+    decoding: Decoding
+    size: int | None
+
+
+class Photo(NamedTuple):
+    """A photo that is packed: what is known of its file, why it has no bytes, or its bytes and their checksum."""
+
+    facts: Any
+    reason: str
+    data: bytes = b""
+    crc: int = 0
+    shape: tuple[int, int] = (0, 0)  # height, width
+
+
+class Encoded(Dataset[Photo]):
+    """Read, decode, look at and encode the images of a source, each once.
+
+    Args:
+        what: The source.
+        start: Number of the first image.
+    """
+
+    def __init__(self, what: Source, start: int) -> None:
+        self.what, self.start = what, start
+
+    def __len__(self) -> int:
+        return len(self.what.files) - self.start
+
+    def __getitem__(self, index: int) -> Photo:
+        what, file = self.what, self.what.files[self.start + index]
+        try:
+            data = what.store.read(file)
+            if what.size is None:
+                facts = look(data, what.decoding)
+                return Photo(facts, "", data, zlib.crc32(data), tuple(facts["size"].tolist()))
+            image = decode_bytes(data, "", what.decoding, shrink=2 * what.size)
+            facts = look(data, what.decoding, image, 2 * what.size)
+        except OSError as error:
+            return Photo(np.zeros((), ROW)["facts"], error.strerror or str(error))
+        except ImageError as error:
+            return Photo(np.zeros((), ROW)["facts"], error.reason)
+        image = resized(image, what.size)
+        is_grey = bytes(facts["kind"]).split()[-1] in _GREY
+        data = pixels(image.convert("L") if is_grey else image)
+        return Photo(facts, "", data, zlib.crc32(data), (image.height, image.width))
+
+
+def resized(image: Image.Image, size: int) -> Image.Image:
+    """Return an image whose shorter side has at most ``size`` pixels, in its proportions.
+
+    >>> resized(Image.new("RGB", (400, 300)), 150).size
+    (200, 150)
+    """
+    scale = size / min(image.size)
+    if scale >= 1:
+        return image
+    width, height = (max(size, round(side * scale)) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixels(image: Image.Image) -> bytes:
+    """Return an image as plain pixels with a header of a line (the format PPM), which need no decoding.
+
+    >>> pixels(Image.new("L", (2, 1)))[:11]
+    b'P5\\n2 1\\n255\\n'
+    """
+    content = io.BytesIO()
+    image.save(content, "PPM")
+    return content.getvalue()
