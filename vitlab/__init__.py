@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         Packed,
         PositionProbe,
         Table,
+        WebDataset,
     )
     from vitlab.data.base import ImageData
     from vitlab.layers.pos_embed import PosEmbed
@@ -59,7 +60,7 @@ else:
         "vitlab.callbacks.ema": ("EMA",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            *("PositionProbe", "Table"),
+            *("PositionProbe", "Table", "WebDataset"),
         ),
         "vitlab.data.base": ("ImageData",),
         "vitlab.layers.pos_embed": ("PosEmbed",),
@@ -98,6 +99,7 @@ __all__ = [
     "Subject",
     "Table",
     "VisionTransformer",
+    "WebDataset",
     "ablate",
     "create_model",
     "fit",

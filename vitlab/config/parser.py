@@ -184,12 +184,17 @@ def user_mistakes() -> Iterator[None]:
         raise
     except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
         root: BaseException = error  # jsonargparse wraps what a constructor said
-        while isinstance(inner := root.__cause__ or root.__context__, ValueError) and str(inner):
+        while isinstance(inner := _behind(root), ValueError) and str(inner):
             root = inner
         text = str(root)
-        while (inner := root.__cause__ or root.__context__) and "Does not validate" in str(root):
+        while (inner := _behind(root)) and "Does not validate" in str(root):
             root, text = inner, f"{type(inner).__name__}: {inner}"  # of a constructor of the user's own
         raise UsageError(" ".join(text.split())) from error
+
+
+def _behind(error: BaseException) -> BaseException | None:
+    """Return what an error was raised from, unless it was raised `from None`."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def found_configs(args: list[str]) -> list[str]:

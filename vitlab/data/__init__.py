@@ -11,6 +11,7 @@ from vitlab.data.known.position_probe import PositionProbe
 from vitlab.data.packed import Packed
 from vitlab.data.photos import Photos
 from vitlab.data.table import Table
+from vitlab.data.web_dataset import WebDataset
 
 __all__ = [
     "CIFAR10",
@@ -26,4 +27,5 @@ __all__ = [
     "Photos",
     "PositionProbe",
     "Table",
+    "WebDataset",
 ]

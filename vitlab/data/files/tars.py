@@ -78,7 +78,7 @@ class Tars:
                 runs[-1][3].append((file, offset, length))
             else:
                 runs.append([shard, offset, offset + length, [(file, offset, length)]])
-        for (fs, *_), some in groupby(((*_opened(self.addresses[run[0]]), run) for run in runs), lambda x: x[0:1]):
+        for (fs, *_), some in groupby(((*opened(self.addresses[run[0]]), run) for run in runs), lambda x: x[0:1]):
             places = [(path, run) for _, path, run in some]
             parts = fs.cat_ranges(
                 [path for path, _ in places], [r[1] for _, r in places], [r[2] for _, r in places], on_error="return"
@@ -125,7 +125,7 @@ def members_of(addresses: Sequence[str], text: str | None = None) -> tuple[list[
 
 def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], int]:
     try:
-        fs, path = _opened(address)
+        fs, path = opened(address)
         facts = sorted((key, str(value)) for key, value in fs.info(path).items())
         stamp = int.from_bytes(_digest(repr(facts))[:7])
         cache = archive.cache() / f"tar-{_digest(f'{fs.unstrip_protocol(path)} {text}').hex()}.npz"
@@ -147,7 +147,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
         raise ValueError(f"{address}: {error}") from None
     except Exception as error:  # networks and protocols fail in many ways
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ValueError(f"{address} cannot be read: {reason}") from error
+        raise ValueError(f"{address} cannot be read: {reason}") from None
     with contextlib.suppress(OSError):
         places = np.array([member[1:3] for member in members], dtype=np.int64).reshape(-1, 2)
         archive.write(cache, [stamp, [member.name for member in members], [member.text for member in members]], places)
@@ -192,11 +192,12 @@ def _text(name: str, content: bytes, field: str) -> str:
     return str(value)
 
 
-def _opened(address: str) -> tuple[Any, str]:
+def opened(address: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path there."""
     from fsspec.core import url_to_fs
 
     if "reference:" in address.replace("::", ":"):
-        raise _Unusable("references are templates that run, which nobody has checked")
+        raise ValueError(f"{address}: a reference has templates that run, which nobody has checked")
     return url_to_fs(address)
 
 

@@ -1,0 +1,193 @@
+"""Tar shards: the promise of a folder, from a disk and from an address."""
+
+import io
+import json
+import re
+import tarfile
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.cli.main import main
+from vitlab.data import WebDataset
+
+NAMES = ("cat", "dog")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def _shard(number, n=9, label=lambda i: (".cls", str(i % 2))):
+    """Return a shard of n photos, all different."""
+    rng, content = np.random.default_rng(number), io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for i in range(n):
+            Image.fromarray(rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)).save(photo := io.BytesIO(), "PNG")
+            suffix, text = label(i)
+            for name, data in ((f"{i:04}.png", photo.getvalue()), (f"{i:04}{suffix}", text.encode())):
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    return content.getvalue()
+
+
+def _write(where, shards):
+    for name, content in shards.items():
+        with fsspec.open(f"{where}/{name}.tar", "wb", auto_mkdir=True) as file:
+            file.write(content)
+
+
+def _everywhere(tmp_path):
+    shards = {f"train-{i:03}": _shard(i) for i in range(3)} | {"val-000": _shard(7, 5), "test-000": _shard(8, 7)}
+    for where in (tmp_path / "shards", "memory://shards"):
+        _write(where, shards)
+
+
+def _open(where, num_workers=0, **settings):
+    given = {"train": f"{where}/train-{{000..002}}.tar", "val": f"{where}/val-*.tar", "test": f"{where}/test-000.tar"}
+    settings = {"batch_size": 4, "img_size": 16, "augment": "crop-flip", "repeats": 1, **settings}
+    torch.manual_seed(1)
+    data = WebDataset(**given, num_workers=num_workers, **settings)
+    for stage in ("fit", "test"):
+        data.setup(stage)
+    return data
+
+
+def _equal(first, second):
+    return len(first) == len(second) and all(
+        torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True)
+    )
+
+
+@pytest.mark.slow  # starts processes
+def test_order_and_crops_are_those_of_seed_and_epoch_wherever_the_shards_lie(tmp_path, monkeypatch):
+    _everywhere(tmp_path)
+    ranges, plain = [], fsspec.get_filesystem_class("memory").cat_ranges
+
+    def counted(self, paths, *args, **kwargs):
+        ranges.append(len(paths))
+        return plain(self, paths, *args, **kwargs)
+
+    monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "cat_ranges", counted)
+    local, remote = _open("shards"), _open("memory://shards")
+    loaders = [data.train_dataloader() for data in (local, remote, _open("memory://shards", num_workers=2))]
+    loaders[2].sampler.set_epoch(0)
+    ranges.clear()
+    first, second, third = ([(*batch[:2], batch[2].indices) for batch in loader] for loader in loaders)
+    assert _equal(first, second) and _equal(first, third) and len(first) == 6
+    assert len(ranges) == 6 and max(ranges) <= 4  # of this process: one call a batch
+    seen = np.concatenate([indices for *_, indices in first])
+    assert len(set(seen.tolist())) == 24
+    loaders[0].sampler.set_epoch(1)
+    again = [batch[:2] for batch in loaders[0]]
+    assert not _equal(first, again)
+    resumed = remote.train_dataloader()
+    resumed.sampler.set_epoch(1)
+    resumed.load_state_dict({"epoch": 1, "batches": 4})
+    assert _equal(again[4:], [batch[:2] for batch in resumed])
+    assert len(list(remote.val_dataloader())) == 2 and local.statistics() == remote.statistics()
+
+
+def test_every_image_is_evaluated_once_by_any_number_of_processes(tmp_path, monkeypatch):
+    _everywhere(tmp_path)
+    data = _open("memory://shards")
+    for world in (1, 2, 3):
+        seen = []
+        for rank in range(world):
+            monkeypatch.setattr(data, "_place", lambda rank=rank, world=world: (rank, world))
+            seen += [i for _, _, step in data.test_dataloader() for i in step.indices.tolist()]
+        assert sorted(seen) == list(range(7))
+
+
+def test_the_index_is_kept_until_a_shard_changes(tmp_path, monkeypatch):
+    _write("shards", {"train-0": _shard(1), "val-0": _shard(2)})
+    opened, plain = [], tarfile.open
+    monkeypatch.setattr("tarfile.open", lambda *a, **kw: opened.append(a) or plain(*a, **kw))
+    images = []
+    for _ in range(2):
+        data = WebDataset("shards/train-0.tar", "shards/val-0.tar", img_size=16, num_workers=0)
+        data.setup("test")  # val stands for it
+        images.append(data.splits["test"].image(0).tobytes())
+    assert len(opened) == 2
+    _write("shards", {"val-0": _shard(3, 4)})
+    data = WebDataset("shards/train-0.tar", "shards/val-0.tar", img_size=16, num_workers=0)
+    data.setup("test")
+    assert data.splits["test"].image(0).tobytes() != images[0] == images[1] and len(data.splits["test"]) == 4
+
+
+def test_classes_come_out_of_json_members_and_other_names_out_of_a_map(tmp_path):
+    shard = _shard(1, 20, lambda i: (".json", json.dumps({"what": [3, 10][i % 2], "by": "me"})))
+    _write("shards", {"a": shard})
+    data = WebDataset("shards/a.tar", label="json.what", img_size=16, num_workers=0)
+    data.setup("fit")
+    assert data.class_names == ["3", "10"]
+    assert {name: len(images) for name, images in data.splits.items()} == {"train": 13, "val": 3}
+    labels = dict(zip(data.splits["train"].files, data.splits["train"].labels.tolist(), strict=True))
+    assert labels["train/a/0001"] == 1
+    (tmp_path / "names.json").write_text(json.dumps({"3": "cat", "10": "dog"}))
+    named = WebDataset("shards/a.tar", label="json.what", class_map="names.json", img_size=16, num_workers=0)
+    assert named.class_names == ["cat", "dog"]
+
+
+def _members(*names):
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = 1
+            tar.addfile(entry, io.BytesIO(b"0"))
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(
+    "train, message",
+    [
+        ("shards/no-{0..3}.tar", "there is no shards/no-0.tar"),
+        ("shards/no-*.tar", r"there is no shards/no-\*.tar"),
+        ("memory://no/*.tar", r"there is no memory://no/\*.tar"),
+        ("s4://bucket/0.tar", "s4://bucket/0.tar cannot be read: Protocol not known: s4"),
+        ("reference::memory://shards/good.tar", "a reference has templates that run"),
+        ("shards/{a..c}.tar", "must be two numbers"),
+        ("shards/gz.tar", "no whole, uncompressed tar file"),
+        ("shards/cut.tar", "no whole, uncompressed tar file: unexpected end of data"),
+        ("shards/alone.tar", r"alone.tar: 1 has no .cls member with its class, only .png, .txt"),
+        ("shards/blind.tar", r"blind.tar: 1 has no image, only .cls"),
+        ("shards/twice.tar", "has 1.png twice: keys must differ within a shard"),
+        ("shards/bad.tar", r"0000.cls must be text, got b'.xff"),
+    ],
+)
+def test_bad_shards_are_one_line(tmp_path, capsys, train, message):
+    good = _shard(1)
+    _write("memory://shards", {"good": good})
+    _write("shards", {
+        "gz": b"\x1f\x8b" + good[2:], "cut": good[:-11_000], "alone": _members("1.png", "1.txt"),
+        "blind": _members("1.cls"), "twice": _members("1.png", "1.cls", "1.png"),
+        "bad": _shard(1, 1, lambda i: (".cls", "0")).replace(b"0" + bytes(511), b"\xff" + bytes(511)),
+    })  # fmt: skip
+    assert main(["fit", "--config", "photos_vit", "--data=WebDataset", f"--data.train={train}", "--dry_run"]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error) and error.count("\n") == 1, error
+
+
+def test_a_shard_that_fails_on_the_way_is_asked_again_once(tmp_path, monkeypatch):
+    _write("memory://shards", {"a": _shard(1)})
+    data = WebDataset("memory://shards/a.tar", img_size=16, num_workers=0, batch_size=2)
+    data.setup("fit")
+    memory, failures = fsspec.get_filesystem_class("memory"), [ConnectionError("gone")]
+    plain = memory.cat_ranges
+
+    def failing(self, paths, *args, **kwargs):
+        return [failures.pop() for _ in paths] if failures else plain(self, paths, *args, **kwargs)
+
+    monkeypatch.setattr(memory, "cat_ranges", failing)
+    batches = list(data.train_dataloader())
+    assert len(batches) == 3 and not failures and not data.unreadable
+    monkeypatch.setattr(memory, "cat_ranges", lambda self, paths, *a, **kw: [ConnectionError("gone")] * len(paths))
+    with pytest.raises(ValueError, match="ConnectionError: gone"):
+        list(data.train_dataloader())

@@ -1,0 +1,136 @@
+"""Photos in tar shards of the WebDataset format, on disk or at any address that fsspec knows."""
+
+import glob
+import re
+from collections import Counter
+from pathlib import PurePosixPath
+from typing import NamedTuple, Unpack
+
+import numpy as np
+import torch
+
+from vitlab.data.arguments import PhotoArgs
+from vitlab.data.files.scan import sizes_of
+from vitlab.data.files.sets import FileImages
+from vitlab.data.files.tars import Member, Tars, is_remote, members_of, opened
+from vitlab.data.photos import Photos, parts_among
+
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "gif", "avif", "jp2", "heic")
+
+
+class WebDataset(Photos):
+    """Photos in tar shards, in which a sample is the members of one key: `a/1.jpg` with `a/1.cls` or `a/1.json`
+    (Aizman et al. 2020, arXiv:2001.01858).
+
+    An index says where each image lies, so that the order of training is drawn over all images, and they are read one
+    by one, or, at remote addresses, a batch at once by their ranges of bytes; nothing is kept on disk. Parts are used
+    as :class:`ImageFolder` uses folders: without test shards, those of `val` are the test split.
+
+    Args:
+        train: Shards for training: a path or address, with * or {000..009} for several, or a list of them.
+        val: Shards for validation.
+        test: Shards for testing.
+        image: Suffixes of images; of several members of a sample, the first of these counts.
+        label: Member with the class: cls, or json.FIELD for a field of a JSON object.
+        **photos: Passed to :class:`Photos`.
+
+    >>> WebDataset("no-such-shards/train-{00..01}.tar")
+    Traceback (most recent call last):
+        ...
+    ValueError: there is no no-such-shards/train-00.tar
+    """
+
+    def __init__(
+        self,
+        train: str | list[str],
+        val: str | list[str] | None = None,
+        test: str | list[str] | None = None,
+        image: list[str] | None = None,
+        label: str = "cls",
+        **photos: Unpack[PhotoArgs],
+    ) -> None:
+        given = {part: x for part, x in (("train", train), ("val", val), ("test", test)) if x}
+        addresses: list[str] = []
+        samples: list[_Sample] = []
+        stamps: list[int] = []
+        for part, shards in given.items():
+            found = [x for address in ([shards] if isinstance(shards, str) else shards) for x in addresses_of(address)]
+            members, numbers = members_of(found, label)
+            samples += _samples(part, found, members, len(addresses), image or list(_IMAGES), label)
+            addresses, stamps = addresses + found, stamps + numbers
+        rows = np.array([(x.shard, x.image.offset, x.image.length) for x in samples], dtype=np.int64)
+        self.tars = Tars(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps)
+        self.texts = [x.text for x in samples]
+        names = {x.text for x in samples if x.file.startswith("train/")}
+        class_names = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+        sizes = sizes_of(self.tars, self.tars.files[:16])
+        super().__init__(", ".join(addresses[:1]), parts_among(given), class_names, sizes, **photos)
+
+    def list_files(self, parts: list[str]) -> FileImages:
+        """Return the images of some parts, undecoded."""
+        number = self.class_numbers()
+        folders = {self.parts[part] for part in parts}
+        chosen = [i for i, file in enumerate(self.tars.files) if file.partition("/")[0] in folders]
+        for i in chosen:
+            if self.texts[i] not in number:
+                raise ValueError(f"{self.tars.path(self.tars.files[i])}: {self.texts[i]} is no class of training")
+        labels = torch.tensor([number[self.texts[i]] for i in chosen], dtype=torch.int64)
+        return FileImages(self.tars, [self.tars.files[i] for i in chosen], labels, self.decoding)
+
+
+class _Sample(NamedTuple):
+    file: str  # PART/SHARD/KEY
+    shard: int
+    image: Member
+    text: str
+
+
+def addresses_of(pattern: str) -> list[str]:
+    """Return the addresses that a pattern with * or braces stands for.
+
+    >>> addresses_of("s3://b/{train,val}-{08..10}.tar")[1:4]
+    ['s3://b/train-09.tar', 's3://b/train-10.tar', 's3://b/val-08.tar']
+    """
+    if braces := re.search(r"\{([^{}]+)\}", pattern):
+        first, dots, last = braces[1].partition("..")
+        if dots and not (first.isdecimal() and last.isdecimal()):
+            raise ValueError(f"{braces[0]} in {pattern} must be two numbers, as in {{000..009}}")
+        items = [f"{i:0{len(first)}}" for i in range(int(first), int(last) + 1)] if dots else braces[1].split(",")
+        return [x for i in items for x in addresses_of(pattern[: braces.start()] + i + pattern[braces.end() :])]
+    if "*" not in pattern:
+        return [pattern]
+    if not is_remote(pattern):
+        found = sorted(glob.glob(pattern))
+    else:
+        fs, path = opened(pattern)
+        prefix = pattern.removesuffix(path)
+        found = [prefix + name if prefix != pattern else fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
+    if not found:
+        raise ValueError(f"there is no {pattern}")
+    return found
+
+
+def _samples(
+    part: str, addresses: list[str], members: list[list[Member]], before: int, images: list[str], label: str
+) -> list[_Sample]:
+    names = [PurePosixPath(address).stem for address in addresses]
+    if max(Counter(names).values()) > 1:
+        names = [f"{i:05}-{name}" for i, name in enumerate(names)]
+    found: list[_Sample] = []
+    for i, inside in enumerate(members):
+        keys: dict[str, dict[str, Member]] = {}
+        for member in inside:
+            folder, slash, name = member.name.rpartition("/")
+            stem, _, suffix = name.partition(".")
+            of = keys.setdefault(folder + slash + stem, {})
+            if of.setdefault(suffix.lower(), member) is not member:
+                raise ValueError(f"{addresses[i]} has {member.name} twice: keys must differ within a shard")
+        for key, of in keys.items():
+            image = next((of[suffix] for suffix in images if suffix in of), None)
+            text = of.get(label.partition(".")[0])
+            if image is None or text is None or text.text is None:
+                what = "image" if image is None else f".{label.partition('.')[0]} member with its class"
+                have = ", ".join(f".{suffix}" for suffix in of)
+                raise ValueError(f"{addresses[i]}: {key} has no {what}, only {have}; see `data.image`, `data.label`")
+            found.append(_Sample(f"{part}/{names[i]}/{key}", before + i, image, text.text))
+    return found
