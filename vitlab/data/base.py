@@ -64,6 +64,7 @@ class ImageData(Named, L.LightningDataModule):
     targets: dict[str, Any]  # kind: class, multilabel or number, of which there are names, mean and std in training
     _restored: dict[str, Any]
     sample_weights: Tensor | None = None  # (N,) of the training images in the loss
+    arrays = False  # whether images are arrays of numbers, which stay what they are
     deals_samples = True  # its loaders give each process a share of its own
 
     def __init__(

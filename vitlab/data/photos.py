@@ -50,8 +50,6 @@ class Photos(ImageData):
         True
     """
 
-    arrays = False  # whether images are arrays, which stay what they are
-
     def __init__(
         self,
         place: str,

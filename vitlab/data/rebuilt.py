@@ -10,9 +10,10 @@ class Rebuilt(ImageData):
 
     Args:
         targets: What the targets are.
+        arrays: Whether images are arrays of numbers.
         **data: Passed to :class:`ImageData`.
     """
 
-    def __init__(self, targets: dict[str, Any], **data: Any) -> None:
+    def __init__(self, targets: dict[str, Any], arrays: bool = False, **data: Any) -> None:
         super().__init__(**data)
-        self.targets = targets
+        self.targets, self.arrays = targets, arrays

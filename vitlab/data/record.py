@@ -33,6 +33,7 @@ def record(data: Any) -> dict[str, Any]:
         "std": list(data.std),
         "statistics_from": data.statistics_from,
         "in_chans": data.in_chans,
+        **({"arrays": True} if data.arrays else {}),
         **data.pipeline.facts(),
         "split_rule": data.rule.facts(),
     }

@@ -232,7 +232,8 @@ class _Samples(Dataset[_Sample]):
         file = self.files[number]
         try:
             data = self.data
-            image = data.pipeline.eval_file(Path(file), data.decoding, data.in_chans, data.statistics())
+            known = data.decoding, data.in_chans, data.statistics(), data.arrays
+            image = data.pipeline.eval_file(Path(file), *known)
             return image, number, ""
         except ImageError as error:
             return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason

@@ -75,7 +75,7 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
             key: facts[key] for key in ("in_chans", "img_size", "crop_pct") if key in facts
         }  # which follow from the files
         known = {name: facts.get(name) for name in ("native_size", "class_names")}
-        known["targets"] = facts.get("targets", {"kind": "class"})
+        known |= {"targets": facts.get("targets", {"kind": "class"}), "arrays": facts.get("arrays", False)}
         arguments = {**kept, **seen, **known}
         content["data"]["class_path"] = f"{Rebuilt.__module__}.{Rebuilt.__name__}"
     elif "download" in inspect.signature(cls).parameters or "download" in arguments:

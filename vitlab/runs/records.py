@@ -104,6 +104,7 @@ class DataFacts(TypedDict):
     img_size: NotRequired[list[int]]
     native_size: NotRequired[list[int] | None]
     in_chans: NotRequired[int]
+    arrays: NotRequired[bool]
     targets: NotRequired[dict[str, Any]]
     split_rule: NotRequired[dict[str, Any]]
     notes: NotRequired[list[str]]

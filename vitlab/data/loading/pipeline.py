@@ -153,13 +153,15 @@ class Pipeline:
         crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
         return self.normalise(to_tensor(crop(image))[None], statistics)[0]
 
-    def eval_file(self, path: Path, how: Decoding, in_chans: int, statistics: Statistics) -> Tensor:
-        """Map a file, an image or an array, to a normalised ``(C, H, W)``, as in evaluation.
+    def eval_file(
+        self, path: Path, how: Decoding, in_chans: int, statistics: Statistics, arrays: bool = False
+    ) -> Tensor:
+        """Map a file, an image or one of ``arrays``, to a normalised ``(C, H, W)``, as in evaluation.
 
         Raises:
             ImageError: The file cannot be read, or is an array of another number of channels.
         """
-        if not is_array(path):
+        if not arrays or not is_array(path):  # pages of a TIFF file are channels only where they were in training
             return self.eval_image(decode(path, how), statistics)
         try:
             array = read_array(path)
