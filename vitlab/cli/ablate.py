@@ -1,10 +1,11 @@
-"""``vitlab ablate``: plan, run and report a comparison that one file describes."""
+"""``vitlab ablate``: plan, run and report a comparison that one file describes; ``vitlab cv``: one of folds."""
 
 import argparse
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vitlab.api import ablate
+from vitlab.api import ablate, cross_validate
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError
 
@@ -142,3 +143,43 @@ DO = {
     "verify": _verify,
     "export": _export,
 }
+
+
+FOLDS = """example:
+  vitlab cv photos_t2t --data.root=photos --folds 5
+
+Every other argument changes the config as in `vitlab fit`. Started again, it continues.
+"""
+
+
+def cv(argv: list[str]) -> int:
+    """Run ``vitlab cv`` and return its exit code."""
+    parser = CommandParser(
+        "vitlab cv",
+        usage="vitlab cv CONFIG [CONFIG ...] [--folds K] [--seed N] [--name NAME] [--workers N] [--retry_failed] [...]",
+        description="Train K times, each time without another part of the images that are not for testing, measure on "
+        "that part, and collect mean and interval. The folds are an ablation in runs/ablations/NAME.",
+        epilog=FOLDS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name, later over earlier")
+    parser.add_argument("--folds", type=int, default=5, metavar="K", help="number of folds (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every fold (default: %(default)s)")
+    parser.add_argument("--name", help="of the directory runs/ablations/NAME (default: cv- and the config's name)")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="folds at a time (default: one a GPU, or half the cores)"
+    )
+    parser.add_argument("--retry_failed", action="store_true", help="try folds again that have failed")
+    options, rest = parser.parse_known_args(argv)
+    from vitlab.config.parser import settings
+
+    for before, word in pairwise(["", *rest]):
+        if not word.startswith("--") and ("=" in before or not before.startswith("--")):
+            parser.error(f"`{word}` is out of place: configs come first, then changes as --key=value")
+    found = cross_validate(
+        options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
+        options.retry_failed, lambda text: sys.stdout.write(f"{text}\n"),
+    )  # fmt: skip
+    sys.stdout.write(f"{found}\n{found.file}\n")
+    return 130 if found.status.interrupted else int(bool(found.status.failed))

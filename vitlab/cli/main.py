@@ -18,6 +18,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
+    "cv": ("cross-validate a config: train its folds, one table", "vitlab.cli.ablate:cv"),
     "results": ("finished runs as one table, the seeds of a command together", "vitlab.cli.results:main"),
     "verify": ("whether the files of a run are those that were written", "vitlab.cli.evaluate:verify"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),

@@ -119,7 +119,7 @@ class Listed(Photos):
         ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
         labels = self._strata(rows)
-        if self.table.groups is None or given is not None or self.rule.file is not None:
+        if self.table.groups is None or (given is not None and not self.rule.fold) or self.rule.file is not None:
             return self.rule.indices(ids, labels, given, whole)
         names, labels, of = split_by_group([self.table.groups[i] for i in rows], labels)
         chosen = self.rule.indices(names, labels, None, whole)

@@ -1,0 +1,86 @@
+"""Cross-validation: folds as an ablation, one table."""
+
+import csv
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from tests.ablation.conftest import TOY
+from vitlab.ablation.folds import Folds
+from vitlab.ablation.work.status import Status
+from vitlab.cli.main import main
+from vitlab.data import Table
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    for module in ("resolve", "worker"):
+        monkeypatch.setattr(f"vitlab.ablation.work.{module}.command", lambda ablation: [sys.executable, str(TOY)])
+    monkeypatch.setenv("TOY_STARTS", str(tmp_path / "starts"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "base.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {pos_embed: none, lr: 0.001}\ndata: {}\n")
+    return tmp_path
+
+
+def _starts(toy):
+    return len((toy / "starts").read_text().splitlines())
+
+
+@pytest.mark.slow  # starts processes, of a stand-in for vitlab
+def test_folds_are_trained_once_and_collected_in_one_table(toy, capsys):
+    words = ["cv", "base.yaml", "--folds=3", "--workers=2", "--model.pos_embed=learned", "--seed=4"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"fold2of3 +10,000 .*\nfold3of3 .*\nmean .*\nsd .*\n95 % .* to ", out)
+    rows = list(csv.DictReader((toy / "runs/ablations/cv-base/folds.csv").open()))
+    assert [row["fold"] for row in rows] == ["fold1of3", "fold2of3", "fold3of3"] and float(rows[0]["acc1"]) > 0.5
+    configs = sorted((toy / "runs/ablations/cv-base").glob("fold*/s4-*/config.yaml"))
+    assert ["fold: 1/3" in path.read_text() for path in configs] == [True, False, False] and _starts(toy) == 6
+    assert main(words) == 0 and _starts(toy) == 6
+
+
+def test_the_table_has_mean_spread_and_interval_of_what_is_done(tmp_path):
+    rows = [{"fold": f"fold{i}of5", "n": 1000, "acc1": x, "r2": np.nan} for i, x in enumerate((0.5, 0.6, 0.7))]
+    lines = str(Folds(Status([], []), rows, tmp_path)).splitlines()
+    assert lines[4].split() == ["mean", "0.6"] and lines[5].split() == ["sd", "0.1"]
+    assert lines[6].split() == ["95", "%", "0.3516", "to", "0.8484"]  # 0.6 +- 4.3027 x 0.1 / sqrt(3)
+    assert len(str(Folds(Status([], []), rows[:1], tmp_path)).splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["base.yaml", "--folds=1"], "`--folds` must be at least 2, got 1"),
+        (["base.yaml", "--data.fold=1/2"], "`data.fold` belongs to cross-validation"),
+        (["base.yaml", "--seed_everything=1"], "write `--seed`"),
+        (["no-such-config"], "no-such-config"),
+        (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(toy, capsys, words, message):
+    assert main(["cv", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert {path.name for path in toy.iterdir()} <= {"base.yaml"}
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["undivided", "with a split column"])
+def test_groups_stay_together_in_folds_that_cover_all(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    np.save("a.npy", np.zeros((1, 4, 4), np.float32))
+    lines = ["path,target,group" + ",split" * given]
+    for i in range(60):
+        np.save(f"{i}.npy", np.full((1, 4, 4), i, np.float32))
+        split = ["train", "val", "test"][max(0, i // 3 % 10 // 2 - 2)]  # of ten groups, 6, 2 and 2
+        lines.append(f"{i}.npy,{'ab'[i % 2]},g{i // 3}" + f",{split}" * given)
+    (tmp_path / "table.csv").write_text("\n".join(lines) + "\n")
+    seen = []
+    for k in (1, 2, 3):
+        data = Table("table.csv", fold=f"{k}/3", batch_size=4)
+        data.setup("fit")
+        parts = {name: {int(i.decode()[:-4]) // 3 for i in images.ids} for name, images in data.splits.items()}
+        assert not parts["train"] & parts["val"]
+        seen += sorted(parts["val"])
+    assert len(seen) == len(set(seen)) == 16

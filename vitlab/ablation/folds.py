@@ -1,0 +1,136 @@
+"""Cross-validation: an ablation whose arms are folds, and their results in one table."""
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.ablation.lab import Lab
+from vitlab.ablation.verdict.measured import NO_METRICS, collect
+from vitlab.ablation.work.resolve import known
+from vitlab.ablation.work.status import Status
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RUNS, write_text
+from vitlab.shipped import find_file
+from vitlab.stats import interval
+from vitlab.tables import columns
+
+_OWNED = ("data.fold", "data.val_share", "data.split_file", "seed_everything")
+
+
+@dataclass
+class Folds:
+    """What the folds have measured, each on its own part of the images that are not for testing.
+
+    Args:
+        status: How far the folds are.
+        rows: A row for each fold that is done: its name, number of images, and metrics.
+        file: Where the table lies as CSV.
+    """
+
+    status: Status
+    rows: list[dict[str, Any]]
+    file: Path
+
+    def __str__(self) -> str:
+        """Return the table, with mean, standard deviation and, over folds, the 95 % interval by Student's t."""
+        names = [name for name in self.rows[0] if name not in ("fold", "n")]
+        values = {name: [row[name] for row in self.rows if math.isfinite(row[name])] for name in names}
+        lines = [["fold", "images", *names]]
+        lines += [[row["fold"], f"{row['n']:,}", *(f"{row[name]:.4g}" for name in names)] for row in self.rows]
+        lines.append(["mean", "", *(f"{statistics.mean(x):.4g}" if x else "" for x in values.values())])
+        if len(self.rows) > 1:
+            spread = [f"{statistics.stdev(x):.2g}" if len(x) > 1 else "" for x in values.values()]
+            ends = [interval(x) if len(x) > 1 else None for x in values.values()]
+            lines.append(["sd", "", *spread])
+            lines.append(["95 %", "", *(f"{e[0]:.4g} to {e[1]:.4g}" if e else "" for e in ends)])
+        return columns(lines, range(1, len(lines[0])))
+
+
+def cross_validate(
+    configs: Sequence[str],
+    settings: Sequence[tuple[str, Any]] = (),
+    folds: int = 5,
+    seed: int = 0,
+    name: str | None = None,
+    workers: int | None = None,
+    retry_failed: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Folds:
+    """Train each fold that is not done and measure it on its part; the test split stays apart.
+
+    Folds are drawn within classes by the hash of each image's name, groups of a table stay together. They share
+    training images, so that the interval over them is no more than a guide (Bengio and Grandvalet 2004).
+
+    Args:
+        configs: Config files or shipped names.
+        settings: Dotted keys and values over them.
+        folds: Number of folds.
+        seed: Seed of every fold.
+        name: Of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
+        workers: Folds at a time; default: one a GPU, or half of the cores.
+        retry_failed: Whether to try folds again that have failed.
+        say: Gets a line whenever something happens.
+
+    Raises:
+        UsageError: A setting is wrong, or no fold has come to its end.
+    """
+    if folds < 2:
+        raise UsageError(f"`--folds` must be at least 2, got {folds}")
+    if owned := [key for key, _ in settings if key in _OWNED]:
+        what = "write `--seed`" if owned[0] == "seed_everything" else "the folds decide who validates"
+        raise UsageError(f"`{owned[0]}` belongs to cross-validation: {what}")
+    lab = Lab(_file(configs, settings, folds, seed, name), "cv")
+    folder = lab.ablation.file.path.parent
+    status = lab.run(workers, retry_failed=retry_failed, say=say)
+    results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
+    rows = []
+    for (arm, _), found in results.numbers.items():
+        numbers = {k: v for k, v in found.items() if k not in NO_METRICS and isinstance(v, int | float)}
+        rows.append({"fold": arm, "n": int(found["n"]), **numbers})
+    if not rows:
+        raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    rows = [{key: row.get(key, math.nan) for key in keys} for row in rows]
+    lines = [keys, *([str(value) for value in row.values()] for row in rows)]
+    write_text(folder / "folds.csv", "".join(",".join(line) + "\n" for line in lines))
+    return Folds(status, rows, folder / "folds.csv")
+
+
+def _file(configs: Sequence[str], settings: Sequence[tuple[str, Any]], folds: int, seed: int, name: str | None) -> Path:
+    """Write the file of the ablation."""
+    files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
+    name = name or f"cv-{Path(files[-1]).stem.lower()}"
+    folder = RUNS / "ablations" / name
+    write_text(folder / "settings.yaml", yaml.safe_dump(_nested(settings), sort_keys=False))
+    arms = {f"fold{k}of{folds}": {"data.fold": f"{k}/{folds}"} for k in range(1, folds + 1)}
+    content = {
+        "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
+        "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": "loss", "mode": "min"},
+        "match": {"within": ["fold"]},
+    }  # fmt: skip
+    write_text(folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
+    return folder / "cv.yaml"
+
+
+def _nested(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return settings as a config, in which another class has its arguments inside.
+
+    >>> _nested([("data", "Packed"), ("data.root", "x"), ("model.lr", 1e-3)])
+    {'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}, 'model.lr': 0.001}
+    """
+    classes = {key for key, _ in settings if key in ("data", "model")}
+    config: dict[str, Any] = {}
+    for key, value in settings:
+        section, _, rest = key.partition(".")
+        if key in classes:
+            config[key] = {"class_path": value, "init_args": config.get(key, {}).get("init_args", {})}
+        elif section in classes:
+            config.setdefault(section, {}).setdefault("init_args", {})[rest] = value
+        else:
+            config[key] = value
+    return config
