@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.config.environment import with_environment
@@ -157,3 +158,33 @@ PLUGINS = [
 def test_plugins_and_environments_of_lightning_and_fabric_may_be_named(capsys):
     for name in PLUGINS:
         assert printed(capsys, [*FIT, f"--trainer.plugins={name}", "--print_config"])["trainer"]["plugins"]
+
+
+@pytest.mark.slow
+def test_a_configuration_and_a_checkpoint_are_measured_like_their_run(capsys):
+    Path("mine.yaml").write_text(yaml.safe_dump(printed(capsys, [*FIT, "--print_config"])))
+    assert main(["fit", "--config=mine.yaml", "--name=a"]) == 0
+    kept = Path("runs/a/checkpoints/last.ckpt").rename("kept.ckpt")
+    lines = []
+    for words in (["a", "--ckpt_path=best"], ["--config=mine.yaml", f"--ckpt_path={kept}"]):
+        capsys.readouterr()
+        assert main(["test", *words]) == 0
+        lines.append(capsys.readouterr().out.splitlines()[0])
+    assert lines[0] == lines[1]
+    results = Path("runs/a/results.json").read_text()
+    Path("digits").mkdir()
+    Image.new("L", (8, 8), 128).save("digits/a.png")
+    assert main(["predict", "--config=mine.yaml", f"--ckpt_path={kept}", "digits"]) == 0
+    assert "mine.yaml and kept.ckpt; no run keeps it" in capsys.readouterr().out
+    Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("embed_dim: 8", "embed_dim: 16"))
+    for words, answer in (
+        (["--config=mine.yaml", f"--ckpt_path={kept}"], "kept.ckpt does not fit the network of the configuration: "),
+        ([f"--ckpt_path={kept}"], "lies in no run directory"),
+        (["--config=mine.yaml"], "give a RUN, or --config FILE with --ckpt_path FILE"),
+        (["a", "--config=mine.yaml"], "and no RUN"),
+        (["--config=mine.yaml", "--ckpt_path=gone"], "there is no file gone"),
+    ):
+        capsys.readouterr()
+        assert main(["test", *words]) == 2
+        assert answer in (told := capsys.readouterr().err) and told.count("\n") == 1
+    assert Path("runs/a/results.json").read_text() == results

@@ -2,13 +2,16 @@
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitlab.config.arguments import CommandParser
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
-from vitlab.errors import printable
-from vitlab.runs.directory import find_directory, find_run
+from vitlab.errors import UsageError, printable
+from vitlab.runs.directory import RunDir, find_directory, find_run
 
 if TYPE_CHECKING:
     from vitlab.jobs.evaluate import Command
@@ -38,32 +41,57 @@ def verify(argv: list[str]) -> int:
     return int(damaged > 0)
 
 
-def run_parser(command: str, description: str) -> argparse.ArgumentParser:
-    """Return a parser whose first argument is a run."""
+def run_parser(command: str, description: str, or_given: bool = False) -> argparse.ArgumentParser:
+    """Return a parser whose first argument is a run, with ``or_given`` also a configuration and a checkpoint."""
     parser = CommandParser(f"vitlab {command}", description=description, allow_abbrev=False)
-    parser.add_argument("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last")
+    text = "run directory, its name, a checkpoint in it, or last"
+    parser.add_argument("run", metavar="RUN", help=text, nargs="?" if or_given else None)
+    if or_given:
+        add = parser.add_argument
+        add("--ckpt_path", metavar="FILE", help="checkpoint in place of RUN; best or last, of RUN")
+        add("-c", "--config", metavar="FILE", help="with --ckpt_path: what it is a checkpoint of", action="append")
     add_trust(parser)
     return parser
 
 
+@contextmanager
+def chosen(options: argparse.Namespace) -> Iterator[tuple[RunDir, Path, str]]:
+    """Yield the run and the checkpoint that the words mean, and the line that names them."""
+    run, file, config = options.run, options.ckpt_path, options.config
+    if run is None and file is None:
+        raise UsageError("give a RUN, or --config FILE with --ckpt_path FILE")
+    if config is None:
+        directory, checkpoint = find_run(run or file)
+        if run and file:
+            _, checkpoint = find_run(f"{directory.checkpoints / file.removesuffix('.ckpt')}.ckpt")
+        yield directory, checkpoint, f"run   {directory.path} ({checkpoint.name})"
+        return
+    if run or not file or len(config) > 1:
+        raise UsageError("`--config` says what a checkpoint is of: one --config FILE with --ckpt_path FILE, and no RUN")
+    if not Path(file).is_file():
+        raise UsageError(f"`--ckpt_path`: there is no file {file}")
+    from vitlab.jobs.given import given_run
+
+    with given_run(config[0], Path(file)) as directory:
+        kept = directory.path == Path(file).parent.parent
+        line = f"run   {directory.path} ({Path(file).name})"
+        yield directory, Path(file), line if kept else f"from  {config[0]} and {file}; no run keeps it"
+
+
 def _main(command: "Command", argv: list[str]) -> int:
     options, rest = _parser(command).parse_known_args(argv)
-    run, checkpoint = find_run(options.run)
+    with chosen(options) as (run, checkpoint, line):
+        return _measured(command, run, checkpoint, line, rest, options)
+
+
+def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
     from vitlab.jobs.evaluate import evaluate
     from vitlab.jobs.terminal import open_terminal, say
     from vitlab.jobs.train.close import in_words
 
     open_terminal(options.quiet)
-    found = evaluate(
-        command,
-        run,
-        checkpoint,
-        rest,
-        options.resize,
-        not options.no_antialias,
-        options.quiet,
-        options.with_training_images,
-    )
+    resize = options.resize, not options.no_antialias
+    found = evaluate(command, run, checkpoint, rest, *resize, options.quiet, options.with_training_images)
     if found:
         for sentence in found.sentences:
             say(sentence)
@@ -71,13 +99,14 @@ def _main(command: "Command", argv: list[str]) -> int:
         say(in_words(values, "images") or f"{run.path} logs nothing of this split")
         if found.predictions.empty:
             say("no predictions/*.parquet: a module of your own says nothing of single images")
-        say(f"run   {run.path} ({checkpoint.name})")
+        say(line)
     return 0
 
 
 def _parser(command: "Command") -> argparse.ArgumentParser:
     split = "val" if command == "validate" else "test"
-    parser = run_parser(command, f"Measure a run on its {split} split: results.json, predictions/{split}.parquet.")
+    text = f"Measure a run on its {split} split: results.json, predictions/{split}.parquet."
+    parser = run_parser(command, text, or_given=True)
     parser.add_argument(
         "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
     )

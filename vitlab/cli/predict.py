@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.cli.evaluate import run_parser
+from vitlab.cli.evaluate import chosen, run_parser
 from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,9 +23,15 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab predict`` and return its exit code."""
     options, rest = _options(argv)
     output = _check_output(options.output)
-    run, checkpoint = find_run(options.run)
-    if not options.images:
-        return _predict_own(run, checkpoint, rest, options, output)
+    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # which is no run, but an image
+        options.run, options.images = None, [options.run, *options.images]
+    with chosen(options) as (run, checkpoint, line):
+        if not options.images:
+            return _predict_own(run, checkpoint, line, rest, options, output)
+        return _predict(run, checkpoint, line, rest, options, output)
+
+
+def _predict(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
     files, unreadable = find_images(options.images)
     files = [file for file in files if output is None or not _same(file, output)]
     if not files:
@@ -40,7 +46,7 @@ def main(argv: list[str]) -> int:
     if table is None:  # not the first of several processes: a code other than 0 would end the first one too
         return 0
     _show(table, output)
-    say(f"run   {run.path} ({checkpoint.name})")
+    say(line)
     unreadable |= found
     for path, reason in unreadable.items():
         sys.stderr.write(f"unreadable  {printable(f'{escaped(path)}: {reason}')}\n")
@@ -51,7 +57,9 @@ def main(argv: list[str]) -> int:
 
 def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own options, and the arguments that change values of the run's configuration."""
-    parser = run_parser("predict", "Classify images with a run; everything but the images comes from its directory.")
+    parser = run_parser(
+        "predict", "Classify images with a run; everything but the images comes from its directory.", True
+    )
     add = parser.add_argument
     add("images", metavar="IMAGE|DIR|GLOB", nargs="*", help="files, folders of them, patterns such as 'a/**/*.png'")
     add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
@@ -65,14 +73,14 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     return options, rest
 
 
-def _predict_own(run: RunDir, checkpoint: Path, rest: list[str], options: Any, output: Path | None) -> int:
+def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
     from vitlab.jobs.predict import predict_own
     from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table = predict_own(run, checkpoint, rest, options.quiet)
     _show(table, output)
-    say(f"run   {run.path} ({checkpoint.name})")
+    say(line)
     return 0
 
 

@@ -104,7 +104,7 @@ class ImageData(Named, L.LightningDataModule):
         self._ready: dict[SplitName, Images] = {}
         self.targets, self._restored = {"kind": "class"}, {}
         self._statistics: Statistics | None = None
-        if (run := RUN.get()) and run.class_names != self.class_names:
+        if (run := RUN.get()) and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
 

@@ -14,6 +14,7 @@ from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.jobs.rebuild import evaluation_args
+from vitlab.jobs.restore import misfit
 from vitlab.jobs.train.close import checkpoint_facts
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.models.load import load_weights
@@ -82,8 +83,7 @@ def evaluate(
                 conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
         else:
             check_readable(checkpoint)
-        measure = getattr(cli.trainer, command)
-        measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+        _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
@@ -95,8 +95,17 @@ def evaluate(
     return Measured(name, values, table, sentences + trained.sentences(seen, len(table)))
 
 
+def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
+    measure = getattr(cli.trainer, command)
+    try:
+        measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
+    except RuntimeError as error:
+        raise misfit(path, error) from error
+
+
 def _has_moved(task: Any, run: RunDir) -> bool:
-    return has_grid(task) and list(task.net.grid_size) != run.model["grid"]
+    known = (run.path / "model.json").is_file()  # else the weights must fit as they are
+    return known and has_grid(task) and list(task.net.grid_size) != run.model["grid"]
 
 
 def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:

@@ -55,10 +55,17 @@ def restore(
                 content = torch.load(checkpoint, map_location="cpu", weights_only=True)
                 cli.model.load_state_dict(content["state_dict"])
         except RuntimeError as error:
-            differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
-            raise UsageError(f"{checkpoint} does not fit {run.config}: {differences}") from error
+            raise misfit(checkpoint, error) from error
     cli.model.eval()
     return cli
+
+
+def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
+    """Return what to tell of weights that do not fit the network; other errors are raised."""
+    if "loading state_dict" not in str(error):
+        raise error
+    differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
+    return UsageError(f"{checkpoint} does not fit the network of the configuration: {differences}")
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:

@@ -183,7 +183,8 @@ def find_run(text: str) -> tuple[RunDir, Path]:
     if path.is_file():
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
-            raise UsageError(f"{path} lies in no run directory: there is no {run.config}")
+            way_on = "say what it is a checkpoint of: --config FILE --ckpt_path FILE"
+            raise UsageError(f"{path} lies in no run directory: there is no {run.config}; {way_on}")
         check_whole(path)
         return run, path
     run = find_directory(text)
