@@ -186,6 +186,10 @@ class Checkpoint(callbacks.Checkpoint):
             failure = trainer.strategy.broadcast(failure)
         if failure:
             raise NotSaved(failure)
+        for logger in trainer.loggers:
+            if hasattr(logger, "keep_checkpoint"):
+                aliases = ["latest", *(name for name in names if name == "best")]
+                logger.keep_checkpoint(self.directory / f"{names[0]}.ckpt", aliases, at_end=False)
 
 
 def _check_finite(trainer: L.Trainer) -> None:

@@ -1,6 +1,9 @@
 """Which keys of a configuration make an experiment another one: the one table of them."""
 
+import hashlib
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from vitlab.errors import UsageError
@@ -51,6 +54,13 @@ def key_of(name: str) -> Key:
         if found := KEYS.get(".".join(parts[:count])):
             return found
     return Key()
+
+
+def recipe_name(configs: list[str], values: Mapping[str, Any]) -> str:
+    """Return a name that runs share whose configurations differ in seeds and in what makes no other experiment."""
+    same = {key: value for key, value in sorted(values.items()) if key_of(key).identity}
+    stem = Path(configs[-1]).stem if configs else "run"
+    return f"{stem}-{hashlib.sha256(json.dumps(same, default=str).encode()).hexdigest()[:4]}"
 
 
 def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import yaml
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
@@ -17,6 +18,7 @@ from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.restore import misfit
 from vitlab.jobs.train.close import checkpoint_facts
 from vitlab.jobs.train.facts import check_grid, has_grid
+from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole
@@ -129,3 +131,5 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
             with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: who finds the result finds it
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})
+        numbers = {f"{split}/{k}": v for k, v in result.items() if isinstance(v, int | float)}
+        add_result(run, yaml.safe_load(run.config.read_text()), numbers | {f"{split}/weights": result["checkpoint"]})

@@ -47,6 +47,7 @@ class Record(TypedDict, total=False):
     world_size: int
     threads: int
     seed: int | bool
+    recipe: str  # name that runs of one configuration share, whatever their seeds
     steps: int
     sum_of_learning_rates: float
     sum_of_learning_rates_pos_embed: float

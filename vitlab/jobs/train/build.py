@@ -15,7 +15,7 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks
-from vitlab.config.keys import check_same_config
+from vitlab.config.keys import check_same_config, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_of, flatten
 from vitlab.config.strategies import check_strategy
@@ -26,7 +26,7 @@ from vitlab.jobs.terminal import complain, say
 from vitlab.jobs.train.describe import describe, header
 from vitlab.jobs.train.facts import check_module, model_facts
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.wandb import place_loggers
+from vitlab.jobs.train.wandb import Guarded, place_loggers
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import last_saved
@@ -70,6 +70,7 @@ class FitCLI(VitlabCLI):
             options=options,
             run=self.run,
             resumed=self.resumed,
+            recipe=self.recipe,
             record=self.record,
             wandb_id=self.wandb_id,
             wandb_line=self.wandb_line,
@@ -87,8 +88,10 @@ class FitCLI(VitlabCLI):
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
+        self.recipe = recipe_name(config_paths(self.arguments), flatten(yaml.safe_load(self.config_text)))
         with suppress(UsageError):  # a damaged record is written anew
             self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
+            self.recipe = self.run.record.get("recipe") or self.recipe
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
@@ -108,6 +111,9 @@ class FitCLI(VitlabCLI):
             *([keeper] if keeper else []),
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
+        for logger in trainer.loggers:
+            if isinstance(logger, Guarded):
+                logger.belongs(self.recipe, self.config.seed_everything)
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues

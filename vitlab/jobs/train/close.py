@@ -10,9 +10,29 @@ from safetensors.torch import save_file
 from vitlab.contract import fingerprint
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.wandb import Guarded
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import whole
 from vitlab.runs.manifest import file_digest
+
+
+def sum_up(job: Job) -> None:
+    """Let W&B hold the result: the best epoch, how the run ended and, where asked for, the checkpoint."""
+    best, ending = best_row(job), job.run.record.get("ending")
+    values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
+    values |= {"ending": ending["why"] if ending else None}
+    for logger in job.trainer.loggers:
+        if isinstance(logger, Guarded):
+            logger.sum_up(values)
+            if job.keeper and job.run.has_checkpoint():
+                logger.keep_checkpoint(job.run.checkpoint(), ["latest", *(["best"] if best else [])], at_end=True)
+
+
+def best_row(job: Job) -> dict[str, Any]:
+    """Return what the best epoch's validation has measured; empty where none was."""
+    keeper = job.keeper
+    rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]
+    return rows[-1] if rows else {}
 
 
 def close(job: Job, seconds: float) -> None:
@@ -27,12 +47,11 @@ def close(job: Job, seconds: float) -> None:
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors")
     lines = []
-    rows = [row for row in job.run.rows() if keeper.monitor in row and row["epoch"] == keeper.best_epoch]
-    if rows:
+    if best := best_row(job):
         path = job.run.checkpoint()
-        values = {k.removeprefix("val/"): v for k, v in rows[-1].items() if k not in ("step", "epoch", "attempt")}
+        values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
         job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
-        lines.append(f"best epoch {rows[-1]['epoch'] + 1}: {in_words(values, 'validation images')}")
+        lines.append(f"best epoch {best['epoch'] + 1}: {in_words(values, 'validation images')}")
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")

@@ -25,7 +25,7 @@ from vitlab.jobs.terminal import complain, log_to
 from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
 from vitlab.optim import describe_groups
-from vitlab.runs.directory import whole, write_text
+from vitlab.runs.directory import RunDir, whole, write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -131,7 +131,12 @@ def begin(job: Job) -> None:
     write_text(run.config, job.config_text, sync=True)
     log_to(run.path / "train.log")
     record = run.record
-    first = {"init_from": job.options.init_from, "resize": job.options.resize, "started": now_utc()}
+    first = {
+        "recipe": job.recipe,
+        "init_from": job.options.init_from,
+        "resize": job.options.resize,
+        "started": now_utc(),
+    }
     now: dict[str, Any] = {
         "status": "running",
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
@@ -155,7 +160,17 @@ def describe(job: Job) -> None:
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
             with suppress(Exception):  # W&B never stops a training; its logger has told what happened
-                logger.experiment.config.update(yaml.safe_load(job.config_text), allow_val_change=True)
+                known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run)}
+                logger.experiment.config.update(known, allow_val_change=True)
+
+
+def _for_loggers(run: RunDir) -> dict[str, Any]:
+    """Return what a table of runs compares them by, beside their configurations."""
+    record, data = run.record, run.data
+    commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
+    hashes = {name: split.get("hash", split["n"]) for name, split in data.get("splits", {}).items()}
+    costs = {name: value for name, value in run.model.items() if name in ("parameters", "macs")}
+    return {**costs, "commit": commit, "data": data.get("data"), "samples": hashes, "recipe": record.get("recipe")}
 
 
 def _facts(job: Job) -> dict[str, Any]:

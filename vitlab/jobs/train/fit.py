@@ -14,7 +14,7 @@ from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.jobs.rebuild import training_args
 from vitlab.jobs.terminal import close_log, complain, open_terminal, say
 from vitlab.jobs.train.build import build
-from vitlab.jobs.train.close import close
+from vitlab.jobs.train.close import close, sum_up
 from vitlab.jobs.train.describe import begin, header
 from vitlab.jobs.train.endings import told
 from vitlab.jobs.train.job import Job
@@ -77,6 +77,8 @@ def _train(job: Job, started: float) -> None:
     try:
         _fit(job)
         failed = False
+        if job.trainer.is_global_zero:
+            sum_up(job)
     finally:
         del os.environ["VITLAB_RUN_DIR"]
         if job.wandb_line:

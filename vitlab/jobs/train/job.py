@@ -25,6 +25,7 @@ class Job:
         options: What belongs to the run rather than to its configuration.
         run: The run directory.
         resumed: Whether the run is continued.
+        recipe: Name of what runs of the same configuration share, whatever their seeds.
         record: The callback that writes the run's record.
         wandb_id: Identity of the W&B run.
         wandb_line: What the header says of W&B; None where it takes no part.
@@ -41,6 +42,7 @@ class Job:
     options: FitOptions
     run: RunDir
     resumed: bool
+    recipe: str
     record: RunRecord
     wandb_id: str
     wandb_line: str | None

@@ -3,9 +3,10 @@
 import logging
 import netrc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import wandb
@@ -14,6 +15,7 @@ from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
 from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 
+from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
@@ -51,13 +53,34 @@ def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
 
 def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     prepare_environment()
-    args.version, args.id, args.resume = None, wandb_id, "allow"
-    args.name = args.name or run.path.name
-    if not args.offline and not has_key() and "WANDB_MODE" not in os.environ:
-        args.offline = True
-    if args.offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+    args["version"], args["id"], args["resume"] = None, wandb_id, "allow"
+    args["name"] = args["name"] or run.path.name
+    if args["offline"] and args["log_model"]:
+        raise UsageError(f"`trainer.logger.log_model={args['log_model']}` sends checkpoints, and offline=true none")
+    if not args["offline"] and not has_key() and "WANDB_MODE" not in os.environ:
+        args["mode"] = "offline"
+    if args["offline"] or args.get("mode") == "offline" or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
         return f"offline; send it with `wandb sync {run.path}/wandb/offline-run-*`"
-    return f"project {args.project}, run {wandb_id}"
+    return f"project {args['project']}, run {wandb_id}"
+
+
+def add_result(run: RunDir, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
+    """Add what was measured of a finished run to the summary of its W&B run, where it has one.
+
+    Args:
+        run: The run.
+        config: Its configuration, as it is kept.
+        values: Metrics by name.
+    """
+    loggers = (config.get("trainer") or {}).get("logger")
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, dict) and logger["class_path"].endswith(".WandbLogger") and run.record.get("wandb_id"):
+            given = {**logger.get("init_args", {}), **logger.get("dict_kwargs", {}), "save_dir": str(run.path)}
+            _place_wandb(given, run, str(run.record["wandb_id"]))
+            logged = Guarded(**given)
+            logged.belongs(run.record.get("recipe"), run.record["seed"])
+            logged.sum_up(values)
+            finish(failed=False)
 
 
 class Guarded(WandbLogger):
@@ -65,9 +88,34 @@ class Guarded(WandbLogger):
 
     has_failed = False
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, group: str | None = None, tags: Sequence[str] | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, and Lightning always gives it
+        self._wandb_init |= {"group": os.environ.get("WANDB_RUN_GROUP") or group, "tags": list(tags or ())}
+
+    def belongs(self, recipe: str | None, seed: int | bool) -> None:
+        """Group the run with those of its recipe, unless the user has named a group, and tag it with its seed."""
+        known = self._wandb_init
+        tags = known["tags"] or os.environ.get("WANDB_TAGS", "").split(",")
+        known |= {"group": known["group"] or recipe, "tags": [*filter(None, tags), f"seed {seed}"]}
+
+    def sum_up(self, values: Mapping[str, Any]) -> None:
+        """Write values into the summary of the run."""
+        self.experiment.summary.update(dict(values))
+
+    def keep_checkpoint(self, path: Path, aliases: list[str], at_end: bool) -> None:
+        """Send a checkpoint as an artifact where ``log_model`` asks for it: with "all" each one, with true the best.
+
+        Args:
+            path: The checkpoint.
+            aliases: Names that this version gets.
+            at_end: Whether the training is over.
+        """
+        if self._log_model is True if at_end else self._log_model == "all":
+            name = self._checkpoint_name or f"model-{self.experiment.id}"
+            artifact = wandb.Artifact(name, type="model", metadata={"original_filename": path.name})
+            artifact.add_file(str(path), name="model.ckpt", policy=self.add_file_policy)
+            self.experiment.log_artifact(artifact, aliases=aliases)
 
     @property
     @rank_zero_experiment
@@ -90,7 +138,7 @@ class Guarded(WandbLogger):
 
 
 def _attempt(name: str) -> Callable[..., None]:
-    method = getattr(WandbLogger, name)
+    method = getattr(Guarded, name)
 
     @wraps(method)
     def attempt(self: Guarded, *args: Any, **kwargs: Any) -> None:
@@ -105,7 +153,16 @@ def _attempt(name: str) -> Callable[..., None]:
     return attempt
 
 
-for _name in ("log_metrics", "log_hyperparams", "log_image", "log_table", "save", "finalize"):
+for _name in (
+    "log_metrics",
+    "log_hyperparams",
+    "log_image",
+    "log_table",
+    "save",
+    "finalize",
+    "sum_up",
+    "keep_checkpoint",
+):
     setattr(Guarded, _name, _attempt(_name))
 
 
