@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.data.loading.streams import uniforms
 from vitlab.data.loading.transforms import Augmented, CentreCrop, RandomCropFlip, policy_steps, to_image, to_tensor
 
 
@@ -41,6 +42,23 @@ def test_random_crops_keep_between_the_smallest_share_and_all_of_the_area(size):
         lefts.append(pixels[0, :, 0].min())
     assert min(shares) > 0.2 and max(shares) < 1.1
     assert max(shares) - min(shares) > 0.15 and 110 < mirrored < 190 and np.std(lefts) > 10
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_a_random_crop_equals_cutting_and_resizing_with_pillow(mode, interpolation):
+    crop = RandomCropFlip((16, 24), 0.1, interpolation)
+    pixels = np.random.default_rng(0).integers(0, 256, (50, 40, 3), dtype=np.uint8)
+    image = Image.fromarray(pixels).convert(mode)
+    for seed in range(20):
+        draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
+        top, left, height, width = crop._box((50, 40), draws)
+        part = image.crop((left, top, left + width, top + height))
+        expected = part.resize((24, 16), getattr(Image.Resampling, interpolation.upper()))
+        expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[22] < 0.5 else expected
+        found = crop(image, seed)
+        assert found.mode == mode and 0 <= top <= 50 - height and 0 <= left <= 40 - width
+        assert np.abs(np.asarray(found).astype(int) - np.asarray(expected)).max() <= 1
 
 
 def test_a_seed_gives_one_image_and_another_seed_another():

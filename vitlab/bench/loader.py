@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 
 _BATCH, _PHOTO_BATCH = 512, 64
+_USUAL = "torchvision ImageFolder, 2 workers"
 _HEIGHT, _WIDTH = 375, 500  # of a photo, as the median of ImageNet
 Epoch = Callable[[], Iterable[object]]
 
@@ -58,7 +59,7 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
         rows += _rows(text, count, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
     with tempfile.TemporaryDirectory() as folder:
         works = _photos(Path(folder), photos)
-        rows += _rows("500x375 JPEG to 224x224", photos, works, "ImageFolder, 2 workers", rounds, budget / 3)
+        rows += _rows("500x375 JPEG to 224x224", photos, works, _USUAL, rounds, budget / 3)
     return rows
 
 
@@ -104,8 +105,27 @@ def _photos(folder: Path, count: int) -> dict[str, Epoch]:
     shares = dict.fromkeys(("val_share", "test_share"), 2 / count)  # a split without images is refused
     settings: dict[str, Any] = {"batch_size": _PHOTO_BATCH, "augment": "crop-flip", **shares}
     decoded = ImageFolder(str(folder / "photos"), num_workers=2, **settings)
-    packed = Packed(str(folder / "packed"), **settings)
+    packed = Packed(str(folder / "packed"), num_workers=2, **settings)
     return {
+        _USUAL: lambda: _torchvision(folder / "photos"),
         "ImageFolder, 2 workers": partial(decoded.finished, decoded.train_dataloader()),
-        "Packed": partial(packed.finished, packed.train_dataloader()),
+        "Packed, 2 workers": partial(packed.finished, packed.train_dataloader()),
     }
+
+
+@lru_cache
+def _torchvision(folder: Path) -> DataLoader[Any]:
+    from torchvision import datasets
+    from torchvision.transforms import (
+        Compose,
+        InterpolationMode,
+        Normalize,
+        RandomHorizontalFlip,
+        RandomResizedCrop,
+        ToTensor,
+    )  # fmt: skip
+
+    crop = RandomResizedCrop(224, interpolation=InterpolationMode.BICUBIC)
+    transform = Compose([crop, RandomHorizontalFlip(), ToTensor(), Normalize([0.5] * 3, [0.25] * 3)])
+    photos = datasets.ImageFolder(str(folder), transform)
+    return DataLoader(photos, _PHOTO_BATCH, True, num_workers=2, drop_last=True, persistent_workers=True)

@@ -58,6 +58,10 @@ class TensorImages:
         """Return one image."""
         return to_image(self.images[index])
 
+    def pixels(self, index: int) -> np.ndarray:
+        """Return one image as ``(H, W, C)``."""
+        return self.images[index].permute(1, 2, 0).numpy()
+
     def take(self, indices: Indices) -> "TensorImages":
         """Return the images at ``indices`` as a set of their own."""
         index = torch.from_numpy(indices)
@@ -121,12 +125,24 @@ class FileImages:
 
     def image(self, index: int, shrink: int | None = None) -> Image.Image:
         """Return one image, as `decode_bytes` does; an ImageError names a file that cannot be read."""
+        if (stored := self._stored(index)) is not None:
+            return Image.fromarray(stored).convert(self.how.mode)
         path = self.store.path(self.files[index])
         try:
             data = self.store.read(self.files[index])
         except OSError as error:
             raise ImageError(path, error.strerror or str(error)) from None
         return decode_bytes(data, path, self.how, shrink)
+
+    def pixels(self, index: int) -> np.ndarray:
+        """Return one image as uint8 ``(H, W, 3)`` or, grey, ``(H, W)``; without a copy where its store has that."""
+        stored = self._stored(index)
+        fits = stored is not None and (stored.ndim == 2) == (self.how.mode == "L")
+        return stored if stored is not None and fits else np.asarray(self.image(index))
+
+    def _stored(self, index: int) -> np.ndarray | None:
+        pixels = getattr(self.store, "pixels", None)  # of a store in which images may lie decoded
+        return pixels(self.files[index]) if pixels else None
 
     def expect(self, indices: list[int]) -> None:
         """Be told which images are asked for next."""

@@ -12,7 +12,7 @@ from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
-from vitlab.data.loading.transforms import Transform, to_tensor
+from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 
 Complain = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
 _Key = tuple[int, int]  # index and seed of a sample
@@ -106,6 +106,8 @@ class _Samples(Dataset[_Sample]):
 
     def __getitem__(self, key: _Key) -> _Sample:
         try:
+            if isinstance(self.transform, RandomCropFlip):
+                return self.transform.cut(self.images.pixels(key[0]), key[1]), self.labels[key[0]]
             image = self.images.image(key[0])
         except ImageError as error:
             return error

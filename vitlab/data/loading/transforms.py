@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import get_worker_info
@@ -60,25 +61,34 @@ class RandomCropFlip:
     """
 
     def __init__(self, size: Size, scale: float, interpolation: Interpolation) -> None:
-        self.size, self.scale, self.filter = size, scale, _filter(interpolation)
+        self.size, self.scale, self.interpolation = size, scale, interpolation
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
-        draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
-        left, top, width, height = self._box(image.size, draws)
-        image = image.resize(self.size[::-1], self.filter, (left, top, left + width, top + height))
-        return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[22] < 0.5 else image
+        return to_image(self.cut(np.asarray(image), seed))
 
-    def _box(self, size: tuple[int, int], draws: np.ndarray) -> tuple[float, float, float, float]:
+    def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
+        """Map uint8 ``(H, W)`` or ``(H, W, C)``, of which the part alone is read, to ``(C, H, W)`` of the size."""
+        draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
+        top, left, height, width = self._box((pixels.shape[0], pixels.shape[1]), draws)
+        part = torch.from_numpy(pixels[top : top + height, left : left + width].copy())
+        planes = part[None] if part.ndim == 2 else part.permute(2, 0, 1)
+        # for bytes torch has a kernel of integers, as Pillow, and several times as fast
+        image = F.interpolate(planes[None], self.size, mode=self.interpolation, antialias=True)[0]
+        return image.flip(2) if draws[22] < 0.5 else image
+
+    def _box(self, size: Size, draws: np.ndarray) -> tuple[int, int, int, int]:
+        """Return top, left, height and width in whole pixels."""
         aspect = self.size[1] / self.size[0]
         for attempt in range(10):
             area = size[0] * size[1] * (self.scale + (1 - self.scale) * draws[attempt])
             ratio = aspect * (4 / 3) ** (2 * draws[10 + attempt] - 1)  # 3/4 to 4/3 of the wanted one, log-uniform
-            width, height = (area * ratio) ** 0.5, (area / ratio) ** 0.5
-            if width <= size[0] and height <= size[1]:
+            height, width = (area / ratio) ** 0.5, (area * ratio) ** 0.5
+            if height <= size[0] and width <= size[1]:
                 break
         else:
-            width, height = min(size[0], size[1] * aspect), min(size[1], size[0] / aspect)
-        return (size[0] - width) * draws[20], (size[1] - height) * draws[21], width, height
+            height, width = min(size[0], size[1] / aspect), min(size[1], size[0] * aspect)
+        height, width = max(1, round(height)), max(1, round(width))
+        return int((size[0] - height + 1) * draws[21]), int((size[1] - width + 1) * draws[20]), height, width
 
 
 class ShiftFlip:

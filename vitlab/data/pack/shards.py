@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import zlib
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ ROW = np.dtype(
         ("facts", FACTS),  # of the source file, as in `scan`, so that splits and statistics are those of the source
     ]
 )
+_PLAIN = re.compile(rb"P([56])\n(\d+) (\d+)\n255\n")  # the header that `encode.pixels` writes
 PARTS = ("train", "val", "test")
 
 
@@ -93,6 +95,19 @@ class PackedStore:
         """Return the bytes of an image."""
         row = self.rows[self.number[file]]
         return self.shards[int(row["shard"])][int(row["offset"]) : int(row["offset"]) + int(row["length"])]
+
+    def pixels(self, file: str) -> np.ndarray | None:
+        """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` in mapped memory; None if it is encoded."""
+        row = self.rows[self.number[file]]
+        shard, start, length = self.shards[int(row["shard"])], int(row["offset"]), int(row["length"])
+        head = _PLAIN.match(shard, start, start + length)
+        if head is None:
+            return None
+        width, height, chans = int(head[2]), int(head[3]), 3 if head[1] == b"6" else 1
+        if start + length - head.end() != width * height * chans:
+            return None
+        values = np.frombuffer(shard, np.uint8, width * height * chans, head.end())
+        return values.reshape((height, width, chans) if chans == 3 else (height, width))
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return length and checksum."""
