@@ -1,8 +1,11 @@
 """What vitlab asks of a LightningModule and of data, all of it optional: docs/bring_your_own.md."""
 
+import io
+import pickle
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -61,6 +64,18 @@ def image_fact(data: Any, name: str) -> Any:
     """Return what data say of their images, pairs as lists; None where they do not say it."""
     value = getattr(data, name, None)
     return list(value) if isinstance(value, tuple) else value
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a checkpoint that holds a value can be loaded again: numbers, words and tensors can."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError):
+        return False
+    return True
 
 
 def fingerprint(data: Any) -> dict[str, Any]:

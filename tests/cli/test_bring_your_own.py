@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+import vitlab
 from vitlab.cli.main import main
+from vitlab.config import trust
 
 TESTS = Path(__file__).parents[1]
 NET = ["--model=userpkg.Net", "--trust_imports", "userpkg"]
@@ -74,6 +76,47 @@ def test_a_module_of_ones_own_is_saved_on_a_signal_and_goes_on(monkeypatch, caps
     assert torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
 
 
+PARTS = [
+    *("--model.pos_embed=userpkg.pos.Coordinates", "--model.pos_embed.init_args.width=4", "--model.act_layer=Tanh"),
+    *("--model.metrics=[F1Score, {class_path: userpkg.metric.Second, init_args: {first: 3}}]",),
+    *("--model.lr_scheduler=userpkg.schedule.Harmonic", "--model.lr_scheduler.interval=step"),
+    *("--model.lr=0.5", "--model.opt=SGD", "--model.opt.momentum=0.9", "--checkpoint.monitor=val/Second"),
+]
+
+
+@pytest.mark.slow
+def test_parts_of_ones_own_in_a_task_of_vitlab_are_recorded_and_go_on_exactly(monkeypatch, capsys):
+    preempt = "--trainer.callbacks=[{class_path: userpkg.callback.Preempt}]"
+    words = ["fit", *VIT, *PARTS, "--data=Digits", "--data.subset=0.2", "--data.batch_size=32", *SHORT, preempt]
+    assert main([*words, "--name=whole", "--trust_imports=userpkg"]) == 0
+    monkeypatch.setenv("PREEMPT", "1")
+    assert main([*words, "--name=own", "--trust_imports=userpkg"]) == 75
+    monkeypatch.delenv("PREEMPT")
+    assert main(["fit", "--resume=own", "--trust_imports=userpkg"]) == 0
+    whole, own = (torch.load(f"runs/{n}/checkpoints/last.ckpt", weights_only=True) for n in ("whole", "own"))
+    assert all(torch.equal(own["state_dict"][name], value) for name, value in whole["state_dict"].items())
+    assert own["lr_schedulers"] == whole["lr_schedulers"]
+    assert own["hyper_parameters"]["pos_embed"] == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 4}}
+    header = "position embedding userpkg.pos.Coordinates(width=4)"
+    assert header in capsys.readouterr().out
+    rows = [json.loads(line) for line in Path("runs/own/metrics.jsonl").read_text().splitlines()]
+    scores = [row["val/Second"] for row in rows if "val/Second" in row]
+    assert own["callbacks"]["Checkpoint"]["best_score"] == max(scores) != min(scores)
+    assert main(["test", "own", "--trust_imports=userpkg"]) == 0
+    assert {"Second", "F1Score", "acc1"} <= set(read("own", "results.json")["test"])
+    assert main(["export", "own", "--to=safetensors", "--trust_imports=userpkg"]) == 0
+    capsys.readouterr()
+    assert main(["export", "own", "--to=timm", "--trust_imports=userpkg"]) == 2
+    assert "no counterpart of `pos_embed: userpkg.pos.Coordinates(width=4)`" in one_line(capsys)
+    exported = next(Path("runs/own/export").glob("*.safetensors"))
+    for source in ("own", exported):
+        net, transform = vitlab.load(source, trust_imports=["userpkg"])
+        assert net(transform(Image.new("L", (8, 8)))[None]).shape == (1, 10)
+        trust.TRUSTED.clear()
+        with pytest.raises(ValueError, match="add --trust_imports userpkg"):
+            vitlab.load(source)
+
+
 def test_what_vitlab_knows_of_its_own_classes_alone_is_refused_in_one_line(capsys):
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own"]) == 0
     capsys.readouterr()
@@ -100,6 +143,18 @@ WRONG = {
         "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
     ),
     "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `img_size`: give --model.img_size"),
+    "a position embedding that is none": (
+        [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],
+        "`pos_embed`: userpkg.Net is no vitlab.layers.pos_embed.base.PosEmbed; give a class that comes from it",
+    ),
+    "a metric of another task": (
+        [*VIT, "--data=Digits", "--model.metrics=[{class_path: F1Score, init_args: {task: binary}}]"],
+        "`metrics`: F1Score does not take outputs (B, 10) and class targets",
+    ),
+    "an argument that no optimizer takes": (
+        [*VIT, "--data=Digits", "--model.opt=torch.optim.SGD", "--model.opt.init_args.momentun=0.9"],
+        '`opt`: torch.optim.sgd.SGD takes no argument `momentun`; did you mean "momentum"?',
+    ),
     "a metric whose good end is not known": ([*NET, *BARS, "--checkpoint.monitor=val_acc"], "`checkpoint.mode`"),
 }
 

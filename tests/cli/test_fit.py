@@ -168,7 +168,7 @@ def test_measuring_keeps_what_the_run_says_of_each_image(run):
 
 
 MISTAKES = [
-    ([*T2T, "--model.pos_embed=foo"], "`model.pos_embed` must be one of none, learned"),
+    ([*T2T, "--model.pos_embed=foo"], "`pos_embed` must be one of none, learned"),
     ([*T2T, "--model.pos_embed=sincos"], 'did you mean "sincos2d"?'),
     ([*T2T, "--trainer.max_epoch", "3"], 'did you mean "trainer.max_epochs"?'),
     ([*T2T, "--model.dept=3"], 'there is no key `model.dept`; did you mean "model.depth"?'),

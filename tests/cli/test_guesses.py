@@ -12,6 +12,7 @@ GUESSES = [
     ([*T2T, "--epochs=2"], "here it is --trainer.max_epochs"),
     ([*T2T, "--batch-size=3"], 'did you mean "data.batch_size"?'),
     ([*T2T, "--optimizer=SGD"], "here it is --model.opt"),
+    ([*T2T, "--model.optimizer=SGD"], "here it is --model.opt"),
     ([*T2T, "--ckpt_path", "last"], "here it is --resume RUN"),
     (["fit", "configs/t2t.yaml"], "`configs/t2t.yaml` needs its flag: --config configs/t2t.yaml"),
     (["train"], 'unknown command "train"; did you mean "fit"?'),

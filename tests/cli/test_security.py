@@ -16,6 +16,7 @@ import yaml
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.config.parts import PARTS
 
 PACKAGE = Path(vitlab.__file__).parent
 CONFIG = str(PACKAGE.parent / "configs" / "vit.yaml")
@@ -39,14 +40,14 @@ PLACES = ["data", "model", "trainer.callbacks", "trainer.logger", "trainer.strat
     [
         *zip(PAYLOADS, PLACES, strict=True),
         *((payload, "data") for payload in PAYLOADS[1:]),
-        *product(["evil.Data"], [*PLACES, "model.pos_embed", "model.act_layer"]),
+        *product(["evil.Data"], [*PLACES, *(f"model.{name}" for name in PARTS)]),
     ],
 )
 def test_a_class_path_runs_nothing_outside_the_allowed_packages(here, capsys, monkeypatch, payload, place):
     (here / "evil.py").write_text("open('executed', 'w')\nclass Data: pass\n")
     monkeypatch.syspath_prepend(here)
     spec = {"class_path": payload, "init_args": {"command": "touch executed", "args": "touch executed"}}
-    value = [spec] if place == "trainer.callbacks" else spec
+    value = [spec] if place in ("trainer.callbacks", "model.metrics") else spec
     assert main([*FIT, f"--{place}={json.dumps(value)}", "--dry_run"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from vitlab.data.known.position_probe import PositionProbe
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups
-from vitlab.optim.schedule import warmup_cosine
+from vitlab.optim.schedule import warmed_up
 
 NAMES = ["none", "learned", "factorized", "sincos1d", "sincos2d", "relpos", "alibi2d", "rope2d", "rope_mixed", "conv"]
 EPOCHS = {"bag": 6, "abs": 10, "rel": 14}
@@ -101,7 +101,7 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
     groups = param_groups(net, lr=2e-3, weight_decay=0.05, pos_embed_lr_mult=lr_mult)
     optimizer = torch.optim.AdamW(groups)
     steps = EPOCHS[task] * (len(data.splits["train"]) // 128)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmup_cosine(step + 1, 0.1 * steps, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed_up(step + 1, 0.1 * steps, steps))
     for _ in range(EPOCHS[task]):
         for images, labels in data.finished(data.train_dataloader()):
             F.cross_entropy(net(images), labels, label_smoothing=0.1).backward()

@@ -2,7 +2,7 @@ import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
-from vitlab.optim.schedule import warmup_cosine
+from vitlab.optim.schedule import warmed_up
 
 
 def test_it_is_timms_schedule_with_ten_epochs_of_cooldown():
@@ -10,12 +10,12 @@ def test_it_is_timms_schedule_with_ten_epochs_of_cooldown():
     theirs = CosineLRScheduler(optimizer, t_initial=300, warmup_t=10, warmup_lr_init=1e-6, lr_min=1e-5)
     for epoch in range(310):
         theirs.step(epoch)
-        ours = 1e-3 * warmup_cosine(epoch, warmup=10, total=300, start=1e-3, final=1e-2)
+        ours = 1e-3 * warmed_up(epoch, warmup=10, total=300, start=1e-3, final=1e-2)
         assert ours == pytest.approx(optimizer.param_groups[0]["lr"], abs=1e-9)
 
 
 def test_it_rises_falls_and_stays():
-    values = [warmup_cosine(t, warmup=4, total=10, final=0.1) for t in range(13)]
+    values = [warmed_up(t, warmup=4, total=10, final=0.1) for t in range(13)]
     assert values[0] == 0
     assert values[:4] == sorted(values[:4])
     assert values[4:] == sorted(values[4:], reverse=True)
@@ -23,4 +23,4 @@ def test_it_rises_falls_and_stays():
 
 
 def test_without_warmup_it_starts_at_one():
-    assert warmup_cosine(0, warmup=0, total=10) == 1
+    assert warmed_up(0, warmup=0, total=10) == 1

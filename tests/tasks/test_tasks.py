@@ -83,7 +83,7 @@ def test_hyper_parameters_are_primitives_and_complete():
     task = Classifier(num_classes=3, lr=0.1, **TINY)
     assert task.hparams["num_classes"] == 3
     assert task.hparams["embed_dim"] == 8
-    assert "metrics" not in task.hparams
+    assert "measured" not in task.hparams
     assert all(isinstance(v, int | float | str | list | tuple | None) for v in task.hparams.values())
 
 

@@ -38,9 +38,9 @@ def argument(key: str, known: Iterable[str]) -> str:
     '; here it is --trainer.max_epochs'
     """
     name, choices = key.replace("-", "_"), {k for k in known if k != key}
-    if name in NAMES and "." not in name:
-        return f"; here it is {NAMES[name]}"
     group, _, last = name.rpartition(".")
+    if last in NAMES and group in ("", NAMES[last][2:].partition(".")[0]):
+        return f"; here it is {NAMES[last]}"
     same = [k for k in choices if k.rpartition(".")[2] == last]
     for before in (group, *_GROUPS) if not group or group in _GROUPS else (group,):
         if (found := f"{before}.{last}") in same:

@@ -27,7 +27,7 @@ from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.options import options_parser
-from vitlab.config.parts import import_parts, joined
+from vitlab.config.parts import as_mappings, import_parts, joined, parts_as_words
 from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
@@ -86,11 +86,12 @@ class VitlabCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
-        args = sorted(found_configs(args), key=lambda word: word.startswith("--print_config"))  # which ends parsing
+        self.arguments = args = sorted(
+            found_configs(args), key=lambda word: word.startswith("--print_config")
+        )  # which ends parsing
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
-        self.arguments = args = joined(args, settings(args), self.contents)
         refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
         super().__init__(
@@ -104,7 +105,7 @@ class VitlabCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
-            args=args,
+            args=joined(args, settings(args), self.contents),
             run=False,
         )
 
@@ -116,13 +117,16 @@ class VitlabCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse ``args`` alone; the words of the command line have been seen to by the command."""
-        self.config = parser.parse_args(args)
+        with parts_as_words():
+            self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; what their constructors refuse is the user's mistake."""
         with user_mistakes():
+            arguments = self.config.model.get("init_args") or {}
+            as_mappings(arguments)
             if issubclass(class_of(self.config.model.class_path), Task):
-                import_parts(self.config.model.get("init_args") or {})
+                import_parts(arguments)
             super().instantiate_classes()
         self._check_links()
 

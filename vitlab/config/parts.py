@@ -2,9 +2,13 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from inspect import signature
 from typing import Any
+
+import yaml
+from jsonargparse import get_loader, set_loader
 
 from vitlab.classes import name_and_args
 from vitlab.config.arguments import without
@@ -15,7 +19,9 @@ PARTS = (
     *("tokenizer", "pos_embed", "act_layer", "norm_layer", "t2t_act_layer", "t2t_norm_layer"),
     *("opt", "lr_scheduler", "metrics"),
 )
-_NESTED = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})\.(?:init_args\.)?(.+)")
+_WORD = re.compile(r"([^({]+)\((\{.*\})\)")
+_KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
+_BESIDE = ("interval", "monitor")  # of a scheduler, beside its class and arguments
 
 
 def import_parts(arguments: Mapping[str, Any]) -> None:
@@ -32,46 +38,85 @@ def import_parts(arguments: Mapping[str, Any]) -> None:
                 import_class(f"model.{name}", path)
 
 
-def joined(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return arguments with one value of a part in place of its class and arguments, each under a key of its own.
+@contextmanager
+def parts_as_words() -> Iterator[None]:
+    """Let the parser read a mapping of a part as one word, inside a ``with`` block; :func:`as_mappings` undoes it.
+
+    jsonargparse takes every mapping with a class_path for a class of its own to import, and "sgd" is none.
+    """
+    load = get_loader("yaml")
+    set_loader("yaml", lambda text: _worded(load(text)), (yaml.YAMLError,))
+    try:
+        yield
+    finally:
+        set_loader("yaml", load, (yaml.YAMLError,))
+
+
+def as_mappings(arguments: Any) -> None:
+    """Put mappings back in their places, among the arguments of a task that have been parsed."""
+    for name in PARTS:
+        if found := _WORD.fullmatch(str(arguments.get(name))):
+            arguments[name] = {"class_path": found[1], **json.loads(found[2])}
+
+
+def _worded(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {k: _word(v) if str(k).rpartition(".")[2] in PARTS else _worded(v) for k, v in value.items()}
+
+
+def _word(value: Any) -> Any:
+    if not isinstance(value, dict) or "class_path" not in value:
+        return value
+    rest = {key: part for key, part in value.items() if key != "class_path"}
+    return f"{value['class_path']}({json.dumps(rest, separators=(',', ':'))})"
+
+
+def joined(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Any]) -> list[str]:
+    """Return arguments with one word for each part that they set, also where its arguments have keys of their own.
 
     >>> joined(["--model.opt.eps=1e-6"], [("model.opt.eps", 1e-6)], [])
-    ['--model.opt={"class_path": "adamw", "init_args": {"eps": 1e-06}}']
+    ['--model.opt=adamw({"init_args":{"eps":1e-06}})']
 
     Args:
         args: Arguments of the command line.
         pairs: Keys and values that they set.
-        contents: Contents of the config files, in their order.
+        contents: Contents of the config files, in their order, which hold what single keys change.
     """
     found: dict[str, Any] = {}
+    keys = []
     for key, value in pairs:
-        if nested := _NESTED.fullmatch(key):
-            name, rest = nested.groups()
-            given = [v for k, v in pairs if k in (f"model.{name}", f"model.init_args.{name}")]
-            start = (
-                found.get(name) or [signature(Task).parameters[name].default, *_of_files(contents, name), *given][-1]
-            )
-            path, init_args = name_and_args(f"model.{name}", start)
-            is_path = rest == "class_path"
-            found[name] = (
-                {"class_path": value, "init_args": {}}
-                if is_path
-                else {"class_path": path, "init_args": {**init_args, rest: value}}
-            )
-    if not found:
-        return args
-    keys = [k for k, _ in pairs if _NESTED.fullmatch(k)] + [
-        f"model.{i}{name}" for name in found for i in ("", "init_args.")
-    ]
-    return [*without(args, *keys), *(f"--model.{name}={json.dumps(value)}" for name, value in found.items())]
+        if not (part := _KEY.fullmatch(key)) or (part[1] == "metrics"):
+            continue
+        keys.append(key)
+        name, rest = part.groups()
+        if rest is None:
+            found[name] = value
+            continue
+        start = found.get(name) or ([signature(Task).parameters[name].default, *_set_in(contents, name)])[-1]
+        path, init_args = name_and_args(f"model.{name}", start, _BESIDE)
+        beside = {k: v for k, v in start.items() if k in _BESIDE} if isinstance(start, Mapping) else {}
+        if rest == "class_path":
+            found[name] = {"class_path": value}
+        elif name == "lr_scheduler" and rest in _BESIDE:
+            found[name] = {"class_path": path, "init_args": init_args, **beside, rest: value}
+        else:
+            with suppress(ValueError, TypeError):
+                value = json.loads(value)  # 1e-6 is a number here, and a word to YAML
+            init_args[rest.removeprefix("init_args.")] = value
+            found[name] = {"class_path": path, "init_args": init_args, **beside}
+    new = {name: value for name, value in found.items() if isinstance(value, Mapping)}
+    gone = [key for key in keys if _KEY.fullmatch(key)[1] in new]  # type: ignore[index]
+    return [*without(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
 
 
-def _of_files(contents: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    """Return what config files set a part to, in their order, nested or under dotted keys."""
-    places = [
-        c
-        for content in contents
-        for c in (content, content.get("model"), (content.get("model") or {}).get("init_args"))
-        if isinstance(c, Mapping)
-    ]
-    return [c[key] for c in places for key in (name, f"model.{name}", f"model.init_args.{name}") if key in c]
+def _set_in(content: Any, name: str) -> list[Any]:
+    """Return what config files set a part to, in their order, under nested or dotted keys."""
+    if isinstance(content, list):
+        return [value for one in content for value in _set_in(one, name)]
+    if not isinstance(content, Mapping):
+        return []
+    keys = (f"model.{name}", f"model.init_args.{name}")
+    inner = m if isinstance(m := content.get("model"), Mapping) else {}
+    places = [(content, keys), (inner, (name, f"init_args.{name}")), (inner.get("init_args"), (name,))]
+    return [place[key] for place, keys in places if isinstance(place, Mapping) for key in keys if key in place]

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from vitlab.classes import name_and_args, told
 from vitlab.errors import UsageError, did_you_mean
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
@@ -59,7 +60,7 @@ def check_name(name: Any) -> None:
         )
 
 
-def check_strategy(name: Any, trainer: L.Trainer, opt: str | None) -> None:
+def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
     """Refuse what a strategy cannot do.
 
     Args:
@@ -76,5 +77,5 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: str | None) -> None:
             raise UsageError("`trainer.strategy=fsdp2` keeps no EMA: leave the callback out, or use ddp")
         if opt is None:
             raise UsageError("`trainer.strategy=fsdp2` shards networks of vitlab alone; use ddp")
-        if opt != "adamw":
-            raise UsageError(f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={opt}`")
+        if name_and_args("opt", opt)[0] != "adamw":
+            raise UsageError(f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={told(opt)}`")

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from vitlab.classes import ClassSpec
 from vitlab.models.arguments import NetworkArgs
+from vitlab.optim.schedule import ScheduleName
+from vitlab.tasks.optimizer import SchedulerSpec
 
 
 class TaskArgs(NetworkArgs, total=False):
     """Arguments of every task: the recipe, and the network."""
 
-    opt: str
+    metrics: Sequence[str | ClassSpec]
+    opt: str | ClassSpec
+    lr_scheduler: ScheduleName | str | SchedulerSpec
     lr: float
     lr_scale: Literal["none", "linear", "sqrt"]
     lr_batch: int

@@ -2,40 +2,53 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, Literal, Unpack
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
+from vitlab.classes import ClassSpec
 from vitlab.contract import Weighted
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups
-from vitlab.optim.schedule import warmup_cosine
+from vitlab.optim.schedule import ScheduleName
 from vitlab.signature import Named
-from vitlab.tasks.meter import Meter
-from vitlab.tasks.optimizer import build_optimizer, check_optimizer, check_recipe
+from vitlab.tasks.meter import Meter, with_own
+from vitlab.tasks.optimizer import (
+    SchedulerSpec,
+    build_optimizer,
+    build_scheduler,
+    check_recipe,
+    freeze_parts,
+    schedule,
+    step_plateaus,
+    step_scheduler,
+)
 
 
 class Task(Named, QuickNameOfHook, L.LightningModule):
-    """Train a Vision Transformer with linear warm-up and a cosine, both by step.
+    """Train a Vision Transformer; linear warm-up and a cosine, both by step, unless another schedule is named.
 
     Args:
         num_outputs: Number of values the network returns for an image.
-        metrics: What to measure of outputs and targets, beside the loss.
-        opt: Optimizer: adamw (fused), or any name that timm knows, such as lamb, sgd, nadamw or muon.
+        measured: What the task measures of outputs and targets, beside the loss.
+        metrics: What else to measure: a list of classes of torchmetrics, by name, or of your own, by class path.
+        opt: Optimizer: adamw (fused), any name that timm knows, such as lamb, sgd or muon, a class of torch.optim or a
+            class path; its arguments, as in {class_path: adamw, init_args: {betas: [0.9, 0.95]}}.
+        lr_scheduler: From the warm-up to the cool-down: a cosine, a line, nothing, steps of {every: 30, gamma: 0.1}
+            epochs, a plateau and a line over the last {decay: 0.2}; or a class, which alone sets the rates.
         lr: Peak learning rate of the last layer, for the global batch of the config.
         lr_scale: Whether `lr` holds for a batch of `lr_batch` images and grows with the batch, linearly or as its root.
         lr_batch: Global batch that `lr` is meant for; used by `lr_scale`.
-        min_lr: Learning rate at the end of the cosine.
-        warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the beginning of the cosine.
+        min_lr: Learning rate at the end of the schedule, and in the cool-down.
+        warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the beginning of the schedule.
         warmup_lr: Learning rate of the first step.
-        cooldown_epochs: Epochs at ``min_lr`` after the cosine, part of ``trainer.max_epochs``.
+        cooldown_epochs: Epochs at ``min_lr`` after the schedule, part of ``trainer.max_epochs``.
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
         layer_decay: Learning rate of each stage, relative to the stage after it.
         pos_embed_lr_mult: Factor on the learning rate of everything trained in the position embedding.
@@ -48,13 +61,16 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
     """
 
     _built_from = (VisionTransformer,)
+    kind = "number"  # what metrics get as targets: numbers, classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # which epoch is the best: the smallest or largest value of a metric
 
     def __init__(
         self,
         num_outputs: int,
-        metrics: MetricCollection,
-        opt: str = "adamw",
+        measured: MetricCollection,
+        metrics: Sequence[str | ClassSpec] = (),
+        opt: str | ClassSpec = "adamw",
+        lr_scheduler: ScheduleName | str | SchedulerSpec = "cosine",
         lr: float = 1e-3,
         lr_scale: Literal["none", "linear", "sqrt"] = "none",
         lr_batch: int = 512,
@@ -72,15 +88,13 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         **vit: Unpack[NetworkArgs],
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["num_outputs", "metrics"], logger=False)
-        check_recipe(self.hparams)
+        self.save_hyperparameters(ignore=["num_outputs", "measured"], logger=False)
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
         self.net.skips_unread_tokens = True
-        _freeze(self.net, freeze)
-        check_optimizer(opt)
-        self.optimizer_groups()  # a rule that cannot hold is refused here, not at the first step
-        self.val_meter = Meter(metrics)
-        self.test_meter = Meter(metrics)
+        freeze_parts(self.net, freeze)
+        every = with_own(measured, metrics, self.kind, num_outputs)
+        self.val_meter, self.test_meter = Meter(every), Meter(every)
+        check_recipe(self)  # what cannot hold is refused here, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
         self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
         self._stream_seed = 0
@@ -162,7 +176,9 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         return self._evaluate(batch, self.val_meter)
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.val_meter.read("val/"))
+        self.log_dict(values := self.val_meter.read("val/"))
+        if self.trainer.state.fn == "fit":
+            step_plateaus(self.trainer.lr_scheduler_configs, values, self.trainer.sanity_checking)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._evaluate(batch, self.test_meter)
@@ -175,28 +191,21 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(self._global_batch())))
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._schedule())
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
-    def sum_of_learning_rates(self) -> float:
-        """Return the learning rates of all steps, summed: about as far as Adam can move a weight in this run."""
-        factor = self._schedule()
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        step_scheduler(scheduler, self.current_epoch, self.global_step)
+
+    def sum_of_learning_rates(self) -> float | None:
+        """Return the learning rates of all steps, summed: about as far as Adam can move a weight; None if unknown."""
+        if not (factor := self._schedule()):
+            return None
         peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
         return peak * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
 
-    def _schedule(self) -> Callable[[float], float]:
-        epochs = self.trainer.max_epochs or 0
-        steps = float(self.trainer.estimated_stepping_batches)
-        if not 0 < steps < float("inf"):
-            raise ValueError("`trainer.max_epochs` or `trainer.max_steps` must be set: the cosine needs an end")
-        per_epoch = steps / epochs if epochs > 0 else steps
-        return partial(
-            warmup_cosine,
-            warmup=min(self.hparams["warmup_epochs"] * per_epoch, steps),
-            total=steps - self.hparams["cooldown_epochs"] * per_epoch,
-            start=self.hparams["warmup_lr"] / self.hparams["lr"],
-            final=self.hparams["min_lr"] / self.hparams["lr"],
-        )
+    def _schedule(self) -> Callable[[float], float] | None:
+        return schedule(self.hparams, float(self.trainer.estimated_stepping_batches), self.trainer.max_epochs or 0)
 
     def _global_batch(self) -> int:
         data: Any = getattr(self.trainer, "datamodule", None)
@@ -238,13 +247,3 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
 def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _freeze(net: nn.Module, beginnings: Sequence[str]) -> None:
-    for beginning in beginnings:
-        found = [p for name, p in net.named_parameters() if f"{name}.".startswith(beginning.rstrip(".") + ".")]
-        if not found:
-            parts = ", ".join(dict.fromkeys(name.split(".")[0] for name, _ in net.named_parameters()))
-            raise ValueError(f"`freeze` must name parts of the network, got {beginning!r}; it has {parts}")
-        for p in found:
-            p.requires_grad = False

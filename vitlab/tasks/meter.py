@@ -1,7 +1,70 @@
 """What is measured of an evaluation."""
 
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
 from torch import Tensor, nn
-from torchmetrics import MetricCollection, SumMetric
+from torchmetrics import Metric, MetricCollection, SumMetric
+
+from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
+
+FACTS: dict[str, Any] = {
+    "class": lambda K: {"task": "multiclass", "num_classes": K},
+    "multilabel": lambda K: {"task": "multilabel", "num_labels": K},
+    "number": lambda K: {"num_outputs": K},
+}
+
+
+def with_own(measured: MetricCollection, metrics: Sequence[str | ClassSpec], kind: str, K: int) -> MetricCollection:
+    """Return metrics with those of torchmetrics, by name, and of the user's own, by class path.
+
+    Args:
+        measured: What the task measures.
+        metrics: What to measure beside it; each is called by its class, with its arguments where two are of one class.
+        kind: What the targets are: class, multilabel or number; metrics get ``task`` and numbers if they ask for them.
+        K: Outputs of the network.
+
+    Raises:
+        ValueError: A class is no metric, or does not take the task's outputs and targets.
+    """
+    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
+        raise ValueError(f"`metrics` must be a list of classes, as in [F1Score], got {metrics!r}")
+    facts = FACTS[kind](K)
+    found: dict[str, Any] = dict(measured.items(keep_base=True))
+    names = [name_and_args("metrics", spec)[0].rpartition(".")[2] for spec in metrics]
+    for name, spec in zip(names, metrics, strict=True):
+        path, args = name_and_args("metrics", spec)
+        metric = build("metrics", find_class("metrics", path, Metric, home="torchmetrics"), args, facts)
+        _check(metric, path, K, kind)
+        name += str(told(spec)).removeprefix(path) if names.count(name) > 1 else ""
+        if name in {*found, "loss", "n"}:
+            raise ValueError(f"`metrics`: {name} is measured already; leave it out, or give it other arguments")
+        found[name] = metric
+    return MetricCollection(found, compute_groups=False)  # groups are guessed from equal values
+
+
+def _check(metric: Metric, path: str, K: int, kind: str) -> None:
+    """Refuse a metric that does not take outputs and targets of the task, or makes no numbers of them."""
+    shares = torch.linspace(0, 1, 4 * K).view(4, K)
+    targets, outputs = (
+        {"class": torch.arange(4) % K, "multilabel": (shares > 0.5).long()}.get(kind, shares),
+        shares.flip(0),
+    )
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            metric.update(outputs, targets)
+            value = metric.compute()
+            metric.reset()
+    except Exception as error:  # code of others fails as it likes
+        text = " ".join(str(error).split())
+        raise ValueError(f"`metrics`: {path} does not take outputs (B, {K}) and {kind} targets: {text}") from error
+    for one in value.values() if isinstance(value, Mapping) else [value]:
+        if torch.as_tensor(one).numel() != 1:
+            shape = tuple(torch.as_tensor(one).shape)
+            raise ValueError(f"`metrics`: {path} must come to one number, or names and numbers; it has {shape} of them")
 
 
 class Meter(nn.Module):

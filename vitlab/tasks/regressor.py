@@ -44,7 +44,7 @@ class Regressor(Task):
         self._kind = targets["kind"] if targets else "number"
         scale = facts.get("mean", [0.0] * len(names)), facts.get("std", [1.0] * len(names))
         metrics = MetricCollection({"errors": Errors(names, *scale)})
-        super().__init__(num_outputs=len(names), metrics=metrics, **task)
+        super().__init__(num_outputs=len(names), measured=metrics, **task)
         for name, values in zip(("target_mean", "target_std"), scale, strict=True):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 

@@ -18,6 +18,7 @@ from vitlab.config.callbacks import check_callbacks
 from vitlab.config.keys import check_same_config, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_of, flatten
+from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.contract import deals_samples, recipe
 from vitlab.errors import UsageError
@@ -122,11 +123,11 @@ class FitCLI(VitlabCLI):
 
     def _as_text(self) -> str:
         """Return the configuration as it is kept, with what the words say of images where the data cannot."""
-        text = self.parser.dump(self.config, skip_none=False)
-        if deals_samples(class_of(self.config.data.class_path)) or not self.given_links():
-            return text
-        content = yaml.safe_load(text)
-        content["model"]["init_args"] = {**content["model"].get("init_args", {}), **self.given_links()}
+        content = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
+        links = {} if deals_samples(class_of(self.config.data.class_path)) else self.given_links()
+        arguments = {**content["model"].get("init_args", {}), **links}
+        as_mappings(arguments)
+        content["model"]["init_args"] = arguments
         return yaml.safe_dump(content, sort_keys=False)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:

@@ -118,7 +118,7 @@ def _recipe(task: Task, batch: int) -> str:
     hparams = task.hparams
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
     lr = hparams["lr"] * (task.batch_factor(batch) if batch else 1)
-    return f"{hparams['opt']}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
+    return f"{told(hparams['opt'])}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
 
 
 def begin(job: Job) -> None:
@@ -194,6 +194,8 @@ def _facts(job: Job) -> dict[str, Any]:
 
 def _rates(task: Task) -> dict[str, float]:
     rates = task.sum_of_learning_rates()
+    if rates is None:
+        return {}
     return {
         "sum_of_learning_rates": rates,
         "sum_of_learning_rates_pos_embed": rates * task.hparams["pos_embed_lr_mult"],

@@ -1,7 +1,5 @@
 """What can be known of a network and of a module before the first step."""
 
-import io
-import pickle
 from contextlib import suppress
 from typing import Any
 
@@ -12,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.contract import image_fact, network, path_of, recipe
+from vitlab.contract import image_fact, is_plain, network, path_of, recipe
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 
@@ -55,16 +53,11 @@ def check_module(task: L.LightningModule) -> None:
         if not is_overridden(name, task, L.LightningModule):
             raise UsageError(f"{path_of(task)} has no `{name}`, and cannot be trained; see docs/bring_your_own.md")
     for name, value in recipe(task).items():
-        file = io.BytesIO()
-        try:
-            torch.save(value, file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except (pickle.PickleError, AttributeError, TypeError) as error:
+        if not is_plain(value):
             raise UsageError(
                 f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, and checkpoints hold "
                 f'numbers, words and tensors alone: save_hyperparameters(ignore=["{name}"])'
-            ) from error
+            )
 
 
 def _operations(macs: int | None) -> dict[str, int]:

@@ -1,0 +1,229 @@
+"""Optimizers, schedules and metrics that are no word of vitlab: of torch, timm and torchmetrics, and one's own."""
+
+import lightning as L
+import pytest
+import torch
+import torchmetrics
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitlab import contract
+from vitlab.optim.schedule import warmed_up
+from vitlab.tasks import Classifier, Regressor
+from vitlab.tasks.optimizer import build_optimizer
+
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 8, "depth": 1, "num_heads": 2}
+HERE = __name__
+
+
+class Halving(LRScheduler):
+    def __init__(self, optimizer, every: int = 1):
+        self.every = every
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return [lr * 0.5 ** (self.last_epoch // self.every) for lr in self.base_lrs]
+
+
+class Forgets:
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self):
+        """Do nothing."""
+
+    def state_dict(self):
+        return {"seen": object()}
+
+    def load_state_dict(self, state):
+        """Do nothing."""
+
+
+class Share(torchmetrics.Metric):
+    higher_is_better = True
+
+    def __init__(self, of: int = 0):
+        super().__init__()
+        self.of = of
+        self.add_state("hits", torch.zeros(()), dist_reduce_fx="sum")
+        self.add_state("n", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, outputs, targets):
+        self.hits += (outputs.argmax(1) == self.of).sum()
+        self.n += len(outputs)
+
+    def compute(self):
+        return self.hits / self.n
+
+
+class Plain(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+
+def spec(name, **args):
+    return {"class_path": name if "." in name else f"{HERE}.{name}", "init_args": args}
+
+
+def classifier(**arguments):
+    return Classifier(num_classes=3, **{**TINY, "warmup_epochs": 0, "lr": 0.1, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("shape", "args", "expected"),
+    [
+        ("constant", {}, [1, 1, 1, 1, 1, 1, 1, 1]),
+        ("linear", {}, [1, 0.8875, 0.775, 0.6625, 0.55, 0.4375, 0.325, 0.2125]),
+        ("step", {"every": 3, "gamma": 0.5}, [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]),
+        ("wsd", {"decay": 0.5}, [1, 1, 1, 1, 1, 0.775, 0.55, 0.325]),
+    ],
+)
+def test_a_schedule_has_its_shape_between_warm_up_and_cool_down(shape, args, expected):
+    values = [warmed_up(t, warmup=0, total=8, final=0.1, shape=shape, **args) for t in range(8)]
+    assert values == pytest.approx(expected)
+    values = [warmed_up(t, warmup=4, total=8, final=0.1, shape=shape, **args) for t in range(10)]
+    assert values == pytest.approx([0, 0.25, 0.5, 0.75, *expected[4:], 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("opt", "name", "key", "value"),
+    [
+        (spec("adamw", betas=[0.8, 0.9], eps=1e-5), "AdamW", "betas", [0.8, 0.9]),
+        (spec("SGD", momentum=0.3), "SGD", "momentum", 0.3),
+        (spec("torch.optim.SGD", momentum=0.3, nesterov=True), "SGD", "nesterov", True),
+        (spec("nadamw", betas=[0.8, 0.9]), "NAdamW", "betas", [0.8, 0.9]),
+        (spec("timm.optim.lamb.Lamb", eps=1e-5), "Lamb", "eps", 1e-5),
+        ("RMSprop", "RMSprop", "momentum", 0),
+    ],
+)
+def test_an_optimizer_takes_its_arguments_and_keeps_the_groups(opt, name, key, value):
+    if isinstance(opt, dict) and opt["class_path"].startswith(HERE):
+        opt["class_path"] = opt["class_path"].rpartition(".")[2]
+    import timm.optim.lamb  # noqa: F401
+
+    recipe = {"layer_decay": 0.5, "pos_embed_lr_mult": 3.0, "weight_decay": 0.1}
+    task = classifier(opt=opt, **recipe)
+    optimizer = build_optimizer(task.hparams["opt"], task.optimizer_groups())
+    assert type(optimizer).__name__ == name
+    assert {group[key] if not isinstance(value, list) else tuple(group[key]) for group in optimizer.param_groups} == {
+        tuple(value) if isinstance(value, list) else value
+    }
+    kept = [{k: group[k] for k in ("lr", "weight_decay")} for group in optimizer.param_groups]
+    assert kept == [{k: group[k] for k in ("lr", "weight_decay")} for group in classifier(**recipe).optimizer_groups()]
+
+
+WRONG = {
+    "a metric of another task": (
+        {"metrics": [spec("torchmetrics.F1Score", task="binary")]},
+        "F1Score does not take outp",
+    ),
+    "no metric": ({"metrics": ["F1Scor"]}, 'must name a class of torchmetrics, got .*; did you mean "F1Score"'),
+    "a matrix": ({"metrics": ["ConfusionMatrix"]}, r"ConfusionMatrix must come to one number, .* it has \(3, 3\)"),
+    "no list": ({"metrics": "F1Score"}, r"`metrics` must be a list of classes, as in \[F1Score\], got 'F1Score'"),
+    "a metric of labels for classes": (
+        {"metrics": [spec("torchmetrics.F1Score", task="multilabel", num_labels=3)]},
+        "class targets: ",
+    ),
+    "a metric that is there": ({"metrics": ["F1Score", "F1Score"]}, "F1Score is measured already"),
+    "an argument of no metric": ({"metrics": [spec("Share", off=1)]}, 'takes no argument `off`; did you mean "of"'),
+    "an argument of no optimizer": ({"opt": spec("torch.optim.SGD", mometum=1)}, 'did you mean "momentum"'),
+    "a value no optimizer takes": ({"opt": spec("torch.optim.SGD", momentum=-1)}, "refuses its arguments: Invalid"),
+    "an argument of none of timm": ({"opt": {"class_path": "lamb", "init_args": {"x": 1}}}, "lamb of timm refuses"),
+    "a rate beside the rate": ({"opt": spec("torch.optim.SGD", lr=1)}, "set `model.lr`"),
+    "an optimizer without decay": ({"opt": f"{HERE}.Plain"}, "knows no weight decay: set `model.weight_decay` to 0"),
+    "no optimizer": ({"opt": f"{HERE}.Halving"}, r"Halving is no .*Optimizer; give a class that comes from it"),
+    "an unknown schedule": (
+        {"lr_scheduler": "cosin"},
+        "must be one of cosine, .*, got 'cosin'; did you mean \"cosine\"",
+    ),
+    "no schedule": ({"lr_scheduler": f"{HERE}.Share"}, "Share has no `step`"),
+    "a state of objects": ({"lr_scheduler": f"{HERE}.Forgets"}, "keeps objects in its state, which no checkpoint may"),
+    "an argument of no schedule": ({"lr_scheduler": {"class_path": "step", "init_args": {"at": 3}}}, "takes every and"),
+    "a share above 1": (
+        {"lr_scheduler": {"class_path": "wsd", "init_args": {"decay": 2}}},
+        "a share, at most 1, got 2",
+    ),
+    "no argument of StepLR": ({"lr_scheduler": "StepLR"}, "StepLR refuses its arguments: .*step_size"),
+    "an interval": ({"lr_scheduler": {**spec("Halving"), "interval": "day"}}, "interval must be epoch or step"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), WRONG.values(), ids=WRONG)
+def test_what_no_recipe_can_use_is_refused_by_name_with_the_way_out(arguments, answer):
+    with pytest.raises(ValueError, match=answer):
+        classifier(**arguments)
+
+
+def test_metrics_of_torchmetrics_and_ones_own_are_measured_beside_the_tasks():
+    macro = {"class_path": "F1Score", "init_args": {"average": "macro"}}
+    task = classifier(metrics=["F1Score", macro, spec("Share", of=2)])
+    outputs, targets = torch.randn(30, 3), torch.randint(3, (30,))
+    for part in (slice(0, 7), slice(7, 30)):
+        task.val_meter.update(outputs[part], targets[part], torch.zeros(()))
+    found = task.val_meter.read("val/")
+    expected = torchmetrics.F1Score("multiclass", num_classes=3, average="macro")(outputs, targets)
+    assert found["val/F1Score(average=macro)"] == expected
+    assert found["val/F1Score"] == found["val/acc1"] != expected
+    assert found["val/Share"] == (outputs.argmax(1) == 2).float().mean()
+    assert contract.better(task, "val/Share") == contract.better(task, "val/F1Score") == "max"
+    errors = Regressor(num_targets=2, **TINY, metrics=["R2Score", "MeanAbsolutePercentageError"])
+    assert contract.better(errors, "val/MeanAbsolutePercentageError") == "min"
+
+
+class SaveAt(L.Callback):
+    def __init__(self, path):
+        self.path, self.rates = path, []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def fit(task, path, **how):
+    torch.manual_seed(1)
+    images, labels = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
+    batches = DataLoader(TensorDataset(images, labels), batch_size=4)
+    saver = SaveAt(path)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = L.Trainer(max_epochs=4, accelerator="cpu", callbacks=[saver], log_every_n_steps=1, **quiet)
+    trainer.fit(task, batches, batches, weights_only=True, **how)
+    return saver.rates, task.net.state_dict()
+
+
+PLATEAU = {"class_path": "ReduceLROnPlateau", "init_args": {"patience": 0, "threshold": 9.0}, "monitor": "val/loss"}
+RATES = {
+    "one's own, each epoch": (spec("Halving"), [0.1, 0.1, 0.1, 0.05, 0.05, 0.05, 0.025, 0.025, 0.025, 0.0125]),
+    "one's own, each step": ({**spec("Halving", every=2), "interval": "step"}, [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]),
+    "torch's, with the steps it asks for": (spec("OneCycleLR", max_lr=0.1, cycle_momentum=False), None),
+    "torch's, by a metric": (PLATEAU, [0.1] * 3 + [0.01] * 3 + [0.001] * 3),
+    "timm's, each epoch": (spec("timm.scheduler.StepLRScheduler", decay_t=1, decay_rate=0.5), [0.1] * 3 + [0.05] * 3),
+    "timm's, each step": (
+        spec("timm.scheduler.StepLRScheduler", decay_t=2, decay_rate=0.5, t_in_epochs=False),
+        [0.1, 0.1, 0.05, 0.05, 0.025, 0.025],
+    ),
+}
+
+
+@pytest.mark.parametrize(("scheduler", "expected"), RATES.values(), ids=RATES)
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You're resuming from a checkpoint")
+def test_a_schedule_of_a_class_sets_the_rates_and_resumes_exactly(scheduler, expected, tmp_path):
+    import timm.scheduler  # noqa: F401
+
+    if scheduler["class_path"] == f"{HERE}.OneCycleLR":
+        scheduler = {**scheduler, "class_path": "OneCycleLR"}
+    recipe = {"lr_scheduler": scheduler, "opt": spec("torch.optim.SGD", momentum=0.9)}
+    rates, whole = fit(classifier(**recipe), tmp_path / "half.ckpt")
+    if expected:
+        assert rates[: len(expected)] == pytest.approx(expected)
+    assert len(set(rates)) > 2
+    again, weights = fit(classifier(**recipe), tmp_path / "no.ckpt", ckpt_path=tmp_path / "half.ckpt")
+    assert again == rates[6:]
+    assert all(torch.equal(weights[name], whole[name]) for name in whole)
