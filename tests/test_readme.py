@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import vitlab
@@ -29,8 +30,12 @@ def commands(page):
     return [line for line in lines if line.startswith(("vitlab ", "torchrun "))]
 
 
-RUN = [page for page in PAGES if commands(page) and page not in ("docs/bring_your_own.md", "docs/cluster.md")]
-RUN += [pytest.param("docs/cluster.md", marks=pytest.mark.rare)]  # the other has a test of its own
+OWN = (
+    "docs/bring_your_own.md",
+    "docs/position_embeddings.md",
+)  # their code makes their commands run: tests of their own
+RUN = [page for page in PAGES if commands(page) and page not in (*OWN, "docs/cluster.md")]
+RUN += [pytest.param("docs/cluster.md", marks=pytest.mark.rare)]
 
 
 def shorter(words):
@@ -143,18 +148,30 @@ def test_the_page_on_positions_names_each_method():
 
 
 @pytest.mark.slow
-def test_the_own_position_embedding_of_the_page_trains_and_knows_its_positions(desk):
-    definition, training, check = blocks("docs/position_embeddings.md", "python")
-    assert len([line for line in definition.split("class MyClassifier")[0].splitlines() if line.strip()]) <= 15
-    names = {}
-    exec(compile(definition + training, "page", "exec"), names)
-    task = names["task"]
-    assert task.hparams["pos_embed"] == "coordinates"
-    state = task.trainer.optimizers[0].state
-    assert all(state[p]["exp_avg_sq"].any() for p in task.net.pos_embed.parameters())  # Adam has seen gradients of all
+def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_an_ablation(desk, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    definition, check = blocks("docs/position_embeddings.md", "python")
+    assert len([line for line in definition.splitlines()[1:] if line.strip()]) <= 15
+    Path("coordinates.py").write_text(definition)
+    Path("tiny.yaml").write_text("trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.2}}\n")
+    (ablation,) = blocks("docs/position_embeddings.md", "yaml")
+    shorter_one = ablation.replace("base: vit", "base: [vit, tiny.yaml]").replace("seeds: 3", "seeds: 1")
+    Path("coordinates.yaml").write_text(f"{shorter_one}run: {{workers: 2}}\n")
+    lines = [line.split()[1:] for line in commands("docs/position_embeddings.md")]
+    assert [words[0] for words in lines] == ["fit", "fit", "fit", "test", "ablate", "ablate", "ablate"]
+    for words in lines:
+        assert main([*words, *(["--config", "tiny.yaml"] if words[0] == "fit" else [])]) == 0, words
     torch.manual_seed(0)
+    names = {}
     exec(compile(check, "page", "exec"), names)  # asserts
     assert names["both"].shape == (2, 10)
+    folder = Path("runs/ablations/coordinates")
+    (cell,) = folder.glob("coordinates/s0-*/config.yaml")
+    assert yaml.safe_load(cell.read_text())["model"]["init_args"]["pos_embed"] == "coordinates.Coordinates"
+    report = (folder / "report" / "report.md").read_text()
+    assert "| coordinates |" in report
+    state = torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+    assert len(state) == len(list(names["net"].parameters())), "Adam has seen gradients of all"
 
 
 def messages():

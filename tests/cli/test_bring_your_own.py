@@ -176,5 +176,6 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
     for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
         assert main([*line.split(), *(size if "Classifier" in line else [])]) == 0, line
     assert "multiply-adds an image" in capsys.readouterr().out
+    assert {"F1Score", "FirstThree"} <= set(read("parts", "results.json")["val"])
     assert read("own", "data.json")["data"] == "Digits"
     assert read("vit", "data.json")["splits"]["train"]["n"] == 64

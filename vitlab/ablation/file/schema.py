@@ -125,6 +125,29 @@ def check_level_name(file: File, where: str, name: Any) -> str:
     return str(name)
 
 
+def level_names(values: list[Any]) -> list[Any]:
+    """Return what levels are called that are written as values: classes by name, with arguments where two are alike.
+
+    >>> level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave", "init_args": {"width": 64}}])
+    ['none', '0.5', 'coordinates', 'wave']
+    """
+    names = [_value_name(value, is_long=False) for value in values]
+    return [_value_name(v, is_long=True) if names.count(n) > 1 else n for n, v in zip(names, values, strict=True)]
+
+
+def _value_name(value: Any, is_long: bool) -> Any:
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    if not isinstance(value, str) and not (isinstance(value, dict) and "class_path" in value):
+        return value
+    path = value if isinstance(value, str) else str(value["class_path"])
+    if isinstance(value, str) and not re.fullmatch(r"([A-Za-z_]\w*\.)*[A-Z]\w*", path):
+        return value
+    args = value.get("init_args") or {} if is_long and isinstance(value, dict) else {}
+    words = [path.rpartition(".")[2], *(f"{name}{arg}" for name, arg in args.items())]
+    return re.sub(r"[^a-z0-9_.]+", "_", "_".join(words).lower())
+
+
 def read_packages(file: File) -> tuple[str, ...]:
     """Return the packages of the user's own that the file wants to import; the command line confirms them."""
     value = file.content.get("trust_imports") or []

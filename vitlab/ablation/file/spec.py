@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.schema import File, check_level_name, read_packages
+from vitlab.ablation.file.schema import File, check_level_name, level_names, read_packages
 from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
 from vitlab.ablation.file.tune import Tune, read_tune
 from vitlab.errors import did_you_mean
@@ -132,7 +132,12 @@ def _axes(file: File, content: Any) -> dict[str, dict[str, Any]]:
     for name, levels in content.items():
         where = f"axes/{name}"
         if isinstance(levels, list):  # the short form: a dotted key and its values
-            levels = {_value_name(value): {name: value} for value in levels}
+            named = level_names(levels)
+            if doubles := {level for level in named if named.count(level) > 1}:
+                raise file.mistake(
+                    f"axes/{name}", f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
+                )
+            levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
             where, name = "axes", str(name).rpartition(".")[2]
         if not isinstance(levels, dict) or len(levels) < 2:
             raise file.mistake(where, f"the axis `{name}` needs two levels or more, got {levels!r}")
@@ -147,10 +152,6 @@ def _axes(file: File, content: Any) -> dict[str, dict[str, Any]]:
                 f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`; one would undo the other"
             )
     return axes
-
-
-def _value_name(value: Any) -> Any:
-    return str(value).lower() if isinstance(value, bool | int | float) else value
 
 
 def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:

@@ -3,7 +3,10 @@
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +37,26 @@ def effective(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flatten(config).items() if key_of(name).identity}
 
 
-def code_digest(package: Path | None = None) -> str:
-    """Return the hash of the code that makes the numbers; comments, docstrings and layout do not count."""
+def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
+    """Return the hash of the code that makes the numbers; comments, docstrings and layout do not count.
+
+    Args:
+        package: Where vitlab lies.
+        own: Packages of the user's own, which are found where they would be imported from, and not imported.
+    """
     package = package or Path(vitlab.__file__).parent
+    files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
+    for name in own:
+        found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
+        if found and found.origin:
+            top = Path(found.origin)
+            paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
+            files += [(path, path.relative_to(top.parent.parent)) for path in paths]
     parts = []
-    for room in ROOMS:
-        for path in sorted((package / room).rglob("*.py")):
-            tree = ast.parse(path.read_text())
-            for node in ast.walk(tree):
-                if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-                    del node.body[0]
-            parts.append(f"{path.relative_to(package)}\n{ast.dump(tree)}")
+    for path, name_of_file in files:
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                del node.body[0]
+        parts.append(f"{name_of_file}\n{ast.dump(tree)}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]

@@ -49,7 +49,18 @@ def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
     if ablation.wandb and ablation.wandb.get("mode") != "disabled":
         names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
         logger = {"class_path": "WandbLogger", "init_args": names}
-    return {**arm.overrides, "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
+    return {**_nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
+
+
+def _nested(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an arm sets, with the arguments of a class that it names under this class, whatever their order."""
+    for section in ("model", "data"):
+        if isinstance(path := sets.get(section), str):
+            own = {key: value for key, value in sets.items() if key.startswith(f"{section}.")}
+            args = {key.removeprefix(f"{section}.").removeprefix("init_args."): value for key, value in own.items()}
+            others = {key: value for key, value in sets.items() if key not in own}
+            sets = {**others, section: {"class_path": path, "init_args": args}}
+    return dict(sets)
 
 
 def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
@@ -60,7 +71,7 @@ def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
 
 def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
     """Resolve every arm, the known ones from the files that their probes left."""
-    code = code_digest()
+    code = code_digest(own=ablation.trust_imports)
     slots: SimpleQueue[int] = SimpleQueue()  # of those at work, so that each probe has a device of its own
     for slot in range(workers):
         slots.put(slot)
@@ -75,7 +86,7 @@ def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
 
 def known(ablation: Ablation) -> list[Resolved | None]:
     """Return the arms as resolved before, None for those that were not; starts nothing."""
-    code = code_digest()
+    code = code_digest(own=ablation.trust_imports)
     paths = [_cache(ablation, arm, code) for arm in ablation.arms]
     return [_load(arm, path, code) for arm, path in zip(ablation.arms, paths, strict=True)]
 

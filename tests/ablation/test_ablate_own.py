@@ -1,0 +1,88 @@
+"""Levels that are classes: what they are called, what a cell sets, and whose code counts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.ablation.file.schema import level_names
+from vitlab.ablation.file.spec import read
+from vitlab.ablation.work.identity import code_digest
+from vitlab.ablation.work.resolve import fit_args, overrides
+from vitlab.config.parser import VitlabCLI
+from vitlab.config.trust import trust
+from vitlab.errors import UsageError
+
+MINE = """
+from vitlab.layers.pos_embed.added import Learned
+from vitlab.tasks import Classifier
+class Wave(Learned):
+    def __init__(self, grid_size, embed_dim, width: int = 1):
+        super().__init__(grid_size, embed_dim)
+        self.width = width
+class Sharp(Classifier):
+    def __init__(self, sharpness: float = 2.0, **task):
+        super().__init__(**task)
+"""
+FILE = """
+name: own
+base: [vit, small.yaml]
+trust_imports: [mine_of_ablation]
+axes:
+  model.pos_embed: [learned, mine_of_ablation.Wave, {class_path: mine_of_ablation.Wave, init_args: {width: 2}}]
+  task:
+    plain: {model: Classifier}
+    sharp: {model: mine_of_ablation.Sharp, model.sharpness: 3.0}
+baseline: {pos_embed: learned}
+metric: {primary: acc1}
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine_of_ablation", raising=False)
+    Path("mine_of_ablation.py").write_text(MINE)
+    Path("small.yaml").write_text("model: {init_args: {depth: 1}}\ntrainer: {logger: false}\n")
+    Path("own.yaml").write_text(FILE)
+    return tmp_path
+
+
+def test_a_class_is_called_by_its_name_and_by_its_arguments_where_two_are_alike():
+    wave = {"class_path": "mine.Wave", "init_args": {"width": 64, "kind": "A b"}}
+    assert level_names(["none", "mine.Coordinates", wave]) == ["none", "coordinates", "wave"]
+    assert level_names(["mine.Wave", wave]) == ["wave", "wave_width64_kinda_b"]
+    assert level_names([True, 0.5, "bf16-mixed", "a.yaml"]) == ["true", "0.5", "bf16-mixed", "a.yaml"]
+
+
+def test_two_levels_of_one_name_are_refused_at_their_line(here):
+    Path("own.yaml").write_text(FILE.replace("learned, mine_of_ablation.Wave,", "learned, other.Wave, other2.Wave,"))
+    with pytest.raises(
+        UsageError, match=r"line 6: two levels are called wave; name them: .NAME: .model.pos_embed: VAL"
+    ):
+        read("own.yaml")
+
+
+def test_every_arm_of_own_parts_and_own_tasks_is_built_on_the_base(here):
+    trust(["mine_of_ablation"])
+    ablation = read("own.yaml")
+    assert [arm.name for arm in ablation.arms][2:5] == ["wave-plain", "wave-sharp", "wave_width2-plain"]
+    arm = ablation.arms[5]
+    Path("given.yaml").write_text(yaml.safe_dump(overrides(ablation, arm, 0), sort_keys=False))
+    task = VitlabCLI(fit_args(ablation, arm, Path("given.yaml"))).model
+    assert type(task).__name__ == "Sharp"
+    assert task.hparams["sharpness"] == 3.0
+    assert task.net.pos_embed.width == 2
+    assert (task.hparams["embed_dim"], len(task.net.blocks)) == (48, 1), "the base's"
+
+
+def test_own_code_counts_as_vitlabs_does_and_is_not_imported(here):
+    before = code_digest(here, own=["mine_of_ablation"])
+    assert before != code_digest(here)
+    assert "mine_of_ablation" not in sys.modules
+    Path("mine_of_ablation.py").write_text(MINE.replace("2.0", "4.0"))
+    assert code_digest(here, own=["mine_of_ablation"]) != before
+    Path("mine_of_ablation.py").write_text(f"# a comment\n{MINE}")
+    assert code_digest(here, own=["mine_of_ablation"]) == before
