@@ -77,3 +77,10 @@ def test_arms_that_start_differently_are_found(tmp_path):
     lines, is_alike = check_lines(ablation(tmp_path, {"pos_embed": other}))
     assert not is_alike
     assert "START DIFFERENTLY" in lines[2] and "START DIFFERENTLY" not in lines[1]
+
+
+def test_arms_of_different_schedules_are_told(tmp_path):
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    arms = resolved(spec, FLOPS[:2])
+    arms[1] = replace(arms[1], config={**arms[1].config, "model": {"lr": 0.1, "lr_scheduler": "wsd"}})
+    assert flags(spec, arms) == {"learned": ["lr_scheduler wsd, none has cosine"]}

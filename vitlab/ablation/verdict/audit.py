@@ -5,6 +5,7 @@ from typing import Any
 
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Resolved, arguments, batch_size
+from vitlab.classes import told
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
@@ -22,9 +23,11 @@ def steps(arm: Resolved) -> int:
 def sum_lr(arm: Resolved) -> float:
     """Return the sum of the learning rates over all steps, which bounds how far Adam can move a weight.
 
-    Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum.
+    Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum. NaN for others.
     """
     model = arguments(arm.config, "model")
+    if model.get("lr_scheduler", "cosine") != "cosine":
+        return math.nan
     lr, low = float(model.get("lr", math.nan)), float(model.get("min_lr") or 0)
     epochs = float(arm.config["trainer"].get("max_epochs") or 1)
     warm = min(1.0, float(model.get("warmup_epochs") or 0) / epochs)
@@ -42,6 +45,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
         found[f"{part} parameters"] = sum(sizes)
     positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
     found["steps"] = steps(arm)
+    found["lr_scheduler"] = told(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
     found["sum_lr"] = sum_lr(arm)
     found["pos_embed_lr_scale"] = positions[0]["lr_scale"] if positions else None
     found["sum_lr_pos_embed"] = sum_lr(arm) * positions[0]["lr_scale"] if positions else None
@@ -79,6 +83,8 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
                 words.append(f"{share:+.1%} {key} than {matched.name}")
         if mine["tokens"] != other["tokens"]:
             words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
+        if mine["lr_scheduler"] != other["lr_scheduler"]:
+            words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched.name} has {other['lr_scheduler']}")
         if abs(mine["sum_lr"] / other["sum_lr"] - 1) > 1e-6:
             words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
         scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"] or 1.0
