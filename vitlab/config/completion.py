@@ -1,0 +1,55 @@
+"""The script that completes words in bash and zsh: all lists stand in it, so that a TAB starts no Python."""
+
+import lightning as L
+
+from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.config.parser import Parser
+from vitlab.shipped import HOME
+
+SCRIPT = """# completes vitlab in bash, and in zsh through bashcompinit; written by `vitlab completion`
+if [ -n "${ZSH_VERSION-}" ]; then
+  autoload -U +X compinit && compinit
+  autoload -U +X bashcompinit && bashcompinit
+fi
+_vitlab() {
+  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} words=
+  if [ "$cur" = "=" ]; then cur=; fi
+  if [ "$prev" = "=" ]; then prev=${COMP_WORDS[COMP_CWORD-2]}; fi
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="@COMMANDS@"
+  else
+    case "$prev" in
+      -c|--config) words="@CONFIGS@" ;;
+      --resume|--init_from) words="last $(ls runs 2>/dev/null)" ;;
+      *)
+        case "${COMP_WORDS[1]} $cur" in
+          "fit -"*|"submit -"*|"validate -"*|"test -"*|"predict -"*) words="@KEYS@" ;;
+          "validate "*|"test "*|"predict "*|"verify "*|"export "*|"analyze "*|"results "*)
+            words="last $(ls runs 2>/dev/null)" ;;
+        esac ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}
+complete -o default -F _vitlab vitlab
+"""
+
+
+def script(commands: list[str]) -> str:
+    """Return the script, for both shells.
+
+    Args:
+        commands: The commands that there are.
+    """
+    parser = Parser()
+    parser.add_lightning_class_args(L.Trainer, "trainer")
+    parser.add_lightning_class_args(Checkpoint, "checkpoint")
+    keys = {"config", "model", "data", "seed_everything", "print_config", *parser.all_keys()}
+    flags = sorted(f"--{key}" for key in keys if key != "trainer" and "link" not in key)
+    shipped = HOME / "configs"
+    configs = sorted(path.relative_to(shipped).with_suffix("").as_posix() for path in shipped.rglob("*.yaml"))
+    lists = {"COMMANDS": commands, "CONFIGS": configs, "KEYS": flags}
+    text = SCRIPT
+    for name, words in lists.items():
+        text = text.replace(f"@{name}@", " ".join(words))
+    return text
