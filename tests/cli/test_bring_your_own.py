@@ -27,6 +27,12 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def test_a_dry_run_takes_a_module_and_data_that_know_nothing_of_vitlab(here, capsys):
+    assert main(["fit", *NET, *BARS, *SHORT, "--dry_run"]) == 0
+    assert "all of it can be built" in capsys.readouterr().out
+    assert list(here.iterdir()) == []
+
+
 def read(run, name):
     return json.loads((Path("runs") / run / name).read_text())
 
@@ -135,6 +141,7 @@ def one_line(capsys):
 
 
 WRONG = {
+    "loaders of the module alone": (["--model=userpkg.Net"], "missing: --data; loaders of a module's own are not used"),
     "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "NoStep has no `training_step`"),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),

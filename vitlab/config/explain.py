@@ -42,6 +42,9 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
         return f'`{outer}`: there is no class "{found[1]}"{hint}'
     if found := re.search(r"the following arguments are required: (.*)", message):
         names = [f"--{outer}.{name}" if outer else name for name in found[1].split(", ")]
+        if names == ["data"]:
+            own = "loaders of a module's own are not used, put them into a LightningDataModule (docs/bring_your_own.md)"
+            return f"missing: --data; {own}"
         way_out = "" if outer else "; give a complete config, for example `--config configs/t2t.yaml`"
         return f"missing: {', '.join(names)}{way_out}"
     if inner := re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message):

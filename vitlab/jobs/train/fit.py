@@ -5,7 +5,9 @@ import shutil
 import signal
 import time
 
+import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors import SafetensorError
 
 from vitlab.config.options import FitOptions
@@ -25,6 +27,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import leads, locked, prepare
+from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
 
@@ -61,8 +64,11 @@ def _try(job: Job) -> None:
     with user_mistakes():
         job.data.prepare_data()
         job.data.setup("fit")
-        job.data.train_dataloader(), job.data.val_dataloader()
-        job.task.check_targets()
+        job.data.train_dataloader()
+        if is_overridden("val_dataloader", job.data, L.LightningDataModule):
+            job.data.val_dataloader()
+        if isinstance(job.task, Task):
+            job.task.check_targets()
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
     say(header(job) + "\n\ndry run: all of it can be built; nothing was written")
