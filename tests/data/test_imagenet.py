@@ -103,6 +103,8 @@ def test_the_tar_files_are_packed_as_the_folders_are(tmp_path, capsys):
     tars, plain = _download(tmp_path)
     assert main(["pack", str(tars), str(tmp_path / "packed"), "--num_workers=0"]) == 0
     assert "30 images of 3 classes" in capsys.readouterr().out
+    assert main(["data", str(tars), "--num_workers=0", "-o", str(tmp_path / "picture.png")]) == 0
+    assert "n02085620" in capsys.readouterr().out
     assert _same(Packed(str(tmp_path / "packed"), **SETTINGS), ImageFolder(str(plain), **SETTINGS))
 
 
@@ -140,7 +142,7 @@ def test_validation_images_without_classes_are_refused_before_training(tmp_path,
     _flat(plain)
     assert main(["fit", "--config", "photos_vit", f"--data={cls}", f"--data.root={plain}", "--dry_run"]) == 2
     error = capsys.readouterr().err
-    way_out = "put ILSVRC2012_devkit_t12.tar.gz or LOC_val_solution.csv into" if cls == "ImageNet" else "sort them into"
+    way_out = "put ILSVRC2012_devkit_t12.tar.gz or LOC" if cls == "ImageNet" else "CLASS/, or take --data=ImageNet"
     assert way_out in error and error.count("\n") == 1
 
 

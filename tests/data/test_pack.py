@@ -140,6 +140,14 @@ def test_packing_decodes_each_photo_once_and_sees_what_a_scan_sees(tmp_path, mon
     assert all((facts[name] == expected[name]).all() for name in facts.dtype.names if name != "size")
 
 
+def test_random_crops_of_packed_photos_decode_nothing(tmp_path, monkeypatch):
+    pack(str(_photos(tmp_path / "photos")), str(tmp_path / "packed"), num_workers=0)
+    data = Packed(str(tmp_path / "packed"), img_size=16, batch_size=4, num_workers=0, augment="crop-flip")
+    monkeypatch.setattr("vitlab.data.files.sets.decode_bytes", lambda *args: 1 / 0)
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 5 and len(list(data.val_dataloader())) == 2
+
+
 def test_packing_that_had_not_come_far_leaves_nothing_behind(tmp_path, monkeypatch):
     root = _photos(tmp_path / "photos")
     (root / "train" / "cat" / "bad.jpg").write_bytes(b"x")

@@ -20,11 +20,11 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if Path(options.output).suffix not in (".png", ".jpg"):
         raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
-    from vitlab.data.image_folder import ImageFolder
+    from vitlab.data.image_folder import kind_of
     from vitlab.data.report import as_text, picture, report
 
     try:
-        data = ImageFolder(
+        data = kind_of(options.folder)(
             options.folder, img_size=options.img_size, augment=options.augment, num_workers=options.num_workers
         )
         found = report(data)

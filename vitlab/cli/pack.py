@@ -15,7 +15,8 @@ def main(argv: list[str]) -> int:
         "`data: ImageFolder` reads the folder. A call that was interrupted goes on where it stopped.",
         allow_abbrev=False,
     )
-    parser.add_argument("source", metavar="SRC", help="SRC/CLASS/IMAGE or SRC/{train,val,test}/CLASS/IMAGE")
+    parser.add_argument("source", metavar="SRC", help="SRC/CLASS/IMAGE, SRC/{train,val,test}/CLASS/IMAGE, or "
+                        "the tar files of ImageNet with its development kit")  # fmt: skip
     parser.add_argument("target", metavar="DST", help="folder to make")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--size", type=int, default=256, help="most pixels of the shorter side, stored as plain pixels "

@@ -157,12 +157,20 @@ class ImageNet(ImageFolder):
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+def kind_of(root: str) -> type[ImageFolder]:
+    """Return what reads a folder of photos: ImageNet as it is downloaded, or class folders."""
+    is_download = (Path(root) / ilsvrc.TRAIN).is_file() or is_flat(Path(root) / "val")
+    return ImageNet if is_download else ImageFolder
+
+
 def _second(file: str) -> str:
     return file.split("/", 2)[1]
 
 
 def _unsorted(folder: Path) -> str:
-    return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/"
+    is_imagenet = visible(folder)[0].name.startswith("ILSVRC2012_val")
+    way_out = f", or take --data=ImageNet and put {ilsvrc.DEVKIT}.tar.gz beside it" if is_imagenet else ""
+    return f"{folder} holds files and no class folders: sort them into {folder.name}/CLASS/{way_out}"
 
 
 def _layout(root: Path) -> tuple[dict[str, Path], list[str]]:

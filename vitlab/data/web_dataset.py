@@ -63,6 +63,7 @@ class WebDataset(Photos):
         self.texts = [x.text for x in samples]
         names = {x.text for x in samples if x.file.startswith("train/")}
         class_names = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
+        self.tars.expect(self.tars.files[:16])
         sizes = sizes_of(self.tars, self.tars.files[:16])
         super().__init__(", ".join(addresses[:1]), parts_among(given), class_names, sizes, **photos)
 

@@ -117,7 +117,7 @@ def members_of(addresses: Sequence[str], text: str | None = None) -> tuple[list[
     Raises:
         ValueError: A tar file cannot be read.
     """
-    bar = tqdm(desc="reading shards", unit="B", unit_scale=True, disable=not sys.stderr.isatty())
+    bar = tqdm(desc="reading shards", unit="B", unit_scale=True, leave=False, disable=not sys.stderr.isatty())
     with bar:
         found = [_indexed(address, text, bar) for address in addresses]
     return [members for members, _ in found], [stamp for _, stamp in found]

@@ -15,10 +15,9 @@ from torch import Generator
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from vitlab.data.files import archive, ilsvrc
-from vitlab.data.files.folders import is_flat
+from vitlab.data.files import archive
 from vitlab.data.files.scan import sizes_of
-from vitlab.data.image_folder import ImageFolder, ImageNet
+from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
 from vitlab.data.pack.shards import INDEX, PARTS, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
@@ -58,8 +57,7 @@ def pack(
     if place.exists():
         raise ValueError(f"{target} exists; remove it or choose another name")
     settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
-    is_imagenet = (Path(source) / ilsvrc.TRAIN).is_file() or is_flat(Path(source) / "val")
-    data = (ImageNet if is_imagenet else ImageFolder)(source, crop_scale=1.0, crop_pct=1.0, **settings)
+    data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **settings)
     what = _listed(data, size)
     plan = f"{VERSION} {size} {shard_bytes} {settings} {what.store.place}"
     name = hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()
