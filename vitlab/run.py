@@ -39,7 +39,7 @@ class Run:
         >>> run.status, run.config["model"]["init_args"]["pos_embed"]
         ('done', 'sincos2d')
         >>> sorted(run.test())
-        ['acc1', 'acc5', 'loss', 'n']
+        ['acc1', 'acc1_macro', 'acc5', 'f1_macro', 'loss', 'n']
     """
 
     def __init__(self, run: PathLike = "last") -> None:

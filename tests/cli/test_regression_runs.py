@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vitlab.cli.main import main
@@ -102,3 +103,50 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
     images, labels = next(data.finished(data.test_dataloader()))
     outputs = task(images)
     assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
+
+
+@pytest.mark.slow
+def test_labels_and_classes_in_folders_are_measured_predicted_and_looked_at(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    red = [int(i % 2 == 0) for i in range(80)]
+    low = [int(i % 3 == 0) for i in range(80)]
+    for i in range(80):
+        pixels = rng.integers(0, 60, (8, 8, 3))
+        pixels[:4, :, 0] += 150 * red[i]
+        pixels[4:, :, 1] += 150 * low[i]
+        path = tmp_path / "photos" / ("red" if red[i] else "other") / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    names = [f"photos/{'red' if r else 'other'}/{i}.png" for i, r in enumerate(red)]
+    pd.DataFrame({"path": names, "red": red, "low": low, "weight": 1.5}).to_csv("table.csv", index=False)
+    few = ["--trainer.max_epochs=8", "--model.lr=0.01", "--model.depth=1"]
+
+    assert main([*CONFIG, *TABLE[:2], "--data.targets=[red, low]", "--dry_run"]) == 2
+    assert "may have several labels: use --model.loss=bce" in capsys.readouterr().err
+    assert main([*CONFIG, *TABLE[:2], "--data.targets=[red, low]", "--model.loss=bce", *few, "--name=labels"]) == 0
+    assert "rows weigh in the loss what the column weight says" in capsys.readouterr().out
+    assert main(["test", "labels"]) == 0 and "test/map 1.0000" in capsys.readouterr().out
+    kept = pd.read_parquet("runs/labels/predictions/test.parquet")
+    assert set(kept["path"]) <= set(names) and (kept["target_0"] == kept["path"].str.contains("red")).all()
+    assert main(["predict", "labels", names[0], names[1], "-o", "out.csv"]) == 0
+    predicted = pd.read_csv("out.csv")
+    assert list(predicted) == ["path", "red", "low"] and predicted["red"][0] > 0.5 > predicted["red"][1]
+
+    folder = ["--data=ImageFolder", "--data.root=photos", "--data.sampling=balanced", "--model.class_weights=balanced"]
+    assert main([*CONFIG, *folder, *few, "--name=classes"]) == 0
+    capsys.readouterr()
+    assert main(["test", "classes"]) == 0
+    shown, found = capsys.readouterr().out, RunDir("runs/classes").results["test"]
+    kept = pd.read_parquet("runs/classes/predictions/test.parquet")
+    recall = (kept["prediction"] == kept["target"]).groupby(kept["target"]).mean()
+    assert found["recall"] == pytest.approx({"other": recall[0], "red": recall[1]})
+    assert found["acc1_macro"] == pytest.approx(recall.mean()) and "test/f1_macro" in shown and "recall: " in shown
+    shares = np.stack(kept["probabilities"])
+    assert np.allclose(shares.sum(1), 1) and np.allclose(shares.max(1), kept["probability"])
+    assert [name.split("/")[0] == "red" for name in kept["path"]] == kept["target"].tolist()
+    assert main(["predict", "classes", "photos", "table.csv", "-o", "out.csv"]) == 1
+    assert [path.split("/")[1] for path in pd.read_csv("out.csv")["path"]] == pd.read_csv("out.csv")["target"].tolist()
+    assert main(["analyze", "errors,confusion,calibration", "classes", "--split", "test"]) == 0
+    assert "confusion.png" in capsys.readouterr().out and Path("runs/classes/analysis/errors.png").is_file()

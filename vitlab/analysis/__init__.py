@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from vitlab.analysis.cost import analyze_cost
     from vitlab.analysis.features import analyze_fewshot, analyze_knn, few_shot_accuracy, knn_accuracy
     from vitlab.analysis.filters import analyze_filters
+    from vitlab.analysis.outcomes.calibration import analyze_calibration
+    from vitlab.analysis.outcomes.confusion import analyze_confusion
+    from vitlab.analysis.outcomes.errors import analyze_errors
     from vitlab.analysis.positions import (
         analyze_displacement,
         analyze_position,
@@ -56,6 +59,9 @@ else:
             "knn_accuracy",
         ),
         "vitlab.analysis.filters": ("analyze_filters",),
+        "vitlab.analysis.outcomes.calibration": ("analyze_calibration",),
+        "vitlab.analysis.outcomes.confusion": ("analyze_confusion",),
+        "vitlab.analysis.outcomes.errors": ("analyze_errors",),
         "vitlab.analysis.positions": (
             "analyze_displacement",
             "analyze_position",
@@ -91,11 +97,14 @@ __all__ = [
     "Finding",
     "Subject",
     "analyze_attention",
+    "analyze_calibration",
     "analyze_cka",
+    "analyze_confusion",
     "analyze_cost",
     "analyze_displacement",
     "analyze_distance",
     "analyze_entropy",
+    "analyze_errors",
     "analyze_fewshot",
     "analyze_filters",
     "analyze_knn",
@@ -202,6 +211,18 @@ ANALYSES = {  # name: module:function that takes a Subject and returns a Finding
     "token_layers": (
         "vitlab.analysis.token_layers:analyze_token_layers",
         "Where a token between the splits of T2T looks, on the finer grids there.",
+    ),
+    "errors": (
+        "vitlab.analysis.outcomes.errors:analyze_errors",
+        "The worst mistakes of a split, least likely class first: look for wrong labels before you blame it.",
+    ),
+    "confusion": (
+        "vitlab.analysis.outcomes.confusion:analyze_confusion",
+        "Images of each class, a row each, by the class they were given, and recall and precision of each class.",
+    ),
+    "calibration": (
+        "vitlab.analysis.outcomes.calibration:analyze_calibration",
+        "How often the network is right where it says so with some probability: below the dashed line it is too sure.",
     ),
 }
 

@@ -37,6 +37,7 @@ class Subject:
         head: The head to look at, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
+        split: Whose images errors, confusion and calibration look at, all of them.
 
     Example:
         >>> from vitlab.data import Digits
@@ -57,6 +58,7 @@ class Subject:
     head: int | None = None
     query: tuple[int, int] | None = None
     other: "Subject | None" = None
+    split: SplitName = "val"
 
     def __post_init__(self) -> None:
         self.net.eval()
@@ -119,7 +121,13 @@ class Subject:
         return next(self.batches(limit=count))[0]
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Return normalised ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at."""
+        """Return normalised ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at.
+
+        Arrays, which have a unit of their own, are grey at their mean, black and white at 2.5 standard deviations.
+        """
+        if getattr(self.data, "arrays", False):
+            images = images if images.shape[1] in (1, 3) else images.mean(dim=1, keepdim=True)
+            return (images / 5 + 0.5).clamp(0, 1).permute(0, 2, 3, 1).cpu()
         mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in self.data.statistics())
         return (images * std + mean).clamp(0, 1).permute(0, 2, 3, 1).cpu()
 
@@ -131,7 +139,8 @@ class Subject:
     def need_classes(self, name: str) -> None:
         """Refuse an analysis that counts right answers where there are none."""
         if not self.classifies:
-            raise UsageError(f"{name} counts right classes and {self.name} predicts numbers; use probe or cka instead")
+            what = "labels" if self.data.targets["kind"] == "multilabel" else "numbers"
+            raise UsageError(f"{name} counts right classes and {self.name} predicts {what}; use probe or cka instead")
 
     def shown_query(self, name: str, instead: str) -> int:
         """Return the token whose attention is shown: the class token, or the patch of ``query``."""

@@ -12,7 +12,8 @@ from torch import Tensor
 class Predictions(Callback):
     """Keep target and prediction of every image, on the device until the table is asked for.
 
-    A class is kept with its probability, the numbers of a regression as they are.
+    A class is kept with its probability and those of all classes; of labels the probabilities are kept, and the numbers
+    of a regression as they are.
 
     Example:
         >>> import vitlab
@@ -36,8 +37,10 @@ class Predictions(Callback):
             return
         targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:
-            probability, prediction = outputs.float().softmax(dim=1).max(dim=1)
-            self.kept.append({"target": targets, "prediction": prediction, "probability": probability})
+            shares = outputs.float().softmax(dim=1)
+            probability, prediction = shares.max(dim=1)
+            found = {"target": targets, "prediction": prediction, "probability": probability}
+            self.kept.append({**found, "probabilities": shares.cpu()})  # many, where there are many classes
         else:
             pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
             self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})
@@ -59,7 +62,7 @@ class Predictions(Callback):
         columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
         n = len(next(iter(columns.values())))
         indices = getattr(loader.sampler, "indices", range(n))[:n]
-        table = pd.DataFrame({"index": indices, **columns})
+        table = pd.DataFrame({"index": indices, **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}})
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(parts, table)

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    view = View(options.images, options.layer, options.head, options.query, options.num_images)
+    view = View(options.images, options.layer, options.head, options.query, options.num_images, options.split)
     page: list[tuple[str, str, bytes]] = []
     for name, finding, paths in analyze(names, of, view, against, options.output, rest):
         if isinstance(finding, UsageError):
@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--head", type=int, help="head to look at, from 0 (default: all)")
     add("--query", metavar="ROW,COLUMN", type=_query, help="patch whose attention is shown (default: class token)")
     add("--num_images", type=int, default=512, help="images to measure with, at most (default: %(default)s)")
+    add("--split", choices=("train", "val", "test"), default="val", help="images of errors, confusion and calibration "
+        "(default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="print nothing but mistakes")
     add_trust(parser)
     return parser

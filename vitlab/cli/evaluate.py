@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vitlab.jobs.evaluate import Command
 
 
+_SHOWN = 10  # classes
+
+
 def validate(argv: list[str]) -> int:
     """Run ``vitlab validate RUN``."""
     return _main("validate", argv)
@@ -97,10 +100,19 @@ def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest
             say(sentence)
         values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
         say(in_words(values, "images") or f"{run.path} logs nothing of this split")
+        if found.recall:
+            say(_recall(found.recall))
         if found.predictions.empty:
             say("no predictions/*.parquet: a module of your own says nothing of single images")
         say(line)
     return 0
+
+
+def _recall(of: dict[str, float]) -> str:
+    """Return the share of right images of each class, or of the worst ones."""
+    shown = sorted(of.items(), key=lambda item: item[1])[:_SHOWN]
+    which = f", lowest {_SHOWN} of {len(of):,} classes:" if len(of) > _SHOWN else ":"
+    return f"recall{which} " + ", ".join(f"{name} {value:.4f}" for name, value in shown)
 
 
 def _parser(command: "Command") -> argparse.ArgumentParser:

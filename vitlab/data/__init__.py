@@ -1,5 +1,6 @@
 """LightningDataModules: images with their splits, statistics and loaders."""
 
+from vitlab.data.arrays import Arrays
 from vitlab.data.base import ImageData
 from vitlab.data.hugging_face import HuggingFace
 from vitlab.data.image_folder import ImageFolder, ImageNet
@@ -16,6 +17,7 @@ from vitlab.data.web_dataset import WebDataset
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "Arrays",
     "Digits",
     "FakeData",
     "FashionMNIST",

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class View:
         head: The head, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
         num_images: Images to measure with, at most.
+        split: Whose images errors, confusion and calibration look at.
     """
 
     images: str | None = None
@@ -42,6 +43,7 @@ class View:
     head: int | None = None
     query: tuple[int, int] | None = None
     num_images: int = 512
+    split: Literal["train", "val", "test"] = "val"
 
 
 def analyze(
@@ -93,7 +95,8 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             data=cli.datamodule,
             arguments={**of_network(cli.model.hparams), "num_classes": _num_outputs(cli.model.net)},
             name=run.path.name,
-            classifies=isinstance(cli.model, Classifier),
+            classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
+            split=view.split,
             pictures=_pictures(view.images, cli.datamodule) if view.images else None,
             num_images=view.num_images,
             layer=view.layer,

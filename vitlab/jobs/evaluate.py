@@ -9,8 +9,10 @@ from typing import Any, Literal
 import pandas as pd
 import yaml
 
+from vitlab.analysis.outcomes.classes import by_class, confusion, over_classes
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
+from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
@@ -37,12 +39,14 @@ class Measured:
         values: Metrics by name, with the number of images as ``n``.
         predictions: A row for each image.
         sentences: What was changed to make the weights fit.
+        recall: Share of right images of each class that has some.
     """
 
     split: str
     values: dict[str, float]
     predictions: pd.DataFrame
     sentences: list[str]
+    recall: dict[str, float]
 
 
 def evaluate(
@@ -81,20 +85,44 @@ def evaluate(
             path = None
             cli.datamodule.load_state_dict(dict(run.data))
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
-            for sentence in sentences:
-                conditions |= {"resize": sentence} if sentence.startswith("positions") else {}
+            moved = [sentence for sentence in sentences if sentence.startswith("positions")]
+            conditions |= {"resize": moved[-1]} if moved else {}
         else:
             check_readable(checkpoint)
         _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
-    metrics = cli.trainer.callback_metrics
-    values = {k.removeprefix(f"{split}/"): float(v) for k, v in metrics.items()}
+    values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
+    values, recall = _of_classes(table, getattr(cli.datamodule, "class_names", []), values)
+    table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.among(table)
     name = f"{split} with training images" if trained.changed else split
-    _keep(run, name, {**values, **seen, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
-    return Measured(name, values, table, sentences + trained.sentences(seen, len(table)))
+    _keep(run, name, {**values, **seen, **recall, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
+    return Measured(name, values, table, sentences + trained.sentences(seen, len(table)), recall.get("recall", {}))
+
+
+def _of_classes(
+    table: pd.DataFrame, names: Sequence[str], values: dict[str, float]
+) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
+    """Return what was measured with the means over the classes, and the recall of each class that has images."""
+    if "target" not in table or not (table["target"].min() >= 0 and table["target"].max() < len(names)):
+        return values, {}
+    matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
+    found = by_class(matrix)["recall"]
+    n = {"n": values.pop("n")} if "n" in values else {}
+    return {**values, **over_classes(matrix), **n}, {
+        "recall": {k: float(v) for k, v in zip(names, found, strict=True) if v == v}
+    }
+
+
+def _with_paths(table: pd.DataFrame, images: Any) -> pd.DataFrame:
+    """Return predictions with the path of each image, where images have one."""
+    names = getattr(images, "names", None)
+    if not names or not len(table):
+        return table
+    table.insert(1, "path", [escaped(names[i]) for i in table["index"]])
+    return table
 
 
 def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:

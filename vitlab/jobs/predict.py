@@ -71,6 +71,8 @@ def predict(
     if lost:
         raise UsageError(f"{lost} predictions stayed in the processes that made them; use --trainer.strategy=ddp")
     table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names, targets)
+    if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
+        table.insert(1, "target", found)  # where the folder of an image is a class
     return table, {files[i]: reasons[i] for i in sorted(reasons)}
 
 
@@ -116,6 +118,10 @@ def _table(
             table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
             table[f"probability_{k + 1}"] = number
     return pd.DataFrame(table)
+
+
+def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
+    return [os.path.basename(os.path.dirname(os.path.abspath(files[i]))) for i in chosen]
 
 
 def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:

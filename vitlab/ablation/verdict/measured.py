@@ -106,7 +106,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
 
 def bounds_of(metric: str) -> tuple[float, float]:
     """Return between which numbers a metric lies."""
-    if re.search(r"(^|/)(acc\d+|accuracy|flipped|agreement)(@|/|$)", metric):
+    if re.search(r"(^|/)(acc\d+(_macro)?|f1_\w+|map|accuracy|flipped|agreement)(@|/|$)", metric):
         return 0.0, 1.0
     return (0.0 if re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric) else -math.inf), math.inf
 

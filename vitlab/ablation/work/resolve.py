@@ -205,7 +205,8 @@ def _metrics(run: RunDir) -> list[str]:
     """Return the metrics that a run measures, as far as 20 steps show: of the validation, or of the training."""
     keys = {key for row in run.rows() for key in row}
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
-    return sorted(val or train | ({"acc5"} if "acc1" in train else set()))
+    found = val or train | ({"acc5"} if "acc1" in train else set())
+    return sorted(found | ({"acc1_macro", "f1_macro"} if "acc1" in found else set()))  # of the evaluation
 
 
 def _given(ablation: Ablation, arm: Arm, key: str, default: Any) -> Any:

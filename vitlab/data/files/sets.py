@@ -1,6 +1,7 @@
 """Labelled images as a data set has them, before augmentation."""
 
 import hashlib
+import os
 from functools import cached_property
 from typing import Any
 
@@ -33,6 +34,7 @@ class TensorImages:
     def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:
         self.images = images
         self.labels = labels
+        self.named = ids is not None
         if ids is not None:
             self.ids = ids
 
@@ -50,6 +52,11 @@ class TensorImages:
         return [hashlib.blake2b(image.tobytes(), digest_size=16).digest() for image in self.images.numpy()]
 
     @property
+    def names(self) -> list[str]:
+        """What each image is called; none where images have no names of their own."""
+        return [os.fsdecode(identity) for identity in self.ids] if self.named else []
+
+    @property
     def split_hash(self) -> str:
         """16 hex digits that name this set of labelled images and their contents."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
@@ -65,8 +72,8 @@ class TensorImages:
     def take(self, indices: Indices) -> "TensorImages":
         """Return the images at ``indices`` as a set of their own."""
         index = torch.from_numpy(indices)
-        known = "ids" in self.__dict__
-        return TensorImages(self.images[index], self.labels[index], [self.ids[i] for i in indices] if known else None)
+        ids = [self.ids[i] for i in indices] if self.named else None
+        return TensorImages(self.images[index], self.labels[index], ids)
 
     def statistics(self) -> Statistics:
         """Return mean and standard deviation of each channel over all pixels, of bytes as values in [0, 1]."""
@@ -111,6 +118,11 @@ class FileImages:
     def digests(self) -> list[bytes]:
         """A digest of each file's bytes."""
         return [row.tobytes() for row in self.known["digest"]]
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each image where they lie."""
+        return self.files
 
     @property
     def known(self) -> Facts:

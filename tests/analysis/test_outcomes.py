@@ -1,0 +1,73 @@
+"""Errors, confusion and calibration, against answers that are known."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from vitlab.analysis import analyze_calibration, analyze_confusion, analyze_errors
+from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
+from vitlab.analysis.outcomes.classes import by_class, confusion, over_classes
+from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
+
+
+def test_a_matrix_and_its_means_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    targets, predictions = rng.integers(0, 4, 200), rng.integers(0, 5, 200)  # nothing is of class 4
+    matrix = confusion(targets, predictions, 5)
+    assert (matrix == confusion_matrix(targets, predictions, labels=range(5))).all()
+    precision, recall, f1, _ = precision_recall_fscore_support(targets, predictions, labels=range(4))
+    found = by_class(matrix)
+    assert np.allclose(found["recall"][:4], recall) and np.isnan(found["recall"][4])
+    assert np.allclose(found["precision"][:4], precision) and np.allclose(found["f1"][:4], f1)
+    means = over_classes(matrix)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        assert means["acc1_macro"] == pytest.approx(balanced_accuracy_score(targets, predictions))
+    assert means["f1_macro"] == pytest.approx(f1_score(targets, predictions, labels=range(4), average="macro"))
+
+
+def test_the_calibration_error_is_that_of_torchmetrics_and_nothing_for_true_probabilities():
+    rng = np.random.default_rng(0)
+    shares = torch.from_numpy(rng.dirichlet(np.ones(5), 4000)).float()
+    targets = torch.from_numpy(rng.integers(0, 5, 4000))
+    confidence, first = shares.max(1)
+    table = reliability(confidence.double().numpy(), (first == targets).numpy())
+    expected = multiclass_calibration_error(shares, targets, 5, n_bins=15, norm="l1").item()
+    assert expected_calibration_error(table) == pytest.approx(expected, abs=1e-5) and table["n"].sum() == 4000
+    drawn = np.array([rng.choice(5, p=p / p.sum()) for p in shares.double().numpy()])
+    true = reliability(confidence.double().numpy(), first.numpy() == drawn)
+    assert expected_calibration_error(true) < 0.03 < 0.2 < expected_calibration_error(table)
+
+
+def test_analyses_of_digits_agree_with_each_other_and_with_the_network(small_subject):
+    subject = small_subject()
+    images = [batch for batch, _ in subject.batches(limit=10**6)]
+    labels = subject.data.splits["val"].labels
+    with torch.no_grad():
+        shares = torch.cat([subject.net(batch) for batch in images]).softmax(1)
+    right = shares.argmax(1) == labels
+    errors = analyze_errors(subject)
+    assert len(errors.table) == (~right).sum() and f"{len(labels):,} images of val" in errors.note
+    assert errors.table["probability_of_target"].is_monotonic_increasing
+    worst = int(torch.where(right, 2, shares[torch.arange(len(labels)), labels]).argmin())
+    assert errors.table.iloc[0][["image", "target"]].tolist() == [f"image {worst}", str(labels[worst].item())]
+    shown = [ax for ax in errors.figure.axes if ax.images]
+    pixels = subject.data.splits["val"].images[worst, 0].numpy() / 255
+    assert len(shown) == 24 and np.allclose(np.asarray(shown[0].images[0].get_array()), pixels, atol=1e-5)
+    table = analyze_confusion(subject).table
+    matrix = table[[f"as {k}" for k in range(10)]].to_numpy()
+    assert matrix.trace() == right.sum() and (matrix.sum(1) == np.bincount(labels, minlength=10)).all()
+    calibration = analyze_calibration(subject).table
+    assert (calibration["n"] * calibration["accuracy"]).sum() == pytest.approx(right.sum().item())
+    subject.split = "test"
+    assert len(outcome_of(subject)) == len(subject.data.splits["test"])
+
+
+def test_labels_and_numbers_are_as_wrong_as_their_cross_entropy_and_their_error():
+    targets, outputs = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[0.9, 0.2], [0.3, 0.6]])
+    labels = Outcome("multilabel", targets, outputs, ["cat", "dog"], ["a", "b"])
+    expected = torch.nn.functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(1)
+    assert torch.allclose(labels.badness(), expected) and labels.wrong().tolist() == [False, True]
+    numbers = Outcome("number", torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [10.0], [5.0]]), ["x"], [])
+    assert torch.allclose(numbers.badness(), torch.tensor([0.1, 0.0, 1.5]))

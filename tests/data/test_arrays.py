@@ -1,0 +1,80 @@
+"""Arrays in memory: a file or a program's own, any number of channels, not square."""
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.data import Arrays
+
+
+def _arrays(n=40, shape=(2, 6, 10)):
+    rng = np.random.default_rng(0)
+    return rng.normal(5, 3, (n, *shape)), rng.normal(0, 1, (n, 2))
+
+
+def test_a_file_is_what_its_arrays_are_and_each_channel_is_normalised_by_the_training_split(tmp_path):
+    images, targets = _arrays()
+    np.savez(tmp_path / "all.npz", images=images, targets=targets, names=["up", "side"])
+    np.save(tmp_path / "images.npy", images)
+    np.save(tmp_path / "targets.npy", targets)
+    sets = [
+        Arrays(str(tmp_path / "all.npz"), batch_size=4),
+        Arrays(str(tmp_path / "images.npy"), str(tmp_path / "targets.npy"), batch_size=4),
+        Arrays(torch.from_numpy(images), targets, batch_size=4),
+    ]
+    assert sets[0].targets["names"] == ["up", "side"] and sets[1].targets["names"] == ["target_1", "target_2"]
+    for data in sets:
+        data.setup("fit")
+        rows = [int(name) for name in data.splits["train"].names]
+        assert len(rows) == 26 and np.allclose(data.mean, images[rows].mean((0, 2, 3)))
+        assert np.allclose(data.std, images[rows].std((0, 2, 3)))
+        batch, numbers = next(data.finished(data.val_dataloader()))
+        first = int(data.splits["val"].names[0])
+        mean, std = (np.array(x)[:, None, None] for x in data.statistics())
+        assert np.allclose(batch[0], (images[first] - mean) / std, atol=1e-5) and batch.shape == (4, 2, 6, 10)
+        assert np.allclose(numbers[0], targets[first])
+        assert data.splits["train"].split_hash == sets[0].splits["train"].split_hash
+
+
+def test_rows_keep_their_split_where_others_join_them():
+    images, targets = _arrays(80)
+    before, after = Arrays(images[40:], targets[40:]), Arrays(images, targets)
+    of = [
+        {images[int(n) + s].tobytes(): k for k, x in _built(d).items() for n in x.names}
+        for d, s in ((before, 40), (after, 0))
+    ]
+    assert sum(of[0][key] != of[1][key] for key in of[0]) <= 8
+
+
+def _built(data):
+    data.setup("fit")
+    data.setup("test")
+    return data.splits
+
+
+def test_groups_times_and_weights_are_those_of_a_table(tmp_path):
+    images, _ = _arrays(shape=(6, 10))
+    groups = np.arange(40) // 4
+    np.savez(
+        tmp_path / "a.npz", images=images, targets=np.arange(40) % 2, group=groups, time=-groups, weight=groups + 1.0
+    )
+    data = Arrays(str(tmp_path / "a.npz"), split_by="time")
+    of = {name: {groups[int(n)] for n in split.names} for name, split in _built(data).items()}
+    assert of == {"test": {0, 1}, "val": {2, 3}, "train": {4, 5, 6, 7, 8, 9}} and data.class_names == ["0", "1"]
+    assert data.in_chans == 1 and data.sample_weights.mean().item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((np.zeros((60, 100)), [1]), "must hold N x H x W or N x C x H x W numbers, and its images are 60 x 100"),
+        ((np.zeros((5, 60, 100)),), "the data has no targets: save them together"),
+        ((np.zeros((5, 60, 100)), np.zeros(4)), "has 5 images and targets of 0"),
+        ((np.zeros((5, 60, 100, 3)), np.zeros(5)), "channels before height"),
+        ((np.full((5, 6, 6), np.nan), np.zeros(5)), "image 0 has values that are not finite"),
+        (("nowhere.npz",), "there is no nowhere.npz"),
+    ],
+)
+def test_arrays_that_are_no_images_are_told(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Arrays(*arguments)

@@ -1,0 +1,67 @@
+"""Whether probabilities are what they say."""
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from vitlab.analysis.figures import COLORS, finish, one_axes
+from vitlab.analysis.outcomes.outcome import outcome_of
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
+
+BINS = 15
+
+
+def reliability(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> pd.DataFrame:
+    """Return number, mean confidence and share of right answers in bins of equal width, empty ones left out.
+
+    >>> reliability(np.array([0.9, 0.7, 0.2]), np.array([True, False, False]), bins=2)
+       low  high  n  confidence  accuracy
+    0  0.0   0.5  1         0.2       0.0
+    1  0.5   1.0  2         0.8       0.5
+    """
+    edges = np.linspace(0, 1, bins + 1)
+    of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # a bin holds its upper edge
+    found = pd.DataFrame({"bin": of, "confidence": confidence.astype(float), "accuracy": right.astype(float)}).groupby(
+        "bin"
+    )
+    means = found.mean().assign(n=found.size())
+    table = means.assign(low=edges[means.index], high=edges[means.index + 1]).reset_index(drop=True)
+    return table[["low", "high", "n", "confidence", "accuracy"]]
+
+
+def expected_calibration_error(table: pd.DataFrame) -> float:
+    """Return the distance of confidence and accuracy, in the mean over the samples, of :func:`reliability`.
+
+    >>> round(expected_calibration_error(reliability(np.array([0.9, 0.7, 0.2]), np.array([True, False, False]), 2)), 4)
+    0.2667
+    """
+    return float(np.average((table["confidence"] - table["accuracy"]).abs(), weights=table["n"]))
+
+
+def analyze_calibration(subject: Subject) -> Finding:
+    """Compare the probability of the first choice, or of each label, with how often it is right: Guo et al. 2017
+    (arXiv:1706.04599).
+
+    Example:
+        >>> finding = analyze_calibration(subject)
+        >>> list(finding.table.columns)
+        ['low', 'high', 'n', 'confidence', 'accuracy']
+    """
+    outcome = outcome_of(subject)
+    if outcome.kind == "number":
+        raise UsageError(f"calibration is of probabilities and {subject.name} predicts numbers; use errors instead")
+    if outcome.kind == "class":
+        confidence, right = outcome.outputs.max(dim=1).values, ~outcome.wrong()
+    else:
+        confidence, right = outcome.outputs.flatten(), outcome.targets.flatten() > 0
+    table = reliability(confidence.double().numpy(), right.numpy())
+    figure, (axes,) = one_axes(3.6, 3.6)
+    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1)
+    axes.bar(table["low"], table["accuracy"], width=1 / BINS, align="edge", color=COLORS[5], edgecolor="white")
+    axes.plot(table["confidence"], table["accuracy"], color=COLORS[0], marker="o", markersize=4, linewidth=1.2)
+    axes.set(xlim=(0, 1), ylim=(0, 1))
+    finish(axes, "probability", "share that is right", legend=False)
+    what = "images" if outcome.kind == "class" else "labels of images"
+    note = f"ECE {expected_calibration_error(table):.4f} over {BINS} bins; {len(right):,} {what} of {subject.split}"
+    return Finding(table, figure, note)

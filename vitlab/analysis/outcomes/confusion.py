@@ -1,0 +1,85 @@
+"""Which classes are taken for which."""
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from vitlab.analysis.figures import COLORS, finish
+from vitlab.analysis.outcomes.classes import Matrix, by_class, confusion, over_classes
+from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
+
+_NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has room for
+
+
+def analyze_confusion(subject: Subject) -> Finding:
+    """Count the images of each class by the class they were given; of labels, found and missed ones at 1/2.
+
+    Example:
+        >>> finding = analyze_confusion(subject)
+        >>> list(finding.table.columns)[:5]
+        ['class', 'images', 'recall', 'precision', 'f1']
+    """
+    outcome = outcome_of(subject)
+    if outcome.kind == "number":
+        raise UsageError(f"confusion is for classes and {subject.name} predicts numbers; use errors instead")
+    on = f"{len(outcome):,} images of {subject.split}"
+    if outcome.kind == "multilabel":
+        table = _of_labels(outcome)
+        figure = Figure(figsize=(5, 1 + 0.25 * min(len(table), _NAMED)), layout="constrained")
+        _bars(figure.subplots(), table, "label")
+        return Finding(table, figure, f"{on}, labels above a probability of 1/2")
+    matrix = confusion(outcome.targets.numpy(), outcome.outputs.argmax(dim=1).numpy(), len(outcome.names))
+    table = _table("class", outcome.names, matrix.sum(1), by_class(matrix))
+    shown = min(len(table), _NAMED)
+    figure = Figure(figsize=(4 + 0.45 * shown, 1.5 + 0.22 * shown), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+    _draw(left, matrix, outcome.names)
+    _bars(right, table, "class")
+    means = over_classes(matrix)
+    note = f"{on}; recall {means['acc1_macro']:.4f} and F1 {means['f1_macro']:.4f} in the mean of the classes"
+    return Finding(
+        pd.concat([table, pd.DataFrame(matrix, columns=outcome.names).add_prefix("as ")], axis=1), figure, note
+    )
+
+
+def _of_labels(outcome: Outcome) -> pd.DataFrame:
+    there, said = outcome.targets.numpy() > 0, outcome.outputs.numpy() > 0.5
+    right, images, given = (there & said).sum(0), there.sum(0), said.sum(0)
+    with np.errstate(invalid="ignore"):
+        recall = right / images
+    of = {"recall": recall, "precision": right / np.maximum(given, 1), "f1": 2 * right / np.maximum(images + given, 1)}
+    return _table("label", outcome.names, images, of)
+
+
+def _table(what: str, names: list[str], images: np.ndarray, of: dict[str, np.ndarray]) -> pd.DataFrame:
+    return pd.DataFrame({what: names, "images": images, **of})
+
+
+def _draw(axes: Axes, matrix: Matrix, names: list[str]) -> None:
+    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    axes.imshow(shares, cmap="viridis", vmin=0, vmax=1)
+    if len(names) <= _NAMED:
+        axes.set_xticks(range(len(names)), names, rotation=90, fontsize=7)
+        axes.set_yticks(range(len(names)), names, fontsize=7)
+    if len(names) <= _COUNTED:
+        for row, column in np.ndindex(*matrix.shape):
+            color = "black" if shares[row, column] > 0.5 else "white"
+            axes.text(column, row, f"{matrix[row, column]}", ha="center", va="center", fontsize=7, color=color)
+    axes.set_xlabel("predicted")
+    axes.set_ylabel("class")
+
+
+def _bars(axes: Axes, table: pd.DataFrame, what: str) -> None:
+    """Draw recall and precision of each class, or of those with the lowest recall."""
+    worst = table.dropna().nsmallest(_NAMED, "recall") if len(table) > _NAMED else table
+    places = np.arange(len(worst))
+    for i, name in enumerate(("recall", "precision")):
+        axes.barh(places + 0.4 * i - 0.2, worst[name], height=0.38, color=COLORS[i], label=name)
+    axes.set_yticks(places, worst[what], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7, frameon=False)
+    finish(axes, "share", "" if len(worst) == len(table) else f"{_NAMED} of {len(table):,}", legend=False)

@@ -1,0 +1,84 @@
+"""The worst mistakes, with their pictures."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
+from vitlab.analysis.subject import Finding, Subject
+
+_COLUMNS, _ROWS = 6, 4  # of the gallery
+
+
+def analyze_errors(subject: Subject) -> Finding:
+    """Show the images whose class the network is surest to be another, or whose labels or numbers it misses most.
+
+    Example:
+        >>> finding = analyze_errors(subject)
+        >>> list(finding.table.columns)
+        ['image', 'target', 'prediction', 'probability', 'probability_of_target']
+    """
+    outcome = outcome_of(subject)
+    badness, wrong = outcome.badness(), outcome.wrong()
+    order = badness.argsort(descending=True, stable=True)
+    order = order[wrong[order]]
+    table = pd.DataFrame([_row(outcome, i, float(badness[i])) for i in order.tolist()], columns=_columns(outcome))
+    shown = order[: _COLUMNS * _ROWS].numpy()
+    figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS, size=1.6)
+    for ax in axes.flat:
+        ax.axis("off")
+    if len(shown):
+        chosen = np.sort(shown)
+        images = subject.data.splits[subject.split].take(chosen)
+        pixels = torch.cat([subject.pixels(batch) for batch, _ in subject.prepared(images)]).numpy()
+        for ax, i in zip(axes.flat, shown.tolist(), strict=False):
+            picture(ax, pixels[np.searchsorted(chosen, i)], _title(outcome, i))
+    n = len(outcome)
+    what = "worst first" if outcome.kind == "number" else f"{len(order):,} of them wrong ({len(order) / n:.1%})"
+    return Finding(table, figure, f"{n:,} images of {subject.split}, {what}")
+
+
+def _columns(outcome: Outcome) -> list[str]:
+    match outcome.kind:
+        case "class":
+            return ["image", "target", "prediction", "probability", "probability_of_target"]
+        case "multilabel":
+            return ["image", "missed", "wrongly_found", "cross_entropy"]
+    return ["image", *(f"{kind}/{name}" for name in outcome.names for kind in ("target", "prediction")), "error"]
+
+
+def _row(outcome: Outcome, i: int, badness: float) -> list[Any]:
+    target, output = outcome.targets[i], outcome.outputs[i]
+    match outcome.kind:
+        case "class":
+            best = int(output.argmax())
+            return [
+                outcome.images[i],
+                outcome.names[int(target)],
+                outcome.names[best],
+                float(output[best]),
+                1 - badness,
+            ]
+        case "multilabel":
+            return [outcome.images[i], *("; ".join(names) for names in _missed_and_found(outcome, i)), badness]
+    return [outcome.images[i], *(float(v) for pair in zip(target, output, strict=True) for v in pair), badness]
+
+
+def _missed_and_found(outcome: Outcome, i: int) -> tuple[list[str], list[str]]:
+    there, said = outcome.targets[i] > 0, outcome.outputs[i] > 0.5
+    missed, found = ((a & ~b).tolist() for a, b in ((there, said), (said, there)))
+    return tuple([n for n, yes in zip(outcome.names, which, strict=True) if yes] for which in (missed, found))  # type: ignore[return-value]
+
+
+def _title(outcome: Outcome, i: int) -> str:
+    match outcome.kind:
+        case "class":
+            _, target, prediction, probability, _ = _row(outcome, i, 0.0)
+            return f"{target[:14]}\nas {prediction[:14]} {probability:.2f}"
+        case "multilabel":
+            missed, found = _missed_and_found(outcome, i)
+            return f"misses {', '.join(missed)[:14]}\nfinds {', '.join(found)[:14]}"
+    return f"{float(outcome.targets[i, 0]):.4g}\nas {float(outcome.outputs[i, 0]):.4g}"

@@ -1,0 +1,70 @@
+"""What a network says of every image of a split."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitlab.analysis.subject import Subject
+
+
+@dataclass
+class Outcome:
+    """Targets and outputs of a split, in its order.
+
+    Args:
+        kind: class, multilabel or number.
+        targets: ``(N,)`` classes, ``(N, K)`` labels or ``(N, T)`` numbers.
+        outputs: ``(N, K)`` probabilities of classes or labels, ``(N, T)`` numbers in the unit of the data.
+        names: Name of each class, label or number.
+        images: What each image is called.
+    """
+
+    kind: str
+    targets: Tensor
+    outputs: Tensor
+    names: list[str]
+    images: list[str]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def badness(self) -> Tensor:
+        """Return ``(N,)`` how wrong each image is: what is missing of the class's probability, the cross-entropy of the
+        labels, or the mean absolute error in standard deviations of the targets."""
+        if self.kind == "class":
+            return 1 - self.outputs.gather(1, self.targets[:, None])[:, 0]
+        if self.kind == "multilabel":
+            there = torch.where(self.targets > 0, self.outputs, 1 - self.outputs)
+            return -there.clamp(min=1e-12).log().mean(dim=1)
+        return ((self.outputs - self.targets).abs() / self.targets.std(dim=0).clamp(min=1e-12)).mean(dim=1)
+
+    def wrong(self) -> Tensor:
+        """Return ``(N,)`` whether the class or a label is wrong; numbers are never right."""
+        if self.kind == "class":
+            return self.outputs.argmax(dim=1) != self.targets
+        if self.kind == "multilabel":
+            return ((self.outputs > 0.5) != (self.targets > 0)).any(dim=1)
+        return torch.ones(len(self.targets), dtype=torch.bool)
+
+
+def outcome_of(subject: Subject) -> Outcome:
+    """Return what the network says of the images of the subject's split, all of them."""
+    kind, data, parts = subject.data.targets["kind"], subject.data, []
+    for images, targets in subject.batches(subject.split, limit=2**62):
+        with torch.no_grad():
+            outputs = subject.net(images).float()
+        match kind:
+            case "class":
+                outputs = outputs.softmax(dim=1)
+            case "multilabel":
+                outputs = outputs.sigmoid()
+            case _:
+                mean, std = (torch.tensor(data.targets[name], device=outputs.device) for name in ("mean", "std"))
+                outputs = outputs * std + mean
+        parts.append((targets.cpu(), outputs.cpu()))
+    targets, outputs = (torch.cat(part) for part in zip(*parts, strict=True))
+    names = data.targets.get("names", data.class_names)
+    files = data.splits[subject.split].names or [f"image {i}" for i in np.arange(len(targets))]
+    return Outcome(kind, targets, outputs, names, files)

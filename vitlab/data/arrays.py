@@ -1,0 +1,106 @@
+"""Images that are arrays in memory, of a numpy file or of a program."""
+
+import hashlib
+from typing import Any, Literal, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlab.data.arguments import TableArgs
+from vitlab.data.files.rows import Kind, Rows
+from vitlab.data.files.sets import Images, TensorImages
+from vitlab.data.files.splits import Indices
+from vitlab.data.listed import Listed
+
+_PARTS = ("split", "group", "weight", "time")  # what a row may have beside image and targets
+
+
+class Arrays(Listed):
+    """Images of one shape with any number of channels, and targets for each, in memory.
+
+    A `.npz` file has `images`, of N x H x W or N x C x H x W numbers, and `targets`, of N or N x T; maybe `names` of T
+    targets, and `split`, `group`, `weight` and `time`, of N each, which are what the columns of a :class:`Table` are.
+
+    Args:
+        path: A `.npz` file, a `.npy` file of images, or an array of images.
+        targets: A `.npy` file or an array, where `path` has no targets.
+        target_type: class, number, or multilabel; default: as of the columns of a :class:`Table`.
+        split_by: hash, of an image's numbers, or time: the latest are for test, those before them for validation.
+        **photos: Passed to :class:`Photos`.
+
+    >>> data = Arrays(np.random.rand(20, 6, 10), np.linspace(0, 1, 20), batch_size=4)
+    >>> data.img_size, data.in_chans, data.targets["kind"]
+    ((6, 10), 1, 'number')
+    """
+
+    def __init__(
+        self,
+        path: Any,
+        targets: Any = None,
+        target_type: Kind | None = None,
+        split_by: Literal["hash", "time"] = "hash",
+        **photos: Unpack[TableArgs],
+    ) -> None:
+        import pandas as pd
+
+        place = path if isinstance(path, str) else "the data"
+        found = _read(path)
+        found |= {} if targets is None else {"targets": next(iter(_read(targets).values()))}
+        missing = [name for name in ("images", "targets") if name not in found]
+        if missing:
+            raise ValueError(
+                f"{place} has no {missing[0]}: save them together, np.savez(FILE, images=..., targets=...)"
+            )
+        self.images = _images(found["images"], place)
+        n, values = len(self.images), found["targets"]
+        columns = values.reshape(n, -1) if values.ndim and len(values) == n else np.empty((0, 1))
+        names = [str(name) for name in found.get("names", [f"target_{i + 1}" for i in range(columns.shape[1])])]
+        table: dict[str, Any] = {"path": [str(i) for i in range(n)], **dict(zip(names, columns.T, strict=False))}
+        table |= {part: found[part] for part in _PARTS if part in found}
+        lengths = {"targets" if name in names else name: len(column) for name, column in table.items()}
+        wrong = next((name for name, length in lengths.items() if length != n), None)
+        if wrong or len(names) != columns.shape[1]:
+            what = f"{wrong} of {lengths[wrong]}" if wrong else f"{len(names)} names of {columns.shape[1]} targets"
+            raise ValueError(f"{place} has {n} images and {what}")
+        rows = Rows(place, pd.DataFrame(table), names, {part: part for part in _PARTS}, target_type)
+        shape = self.images.shape
+        super().__init__(
+            rows=rows, place=place, sizes=[shape[2:]], in_chans=shape[1], arrays=True, split_by=split_by, **photos
+        )
+
+    def identity(self, path: str) -> bytes:
+        """Return what decides to which split a row belongs: a hash of its numbers."""
+        return hashlib.blake2b(self.images[int(path)].tobytes(), digest_size=16).digest()
+
+    def images_of(self, rows: Indices, targets: Tensor) -> Images:
+        """Return the images of some rows, which are called by the number of the row."""
+        return TensorImages(torch.from_numpy(self.images[rows]), targets, [str(i).encode() for i in rows])
+
+
+def _read(source: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file by their names; a single one is called images."""
+    if not isinstance(source, str):
+        return {"images": np.asarray(source)}
+    try:
+        found = np.load(source, allow_pickle=False)
+        return {name: found[name] for name in found.files} if hasattr(found, "files") else {"images": found}
+    except FileNotFoundError:
+        raise ValueError(f"`data.path` must be a .npz or .npy file, and there is no {source}") from None
+    except Exception as error:  # numpy meets broken files with every kind of error
+        raise ValueError(f"{source} is no .npz or .npy file of numbers: {error}") from None
+
+
+def _images(values: NDArray[Any], place: str) -> NDArray[np.float32]:
+    if values.ndim not in (3, 4) or values.dtype.kind not in "biuf" or not values.size:
+        shape = " x ".join(map(str, values.shape))
+        raise ValueError(
+            f"{place} must hold N x H x W or N x C x H x W numbers, and its images are {shape} {values.dtype}"
+        )
+    images = np.asarray(values[:, None] if values.ndim == 3 else values, dtype=np.float32)
+    if values.ndim == 4 and values.shape[3] <= 4 < values.shape[1]:
+        raise ValueError(f"{place}: images are N x C x H x W, channels before height; got {values.shape[1:]}")
+    if len(wrong := np.flatnonzero(~np.isfinite(images).all((1, 2, 3)))):
+        raise ValueError(f"{place}: image {wrong[0]} has values that are not finite")
+    return images
