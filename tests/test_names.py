@@ -34,6 +34,7 @@ def test_every_public_name_is_there_and_known_to_type_checkers(name):
     assert shown_to_type_checkers(package) | defined == {*package.__all__, *rooms}
 
 
+@pytest.mark.slow
 def test_the_rooms_are_names_of_vitlab():
     assert {*ROOMS, "stats"} <= set(dir(vitlab))
     code = (

@@ -11,6 +11,8 @@ from vitlab.ablation.evidence import protocol
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture
 def toy(lab, monkeypatch):

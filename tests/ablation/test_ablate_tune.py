@@ -10,6 +10,8 @@ from vitlab.ablation.lab import Lab
 from vitlab.ablation.work.tuning import at_border, choices, trials
 from vitlab.errors import UsageError
 
+pytestmark = pytest.mark.slow  # whole runs
+
 SPACE = {"model.lr": [0.001, 0.002, 0.004, 0.008]}
 
 
@@ -53,7 +55,6 @@ def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own
     assert not toy().run().failed and lab.counts() == before
 
 
-@pytest.mark.slow
 def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed(toy, lab, tmp_path_factory):
     for _ in range(3):
         process = lab.start(sleep=0.1)

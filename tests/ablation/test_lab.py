@@ -5,6 +5,8 @@ import pytest
 from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 @pytest.fixture
 def toy(lab, monkeypatch):

@@ -11,6 +11,8 @@ from small_nets import train
 from vitlab.analysis import ANALYSES
 from vitlab.cli.main import main
 
+pytestmark = pytest.mark.slow  # whole runs
+
 
 def analyze(names, run, *arguments):
     return main(["analyze", names, str(run), "--num_images=64", *map(str, arguments)])
@@ -38,7 +40,6 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
     assert (tmp_path / "out" / "entropy.svg").read_text().lstrip().startswith("<?xml")
 
 
-@pytest.mark.slow
 def test_all_makes_one_page_in_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
     page = (run / "analysis" / "analysis.html").read_text()

@@ -110,6 +110,7 @@ with second_interrupt_ends():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("needs", "work"),
     [("time", "time.sleep(60); time.sleep(60)"), ("torch", "x = torch.ones(12000, 12000); x @ x @ x")],

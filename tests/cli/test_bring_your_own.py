@@ -12,6 +12,8 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.config import trust
 
+pytestmark = pytest.mark.slow  # whole runs
+
 TESTS = Path(__file__).parents[1]
 NET = ["--model=userpkg.Net", "--trust_imports", "userpkg"]
 BARS = ["--data=userpkg.Bars", "--trust_imports", "userpkg"]
@@ -90,7 +92,6 @@ PARTS = [
 ]
 
 
-@pytest.mark.slow
 def test_parts_of_ones_own_in_a_task_of_vitlab_are_recorded_and_go_on_exactly(monkeypatch, capsys):
     preempt = "--trainer.callbacks=[{class_path: userpkg.callback.Preempt}]"
     words = ["fit", *VIT, *PARTS, "--data=Digits", "--data.subset=0.2", "--data.batch_size=32", *SHORT, preempt]

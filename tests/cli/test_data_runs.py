@@ -14,6 +14,8 @@ from PIL import Image
 from vitlab.cli.main import main
 from vitlab.runs.directory import RunDir
 
+pytestmark = pytest.mark.slow  # whole runs
+
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=1", "--model.depth=1",
         "--model.embed_dim=24", "--model.num_heads=2", "--data.num_workers=0"]  # fmt: skip

@@ -15,6 +15,8 @@ from vitlab.data import Digits
 from vitlab.jobs.train.build import build
 from vitlab.tasks import Classifier
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=1", "--data.subset=0.1"]
 PLACES = {

@@ -15,6 +15,8 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.cli.main import main
 from vitlab.tasks import Classifier
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CONFIG = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=3", "--data.batch_size=32"]
 SHORT = [*FIT, "--data.subset=0.3"]  # ten steps an epoch
@@ -121,7 +123,6 @@ def test_the_manifest_has_the_checksum_of_each_checkpoint(here):
     assert sorted(p.name for p in folder.iterdir()) == ["best.ckpt", "last.ckpt", "manifest.json", "previous.ckpt"]
 
 
-@pytest.mark.slow
 def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monkeypatch, capsys):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -147,7 +148,6 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monk
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["epoch"] == 2
 
 
-@pytest.mark.slow
 def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsys):
     assert main([*FIT, "--name", "torn", "--data.subset=0.1"]) == 0
     folder = here / "runs" / "torn" / "checkpoints"

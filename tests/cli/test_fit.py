@@ -72,6 +72,7 @@ def test_a_run_leaves_all_that_later_commands_need(run):
     assert read(run / "results.json")["val"]["n"] == sum(read(run / "data.json")["splits"]["val"]["class_counts"])
 
 
+@pytest.mark.slow
 def test_its_config_runs_again_by_itself(run, here):
     assert main(["fit", "--config", str(run / "config.yaml"), "--name", "again"]) == 0
     ours, theirs = load_file(run / "weights/last.safetensors"), load_file(here / "runs/again/weights/last.safetensors")
@@ -110,6 +111,7 @@ def test_the_sum_of_the_learning_rates_is_written_down(run):
     assert record["sum_of_learning_rates_pos_embed"] == record["sum_of_learning_rates"]
 
 
+@pytest.mark.slow
 def test_the_header_says_which_options_leave_the_fast_way_of_t2t(here, capsys):
     assert main(["fit", *T2T, "--dry_run", "--model.t2t_padding=reflect", "--model.t2t_value_skip=false"]) == 0
     assert "; t2t_padding and t2t_value_skip: the splits take the plain way" in capsys.readouterr().out

@@ -4,6 +4,8 @@ import pytest
 
 from vitlab.cli.main import main
 
+pytestmark = pytest.mark.slow  # whole runs
+
 T2T = ["fit", "--config", "t2t", "--trainer.logger=false"]
 GUESSES = [
     ([*T2T, "--lr=1e-4"], 'did you mean "model.lr"?'),

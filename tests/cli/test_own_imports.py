@@ -10,6 +10,8 @@ import pytest
 from vitlab.cli.main import COMMANDS, main
 from vitlab.config import trust
 
+pytestmark = pytest.mark.slow  # whole runs
+
 TESTS = Path(__file__).parents[1]
 DIGITS = ["--data=Digits", "--data.subset=0.1", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
 

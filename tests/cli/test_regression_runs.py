@@ -15,6 +15,8 @@ from vitlab.jobs.restore import restore
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CONFIG = ["fit", "--config", str(Path(__file__).parents[2] / "configs" / "vit.yaml"), "--trainer.logger=false",
           "--trainer.accelerator=cpu", "--model.depth=1", "--model.embed_dim=24", "--model.num_heads=2",
           "--model.patch_size=4", "--data.num_workers=0", "--data.batch_size=16"]  # fmt: skip
@@ -105,7 +107,6 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
     assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
 
 
-@pytest.mark.slow
 def test_labels_and_classes_in_folders_are_measured_predicted_and_looked_at(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

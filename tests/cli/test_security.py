@@ -68,6 +68,7 @@ def test_a_package_of_ones_own_is_imported_when_trusted(here, capsys, monkeypatc
     assert main([*words, "--trust_imports", "../x"]) == 2
 
 
+@pytest.mark.slow
 def test_a_run_directory_from_elsewhere_names_no_module_to_import(here, capsys, monkeypatch):
     assert main([*FIT, "--trainer.logger=false", "--name", "given"]) == 0
     config = here / "runs" / "given" / "config.yaml"
@@ -94,6 +95,7 @@ class Payload:
         return os.system, ("touch executed",)
 
 
+@pytest.mark.slow
 def test_a_malicious_checkpoint_runs_nothing(here, capsys):
     assert main([*FIT, "--trainer.logger=false", "--name", "given"]) == 0
     folder = here / "runs" / "given" / "checkpoints"

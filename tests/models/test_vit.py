@@ -233,6 +233,7 @@ def test_float64_works(tokenizer, images):
     torch.testing.assert_close(model.double()(images.double()).float(), logits, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_exported_graph_takes_any_batch_size(images):
     model = tiny(tokenizer="t2t", global_pool="map", pos_embed="rope2d").eval()  # others: tests/cli/test_export.py
     batch = {"images": {0: torch.export.Dim("batch", min=1)}}

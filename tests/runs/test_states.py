@@ -19,6 +19,8 @@ from vitlab.data import Digits
 from vitlab.runs import lock
 from vitlab.tasks import Classifier
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 SMALL = ["--model.depth=1", "--data.subset=0.1", "--trainer.max_epochs=1"]
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", *SMALL]
@@ -218,7 +220,6 @@ def advice(said):
     return told + [[word] for word in re.findall(r"--(?:overwrite|auto_resume|name|run_dir)\b", said)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 @pytest.mark.parametrize("way", ["start", "resume", "auto"])
 def test_every_state_of_a_directory_has_a_printed_way_on(here, trained, monkeypatch, capsys, state, way):
