@@ -129,3 +129,17 @@ def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp
     finish(["fit", "--resume", "one", "--trainer.devices=1", "--trainer.strategy=auto"], tmp_path)
     assert "(continued)" in capsys.readouterr().out
     assert {step for kind, step in curve(runs / "one") if kind == "train"} == set(range(1, 71))
+
+
+@pytest.mark.slow
+def test_a_run_of_an_older_vitlab_goes_on_with_the_defaults_of_what_it_does_not_speak_of(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--config=vit", "--data.subset=0.2", "--trainer.logger=false", "--trainer.max_epochs=1", "--name=old"]
+    assert main(["fit", *words]) == 0
+    config = tmp_path / "runs/old/config.yaml"
+    older = [line for line in config.read_text().splitlines() if "lr_scheduler:" not in line and "metrics:" not in line]
+    config.write_text("\n".join(older))
+    more = ["fit", "--resume=old", "--trainer.max_epochs=2"]
+    assert main([*more, "--model.lr_scheduler=wsd"]) == 2
+    assert "model.lr_scheduler: None -> wsd" in capsys.readouterr().err
+    assert main(more) == 0

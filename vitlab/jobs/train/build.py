@@ -2,6 +2,7 @@
 
 import os
 from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import lightning as L
@@ -85,7 +86,8 @@ class FitCLI(VitlabCLI):
         self.config_text = self._as_text()
         if self.resumed:
             if old := stored_config(self.run):
-                check_same_config(self.run, flatten(old), flatten(yaml.safe_load(self.config_text)))
+                new = flatten(yaml.safe_load(self.config_text))
+                check_same_config(self.run, self._at_default(new) | flatten(old), new)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
@@ -120,6 +122,15 @@ class FitCLI(VitlabCLI):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
         check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
+
+    def _at_default(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values that are defaults: where an older run does not speak of one, it had this."""
+        classes = {name: class_of(self.config[name].class_path) for name in ("model", "data")}
+        taken = {
+            f"{name}.{p.name}": p.default for name, cls in classes.items() for p in signature(cls).parameters.values()
+        }
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in taken.items()}
+        return {key: value for key, value in values.items() if key in plain and plain[key] == value}
 
     def _as_text(self) -> str:
         """Return the configuration as it is kept, with what the words say of images where the data cannot."""
