@@ -119,8 +119,8 @@ def test_prediction_sees_an_image_as_evaluation_does(augment):
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("augment", "mixup", "none, crop-flip, 3-augment or a timm string"),
-        ("augment", "rand-x9", "none, crop-flip, 3-augment or a timm string"),
+        ("augment", "mixup", "one of none, crop-flip, 3-augment, rotate90, original, a timm string"),
+        ("augment", "rand-x9", "one of none, crop-flip, 3-augment, rotate90, original, a timm string"),
         ("batch_size", 0, "at least 1"),
         ("num_workers", -1, "at least 0"),
         ("crop_pct", 1.5, "at most 1"),

@@ -1,11 +1,16 @@
 """What happens to one image before it joins a batch."""
 
+import random
+
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torchvision.transforms import v2
 
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.streams import uniforms
-from vitlab.data.loading.transforms import Augmented, CentreCrop, RandomCropFlip, policy_steps, to_image, to_tensor
+from vitlab.data.loading.transforms import Augmented, CentreCrop, RandomCropFlip, step_of, to_image, to_tensor
 
 
 def _ramp(width=60, height=40):
@@ -68,20 +73,20 @@ def test_a_seed_gives_one_image_and_another_seed_another():
 
 
 def _policy(name):
-    return Augmented(RandomCropFlip((8, 8), 0.1, "bicubic"), name, (0.5, 0.5, 0.5))
+    return Augmented(RandomCropFlip((8, 8), 0.1, "bicubic"), [name], (0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("name", ["rand-m10-mstd0.5-inc1", "3-augment"])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_policies_keep_size_and_mode_at_every_strength(name, mode):
-    transform = Augmented(lambda image, seed: image, name, (0.5,) if mode == "L" else (0.5, 0.4, 0.3))
+    transform = Augmented(lambda image, seed: image, [name], (0.5,) if mode == "L" else (0.5, 0.4, 0.3))
     for seed in range(100):
         image = transform(_ramp(12, 10).convert(mode), seed)
         assert image.mode == mode and image.size == (12, 10)
 
 
 def test_posterize_never_leaves_a_black_image():
-    (policy,) = policy_steps("rand-m10-inc1", (0.5,))
+    policy = step_of("rand-m10-inc1", (0.5,))
     (op,) = [op for op in policy.ops if op.name == "PosterizeIncreasing"]
     op.prob = 1.0
     assert np.asarray(op(_ramp())).max() == 128
@@ -92,3 +97,55 @@ def test_tensor_and_image_are_the_same(mode):
     image = _ramp().convert(mode)
     assert to_tensor(image).shape == (len(mode), 40, 60)
     assert to_image(to_tensor(image)) == image
+
+
+class Inverted(torch.nn.Module):
+    def forward(self, image):
+        return 255 - v2.functional.pil_to_tensor(image)
+
+
+LISTS = [
+    ["TrivialAugmentWide"], ["AutoAugment"], ["original"], ["v0-mstd0.5"], ["AugMix"], ["augmix-m5-w2"],
+    ["RandomVerticalFlip"], ["rotate90"], [{"class_path": "ColorJitter", "init_args": {"hue": 0.5, "brightness": 0.5}}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", LISTS, ids=str)
+def test_what_a_list_does_depends_on_the_seed_alone_and_leaves_others_numbers_alone(steps):
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8))
+    transform = Augmented(None, steps, (0.5, 0.5, 0.5))
+    random.seed(0), np.random.seed(0), torch.manual_seed(0)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    made = [np.asarray(transform(image, seed)) for seed in range(12)]
+    assert before == (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist())
+    for seed in (11, 3):
+        assert (np.asarray(Augmented(None, steps, (0.5, 0.5, 0.5))(image, seed)) == made[seed]).all()
+    assert len({x.tobytes() for x in made}) > 1
+
+
+def test_a_list_says_whether_images_are_moved_and_takes_classes_of_ones_own():
+    own = f"{__name__}.Inverted"
+    still = Pipeline(None, (12, 10), [own], None, None, "bilinear").transform(True, (0.5,))
+    plain = Pipeline(None, (12, 10), "none", None, None, "bilinear").transform(True, (0.5,))
+    assert (np.asarray(still(_ramp(), 3)) == 255 - np.asarray(plain(_ramp(), 3))).all()
+    moved = Pipeline(None, (12, 10), ["crop-flip", own], None, None, "bilinear")
+    crop = Pipeline(None, (12, 10), "crop-flip", None, None, "bilinear").transform(True, (0.5,))
+    assert (np.asarray(moved.transform(True, (0.5,))(_ramp(), 3)) == 255 - np.asarray(crop(_ramp(), 3))).all()
+    assert (np.asarray(moved.transform(False, (0.5,))(_ramp(), 3)) == np.asarray(plain(_ramp(), 3))).all()
+    assert f"of the area, {own}, evaluated" in str(moved)
+
+
+@pytest.mark.parametrize(
+    "augment, message",
+    [
+        (["rotate90"], r"rotate90 makes \(10, 12\) of an image of \(12, 10\)"),
+        (["RandomVerticalFlip", "crop-flip"], "has crop-flip first or not at all"),
+        (["RandomVerticalFlop"], 'did you mean "RandomVerticalFlip"'),
+        ([{"class_path": "ColorJitter", "init_args": {"brightnes": 1}}], "takes no argument `brightnes`"),
+        ([{"class_path": "subprocess.Popen", "init_args": {"args": "true"}}], "is no module.Module"),
+        (["nowhere.Mine"], "is not imported"),
+    ],
+)
+def test_what_cannot_augment_is_refused_at_once(augment, message):
+    with pytest.raises(ValueError, match=message):
+        Pipeline(None, (12, 10), augment, None, None, "bilinear")

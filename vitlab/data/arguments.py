@@ -3,7 +3,7 @@
 from typing import Literal, TypedDict
 
 from vitlab.data.loading.order import Sampling
-from vitlab.data.loading.transforms import Interpolation
+from vitlab.data.loading.transforms import Augment, Interpolation
 
 
 class OwnRuleArgs(TypedDict, total=False):
@@ -27,7 +27,7 @@ class FrameArgs(OwnRuleArgs, total=False):
 
     batch_size: int
     num_workers: int
-    augment: str
+    augment: Augment
     sampling: Sampling
     repeats: int
     random_erasing: float

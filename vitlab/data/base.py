@@ -21,7 +21,7 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
-from vitlab.data.loading.transforms import Interpolation, as_size
+from vitlab.data.loading.transforms import Augment, Interpolation, as_size
 from vitlab.data.record import RUN, check_same_training, record
 from vitlab.signature import Named
 
@@ -36,7 +36,8 @@ class ImageData(Named, L.LightningDataModule):
         batch_size: Images per step over all devices and processes.
         img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
         num_workers: Processes that decode images, beside each training process; images in memory need none.
-        augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
+        augment: Of training images: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or a list:
+            crop-flip first or not at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
         sampling: How often an epoch shows a class of n images: as n (natural), as the root of n (sqrt), all alike
             (balanced); an epoch keeps its number of images.
@@ -75,7 +76,7 @@ class ImageData(Named, L.LightningDataModule):
         batch_size: int = 128,
         img_size: int | list[int] | None = None,
         num_workers: int = 2,
-        augment: str = "none",
+        augment: Augment = "none",
         crop_scale: float | None = None,
         sampling: Sampling = "natural",
         repeats: int = 1,

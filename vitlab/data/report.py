@@ -104,7 +104,7 @@ def picture(data: ImageFolder, path: str) -> None:
     """
     data.build("train")
     images = data.splits["train"]
-    plain, augmented = (data.pipeline.transform(name, data.mean) for name in ("none", data.pipeline.augment))
+    plain, augmented = (data.pipeline.transform(train, data.mean) for train in (False, True))
     order = _one_of_each_class_first(images.labels.numpy())[:_ROWS]
     height, width = data.img_size
     sheet = Image.new("RGB", ((_COLUMNS + 1) * (width + 2), len(order) * (height + 2)), "white")

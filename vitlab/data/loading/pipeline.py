@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from vitlab.classes import told
 from vitlab.data.files.arrays import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import Images, Statistics, TensorImages
@@ -21,6 +22,7 @@ from vitlab.data.loading.prefetch import Prefetch
 from vitlab.data.loading.sample_loader import Complain, SampleLoader
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.loading.transforms import (
+    Augment,
     Augmented,
     CentreCrop,
     Interpolation,
@@ -28,7 +30,7 @@ from vitlab.data.loading.transforms import (
     ShiftFlip,
     Size,
     Transform,
-    policy_steps,
+    parts_of,
     to_tensor,
 )
 
@@ -63,7 +65,7 @@ class Pipeline:
     Args:
         native_size: Height and width of the stored images, in pixels; None where they differ.
         img_size: Height and width of the images the network gets, in pixels.
-        augment: Of training images: none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1.
+        augment: What is done to training images; see :class:`vitlab.data.base.ImageData`.
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
         crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
         interpolation: How images are resized.
@@ -73,7 +75,7 @@ class Pipeline:
         self,
         native_size: Size | None,
         img_size: Size,
-        augment: str,
+        augment: Augment,
         crop_scale: float | None,
         crop_pct: float | None,
         interpolation: Interpolation,
@@ -83,11 +85,12 @@ class Pipeline:
         for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
             if not 0 < share <= 1:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
-        if augment not in ("none", "crop-flip"):
-            policy_steps(augment, (0.5,))  # refuses a name that timm does not know
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
-        self.augment, self.crop_scale, self.crop_pct = augment, crop_scale, crop_pct
+        self.moves, self.steps = parts_of(augment)
+        self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
+        for seed in range(8 * bool(self.steps)):  # what cannot be is refused now
+            Augmented(None, self.steps, (0.5,))(Image.new("RGB", (native_size or img_size)[::-1], "gray"), seed)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
 
     def __str__(self) -> str:
@@ -96,12 +99,13 @@ class Pipeline:
         >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
         'random crops of 30 to 100 % of the area, evaluated on the centre, 100 % of the shorter side'
         """
+        then = "".join(f", {told(step)}" for step in self.steps)
         if self.native_size:
-            return "whole images" + (f", shifted by up to {self.pad} pixels" if self.augment != "none" else "")
+            return "whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
         centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
-        if self.augment == "none":
-            return f"trained and {centre}"
-        return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area, {centre}"
+        if not self.moves:
+            return f"trained and {centre}{then}"
+        return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {centre}"
 
     def facts(self) -> dict[str, Any]:
         """Return what follows from the files, for the record of a run."""
@@ -118,17 +122,17 @@ class Pipeline:
         complain: Complain,
     ) -> Loader:
         """Return the batches of a split: augmented ones in the order of training, plain ones else."""
-        augment = self.augment if isinstance(order, TrainOrder) else "none"
+        train = isinstance(order, TrainOrder)
         loader: Loader
-        if self.native_size and isinstance(images, TensorImages) and augment in ("none", "crop-flip"):
-            moving = augment == "crop-flip"
+        if self.native_size and isinstance(images, TensorImages) and not (train and self.steps):
+            moving = train and self.moves
             pixels, labels = images.images, images.labels
             if device.type == "cuda" and pixels.nbytes < torch.cuda.mem_get_info(device)[0] // 4:
                 pixels, labels = pixels.to(device), labels.to(device)
             loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving)
             resident = pixels.device.type == "cuda"
         else:
-            loader = SampleLoader(images, order, self.transform(augment, mean), num_workers, complain)
+            loader = SampleLoader(images, order, self.transform(train, mean), num_workers, complain)
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
@@ -171,16 +175,13 @@ class Pipeline:
             raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
         return self.normalise(torch.from_numpy(array)[None], statistics)[0]
 
-    def transform(self, augment: str, mean: tuple[float, ...]) -> Transform | None:
-        """Return what is done to each image under an augmentation; None for nothing."""
-        if augment == "none":
-            return None if self.native_size else self._centre()
-        move: Transform
-        if self.native_size:
-            move = ShiftFlip(self.pad)
-        else:
-            move = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
-        return move if augment == "crop-flip" else Augmented(move, augment, mean)
+    def transform(self, train: bool, mean: tuple[float, ...]) -> Transform | None:
+        """Return what is done to each image of training, or of evaluation; None for nothing."""
+        move: Transform | None = None if self.native_size else self._centre()
+        if train and self.moves:
+            crop = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
+            move = ShiftFlip(self.pad) if self.native_size else crop
+        return Augmented(move, self.steps, mean) if train and self.steps else move
 
     def _centre(self) -> CentreCrop:
         return CentreCrop(self.img_size, self.crop_pct, self.interpolation)

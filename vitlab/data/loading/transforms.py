@@ -1,7 +1,7 @@
 """What happens to one image before it joins a batch; every draw comes from the sample's seed."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, Protocol
 
@@ -12,9 +12,11 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
 from vitlab.data.loading.streams import uniforms
 
 Interpolation = Literal["bilinear", "bicubic"]
+Augment = str | list[str | ClassSpec]
 Size = tuple[int, int]  # height, width
 
 
@@ -109,50 +111,91 @@ class ShiftFlip:
 
 
 class Augmented:
-    """A geometric transform followed by one of timm's random policies.
+    """A geometric transform followed by others, which draw from the global generators.
 
     Args:
-        first: The geometric transform.
-        policy: A timm string such as rand-m9-mstd0.5-inc1 (Cubuk et al. 2019, arXiv:1909.13719), or 3-augment
-            (Touvron et al. 2022, arXiv:2204.07118).
+        first: The geometric transform; None for none.
+        steps: Words and classes, see :func:`step_of`.
         mean: Mean of each channel in [0, 1]; fills what a policy uncovers.
     """
 
-    def __init__(self, first: Transform, policy: str, mean: tuple[float, ...]) -> None:
-        self.first = first
-        self.policy = policy_steps(policy, mean)
+    def __init__(self, first: Transform | None, steps: Sequence[str | ClassSpec], mean: tuple[float, ...]) -> None:
+        self.first, self.names = first, [told(step) for step in steps]
+        self.steps = [step_of(step, mean) for step in steps]
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
-        image = self.first(image, seed)
-        mode = image.mode
+        image = self.first(image, seed) if self.first else image
+        mode, size = image.mode, image.size
         image = image.convert("RGB")
         with _seeded(seed):
-            for step in self.policy:
-                image = step(image)
+            for name, step in zip(self.names, self.steps, strict=True):
+                made = step(image)
+                if isinstance(made, Tensor) and made.dtype == torch.uint8 and made.ndim == 3:
+                    made = to_image(made)
+                if not isinstance(made, Image.Image) or made.size != size:
+                    found = made.size[::-1] if isinstance(made, Image.Image) else type(made).__name__
+                    raise ValueError(
+                        f"`data.augment`: {name} makes {found} of an image of {size[::-1]}, which it must not"
+                    )
+                image = made
         return image.convert(mode)
 
 
-def policy_steps(policy: str, mean: tuple[float, ...]) -> list[Callable[[Image.Image], Image.Image]]:
-    """Return the functions that a policy name stands for, or refuse the name."""
-    from timm.data.auto_augment import auto_augment_transform, rand_augment_transform
-    from torchvision.transforms import ColorJitter
+def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
+    """Return whether images are moved and mirrored, and what is done to them then; a word alone moves them, too.
 
-    fill = tuple(round(255 * value) for value in (mean * 3)[:3])
-    if policy == "3-augment":
-        return [auto_augment_transform("3a", {"img_mean": fill}), ColorJitter(0.3, 0.3, 0.3)]
-    try:
-        if not policy.startswith("rand-"):
-            raise ValueError
-        randaugment = rand_augment_transform(policy, {"img_mean": fill})
-    except (AssertionError, ValueError):
+    >>> parts_of("rand-m9"), parts_of(["rotate90"]), parts_of(["crop-flip", "ColorJitter"])
+    ((True, ['rand-m9']), (False, ['rotate90']), (True, ['ColorJitter']))
+    """
+    if isinstance(augment, str):
+        return augment != "none", [] if augment in ("none", "crop-flip") else [augment]
+    steps = list(augment)
+    moves = steps[:1] == ["crop-flip"]
+    steps = steps[1:] if moves else steps
+    if "crop-flip" in steps or "none" in steps:
         raise ValueError(
-            "`data.augment` must be none, crop-flip, 3-augment or a timm string such as rand-m9-mstd0.5-inc1, "
-            f"got {policy!r}"
-        ) from None
-    for op in randaugment.ops:
-        if op.name.startswith("Posterize"):
-            op.aug_fn = _posterize
-    return [randaugment]
+            f"`data.augment` has crop-flip first or not at all, and none alone, got {list(map(told, augment))}"
+        )
+    return moves, steps
+
+
+def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.Image], Image.Image]:
+    """Return the function that a word, a name of torchvision.transforms.v2 or a class path stands for.
+
+    Words are 3-augment (Touvron et al. 2022, arXiv:2204.07118), rotate90 (by 0 to 3 quarter turns), and timm's strings
+    rand-... (Cubuk et al. 2019, arXiv:1909.13719), augmix-... (Hendrycks et al. 2019, arXiv:1912.02781), original
+    and v0 (AutoAugment: Cubuk et al. 2018, arXiv:1805.09501).
+    """
+    from timm.data import auto_augment
+    from torchvision.transforms import ColorJitter, Compose, v2
+
+    name, args = name_and_args("data.augment", step)
+    hparams = {"img_mean": tuple(round(255 * value) for value in (mean * 3)[:3])}
+    kind = name.split("-")[0]
+    try:
+        if name == "3-augment":
+            return Compose([auto_augment.auto_augment_transform("3a", hparams), ColorJitter(0.3, 0.3, 0.3)])
+        if name == "rotate90":
+            return _turned
+        if kind in ("original", "v0"):
+            return auto_augment.auto_augment_transform(name, hparams)
+        if kind == "augmix":
+            return auto_augment.augment_and_mix_transform(name, hparams)
+        if kind == "rand":
+            randaugment = auto_augment.rand_augment_transform(name, hparams)
+            for op in randaugment.ops:
+                op.aug_fn = _posterize if op.name.startswith("Posterize") else op.aug_fn
+            return randaugment
+    except (AssertionError, ValueError, KeyError):
+        name = f"{name} "  # which is no class either
+    words = ("none", "crop-flip", "3-augment", "rotate90", "original", "a timm string such as rand-m9-mstd0.5-inc1")
+    cls = find_class("data.augment", name.strip(), torch.nn.Module, words, v2.__name__)
+    return build("data.augment", cls, args, {})
+
+
+def _turned(image: Image.Image) -> Image.Image:
+    turns = random.randrange(4)
+    return image.rotate(90 * turns, expand=True) if turns else image
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
