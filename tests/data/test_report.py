@@ -61,6 +61,21 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     assert json.loads(written.read_text())["images"]["train"] == 20
 
 
+def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_path, capsys):
+    config, sheets = tmp_path / "mine.yaml", []
+    for scale in (0.05, 1.0):
+        data = {"img_size": [12, 20], "augment": ["crop-flip", "RandomVerticalFlip"], "crop_scale": scale, "batch_size": 4}
+        config.write_text(json.dumps({"data": {"class_path": "Digits", "init_args": data}}))  # JSON is YAML
+        drawn = tmp_path / f"{scale}.png"
+        assert data_command([str(photos), "-c", str(config), "-o", str(drawn), "--num_workers", "0"]) == 0
+        assert "then ['crop-flip', 'RandomVerticalFlip']" in capsys.readouterr().out
+        with Image.open(drawn) as sheet:
+            assert sheet.size == (8 * 22, 8 * 14)
+            sheets.append(np.asarray(sheet))
+    assert np.array_equal(sheets[0][:, :22], sheets[1][:, :22])  # the column of evaluation
+    assert not np.array_equal(sheets[0], sheets[1])
+
+
 @pytest.mark.parametrize("argv", [["no such folder", "x"], ["x", "--siz", "3"], []])
 def test_mistakes_are_one_line(tmp_path, monkeypatch, argv):
     monkeypatch.chdir(tmp_path)
