@@ -160,10 +160,11 @@ def test_measuring_keeps_what_the_run_says_of_each_image(run):
     for command, split in (("test", "test"), ("validate", "val")):
         assert main([command, str(run), "--quiet"]) == 0
         result, table = read(run / "results.json")[split], pd.read_parquet(run / f"predictions/{split}.parquet")
-        assert list(table.columns) == ["index", "target", "prediction", "probability"]
+        assert list(table.columns) == ["index", "target", "prediction", "probability", "probabilities"]
         assert table["index"].tolist() == list(range(int(result["n"])))
         assert (table["target"] == table["prediction"]).mean() == pytest.approx(result["acc1"], abs=1e-6)
         assert table["probability"].between(0.1, 1).all()
+        assert [row.argmax() for row in table["probabilities"]] == table["prediction"].tolist()
     before = (run / "predictions/test.parquet").read_bytes()
     assert main(["test", str(run), "--quiet", "--model.pos_embed=none"]) == 0
     assert (run / "predictions/test.parquet").read_bytes() == before  # a variation's are not kept
@@ -320,7 +321,7 @@ def test_help_for_fit_names_what_people_set(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out
-    assert page.count("\n") < 130
+    assert page.count("\n") < 140
     flags = ("--name", "--resume", "--model.pos_embed", "--model.t2t_kernels", "--data.root", "--trainer.max_epochs")
     assert all(flag in page for flag in flags)
 
