@@ -217,7 +217,7 @@ def test_loaders_hand_out_every_image():
     rows = loader.measure(rounds=3, budget=0, count=512, photos=72)
     assert all(row["ratio"] == 1 for row in rows if row["loader"] == row["base"])
     assert [row["loader"] for row in rows if row["ratio"] != 1] == [
-        "DataLoader, PIL, 0 workers", "vitlab, in memory", "DataLoader, PIL, 0 workers", "vitlab, in memory", "Packed"
+        *("DataLoader, PIL, 0 workers", "vitlab, in memory") * 2, "ImageFolder, 2 workers", "Packed, 2 workers"
     ]  # fmt: skip
 
 

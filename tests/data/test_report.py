@@ -64,7 +64,12 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
 def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_path, capsys):
     config, sheets = tmp_path / "mine.yaml", []
     for scale in (0.05, 1.0):
-        data = {"img_size": [12, 20], "augment": ["crop-flip", "RandomVerticalFlip"], "crop_scale": scale, "batch_size": 4}
+        data = {
+            "img_size": [12, 20],
+            "augment": ["crop-flip", "RandomVerticalFlip"],
+            "crop_scale": scale,
+            "batch_size": 4,
+        }
         config.write_text(json.dumps({"data": {"class_path": "Digits", "init_args": data}}))  # JSON is YAML
         drawn = tmp_path / f"{scale}.png"
         assert data_command([str(photos), "-c", str(config), "-o", str(drawn), "--num_workers", "0"]) == 0

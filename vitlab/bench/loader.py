@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterable
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,14 +106,14 @@ def _photos(folder: Path, count: int) -> dict[str, Epoch]:
     settings: dict[str, Any] = {"batch_size": _PHOTO_BATCH, "augment": "crop-flip", **shares}
     decoded = ImageFolder(str(folder / "photos"), num_workers=2, **settings)
     packed = Packed(str(folder / "packed"), num_workers=2, **settings)
+    usual = _torchvision(folder / "photos")
     return {
-        _USUAL: lambda: _torchvision(folder / "photos"),
+        _USUAL: lambda: usual,
         "ImageFolder, 2 workers": partial(decoded.finished, decoded.train_dataloader()),
         "Packed, 2 workers": partial(packed.finished, packed.train_dataloader()),
     }
 
 
-@lru_cache
 def _torchvision(folder: Path) -> DataLoader[Any]:
     from torchvision import datasets
     from torchvision.transforms import (

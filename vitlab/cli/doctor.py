@@ -18,7 +18,7 @@ from vitlab.runs.directory import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
 MORE = (
-    *("matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
+    *("fsspec", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
     *("rich", "scikit-learn", "scipy", "statsmodels", "tqdm", "wandb"),
 )
 KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is wrong with them]
