@@ -33,9 +33,10 @@ def commands(page):
 OWN = (
     "docs/bring_your_own.md",
     "docs/position_embeddings.md",
-)  # their code makes their commands run: tests of their own
-RUN = [page for page in PAGES if commands(page) and page not in (*OWN, "docs/cluster.md")]
-RUN += [pytest.param("docs/cluster.md", marks=pytest.mark.rare)]
+)  # they have tests of their own
+SELDOM = ("docs/cluster.md", "docs/ablation.md", "docs/troubleshooting.md")
+RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
+RUN += [pytest.param(page, marks=pytest.mark.rare) for page in SELDOM]
 
 
 def shorter(words):
@@ -147,7 +148,8 @@ def test_the_page_on_positions_names_each_method():
     ] == []
 
 
-@pytest.mark.slow
+@pytest.mark.rare
+@pytest.mark.rare
 def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_an_ablation(desk, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     definition, check = blocks("docs/position_embeddings.md", "python")

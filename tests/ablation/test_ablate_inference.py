@@ -57,8 +57,8 @@ def at_most(hits, n, share):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
-@pytest.mark.parametrize(("arms", "n"), [(4, 3), (5, 5), (10, 5)])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), pytest.param(5, 5, marks=pytest.mark.rare), (10, 5)])
 def test_of_twenty_reports_on_equal_arms_at_most_one_finds_a_difference(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, ["a1 > a0", "a2 > a1"])
     rng, false, reports = np.random.default_rng(arms), 0, 400
@@ -70,8 +70,8 @@ def test_of_twenty_reports_on_equal_arms_at_most_one_finds_a_difference(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
-@pytest.mark.parametrize(("arms", "n"), [(4, 3), (5, 5), (10, 5)])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
+@pytest.mark.parametrize(("arms", "n"), [(4, 3), pytest.param(5, 5, marks=pytest.mark.rare), (10, 5)])
 def test_of_twenty_reports_on_arms_at_the_margin_at_most_one_finds_an_equivalence(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n, [f"a1 ~ a0 within {MARGIN}"])
     rng, false, reports = np.random.default_rng(arms), 0, 400
@@ -83,7 +83,7 @@ def test_of_twenty_reports_on_arms_at_the_margin_at_most_one_finds_an_equivalenc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("correlation", [0.0, 0.9])
+@pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
 @pytest.mark.parametrize(("arms", "n"), [(4, 3), (10, 5)])
 def test_every_printed_interval_covers_the_truth_as_often_as_it_says(tmp_path, arms, n, correlation):
     results = results_of(tmp_path, [f"a{i}" for i in range(arms)], n)

@@ -54,7 +54,7 @@ def test_added_seeds_and_arms_keep_the_old_cells(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
-@pytest.mark.parametrize("moment", [0.1, 0.5, 1.1])
+@pytest.mark.parametrize("moment", [0.5, *(pytest.param(x, marks=pytest.mark.rare) for x in (0.1, 1.1))])
 def test_after_a_kill_of_the_whole_command_the_results_are_those_of_an_undisturbed_run(lab, undisturbed, moment):
     process = lab.start(sleep=0.15)
     wait_for(lambda: lab.counts())
@@ -118,6 +118,7 @@ def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
+@pytest.mark.rare
 def test_a_failing_analysis_loses_no_number(lab):
     lab.change(analyses=("resolution", "cost"))
     code, out = lab()
@@ -158,6 +159,7 @@ def test_a_pre_empted_cell_is_tried_again_a_wrong_one_is_not(lab):
     assert fits["rope2ds0"] == 1
 
 
+@pytest.mark.rare
 def test_a_hanging_cell_times_out_and_a_diverged_one_is_counted(lab):
     lab.change(timeout="6s", retries=0)
     code, out = lab("run", toy={"learned 1": "hang", "rope2d 0": "diverge"})
@@ -182,6 +184,7 @@ def test_ctrl_c_once_lets_running_cells_finish_and_twice_ends_them(lab, undistur
     assert lab.results() == undisturbed
 
 
+@pytest.mark.rare
 def test_random_kills_change_nothing(lab, undisturbed):
     rng = random.Random(0)
     for _ in range(4):
@@ -196,7 +199,7 @@ def test_random_kills_change_nothing(lab, undisturbed):
     assert len([line for line in lab.counts() if line.startswith("val")]) == 6
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.rare)])
 def test_when_one_of_two_workers_is_killed_the_other_does_the_rest(lab, undisturbed, seed):
     lab.change(workers=1)
     first, second = lab.start(sleep=0.15), lab.start(sleep=0.15)
@@ -215,6 +218,7 @@ def test_when_one_of_two_workers_is_killed_the_other_does_the_rest(lab, undistur
     assert len(trained) == 6 and sum(trained.values()) <= 7
 
 
+@pytest.mark.rare
 def test_on_a_terminal_a_table_is_drawn_again_and_again(lab):
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))

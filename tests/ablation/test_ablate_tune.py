@@ -34,6 +34,7 @@ def configs(lab, pattern):
     return {str(p.parent.parent.name): yaml.safe_load(p.read_text()) for p in sorted(paths)}
 
 
+@pytest.mark.rare
 def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own(toy, lab):
     plan = toy().plan()
     assert not lab.counts() and len(plan.arms) == 2

@@ -293,7 +293,7 @@ def test_the_readme_says_what_the_saved_runs_say():
     assert between.strip() == saved.speed_table(ROOT / "benchmarks")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_two_processes_exchange_gradients_and_are_compared_with_one():
     rows = {row["setting"]: row for row in ddp.measure(3, 0, batch=1)}
     assert rows["one process"]["ratio"] == 1
@@ -337,7 +337,7 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_memory_is_measured_in_a_process_of_its_own():
     case = Case("cifar_vit", "train", "fp32", 2)
     assert 5 < model.memory(case, "vitlab") < 500

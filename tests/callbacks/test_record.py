@@ -2,6 +2,7 @@ import json
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from tiny import IMAGES, fit, loader, task, trainer
 
 from vitlab.callbacks.checkpoint import Checkpoint
@@ -73,7 +74,9 @@ def test_a_loss_that_is_not_finite_names_step_batch_and_rate(record, tmp_path):
         fit(tmp_path, record, train=loader(images))
 
 
-def test_every_step_stands_once_after_kills_and_torn_rows(record, tmp_path):
+@pytest.mark.parametrize("late", [False, True], ids=["one process", "sharded, which reads its checkpoint after set-up"])
+def test_every_step_stands_once_after_kills_and_torn_rows(record, tmp_path, monkeypatch, late):
+    monkeypatch.setattr(SingleDeviceStrategy, "restore_checkpoint_after_setup", late)
     keeper = Checkpoint(every_n_steps=2)
     record.run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n{"step": 2, "trai')  # killed before a checkpoint
     fit(tmp_path, record, keeper, max_epochs=1)

@@ -67,7 +67,7 @@ def test_large_weights_lie_beside_the_graph(vit, tmp_path, monkeypatch):
     assert largest_difference(network(vit), FORMATS["onnx"][1](path, {})) < 1e-4  # where it lies now
 
 
-@pytest.mark.parametrize("form", ["safetensors", *GRAPHS])
+@pytest.mark.parametrize("form", ["safetensors", GRAPHS[0], pytest.param("pt2", marks=pytest.mark.rare)])
 def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path):
     path = tmp_path / f"t2t{export.SUFFIXES[form]}"
     assert main(["export", str(t2t), "--to", form, "-o", str(path), "--check", "--quiet"]) == 0
@@ -98,7 +98,7 @@ def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", "pt2"])
+@pytest.mark.parametrize("form", ["onnx", pytest.param("pt2", marks=pytest.mark.rare)])
 def test_the_performers_small_number_is_kept(form, tmp_path):
     """Where all features are small, the 1e-8 in the denominator decides; optimizers of graphs took it for 0."""
     net = VisionTransformer(

@@ -88,8 +88,8 @@ def whole(tmp_path_factory):
     ("name", "number", "step", "code"),
     [
         ("term", signal.SIGTERM, POINTS[0], 75),
-        ("usr1", signal.SIGUSR1, POINTS[1], 75),
-        ("int", signal.SIGINT, POINTS[2], 130),
+        pytest.param("usr1", signal.SIGUSR1, POINTS[1], 75, marks=pytest.mark.rare),
+        pytest.param("int", signal.SIGINT, POINTS[2], 130, marks=pytest.mark.rare),
     ],
 )
 def test_a_signal_saves_leaves_and_the_rest_is_bit_identical(whole, name, number, step, code):
@@ -103,7 +103,9 @@ def test_a_signal_saves_leaves_and_the_rest_is_bit_identical(whole, name, number
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("every", [0, 5])  # from the end of the epoch before, and from its middle
+@pytest.mark.parametrize(
+    "every", [pytest.param(0, marks=pytest.mark.rare), 5]
+)  # from the end of the epoch before, and from its middle
 def test_a_kill_loses_nothing(whole, every):
     folder, name = whole.parents[1], f"kill{every}"
     arguments = [*FIT, f"--checkpoint.every_n_steps={every}"] if every else FIT
@@ -115,7 +117,7 @@ def test_a_kill_loses_nothing(whole, every):
     same(whole, folder / "runs" / name)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp_path, capsys):
     two, runs = [*FIT, *DDP, "--trainer.max_epochs=2"], tmp_path / "runs"
     finish_two([*two, "--name", "whole"], tmp_path)

@@ -132,7 +132,7 @@ def test_a_secret_in_a_configuration_is_refused(here, capsys, word):
     assert "looks like a secret" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_no_secret_of_the_environment_reaches_the_run_directory(here, monkeypatch):
     canaries = {"WANDB_API_KEY": "c0ffee" * 6 + "beef", "HF_TOKEN": "canary-hf-1234", "MY_PASSWORD": "canary-pw-1234"}
     for name, value in canaries.items():

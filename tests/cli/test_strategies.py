@@ -59,7 +59,7 @@ def sharded(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch, capsys):
     shutil.copytree(sharded, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
@@ -78,7 +78,7 @@ def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch,
         assert f"-> {strategy}" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_sharded_training_continues_sharded(sharded, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums of several threads round differently
     stop = "import sys, signal; from vitlab.tasks import Classifier as C; from vitlab.cli.main import main\n"

@@ -43,7 +43,7 @@ def stop_two(folder, ready, **seconds):
     return code, (folder / "log").read_text(), left
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_process_that_leaves_first_is_not_taken_for_lost(tmp_path):
     run = tmp_path / "runs" / "two"
     code, said, left = stop_two(tmp_path, run / "metrics.jsonl", late=0, linger=7)

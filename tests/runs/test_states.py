@@ -51,7 +51,10 @@ def stopped_in_setup(monkeypatch, logger):
     assert stop_in(monkeypatch, Digits, "read", words) == 75
 
 
-@pytest.mark.parametrize("logger", [False, True], ids=["alone", "with W&B"])
+SELDOM = pytest.param(False, marks=pytest.mark.rare)
+
+
+@pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
 def test_a_run_is_there_before_data_and_loggers_are_touched(here, monkeypatch, capsys, logger):
     seen = {}
 
@@ -69,7 +72,7 @@ def test_a_run_is_there_before_data_and_loggers_are_touched(here, monkeypatch, c
     assert json.loads(Path("runs/a/run.json").read_text())["wandb_id"] == record["wandb_id"]
 
 
-@pytest.mark.parametrize("logger", [False, True], ids=["alone", "with W&B"])
+@pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
 @pytest.mark.parametrize("way", [["--resume", "a"], [*FIT[1:], "--name", "a", "--auto_resume"]], ids=["resume", "auto"])
 def test_what_a_signal_during_setup_leaves_can_be_continued(here, monkeypatch, capsys, logger, way):
     stopped_in_setup(monkeypatch, logger)
@@ -221,7 +224,7 @@ def advice(said):
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
-@pytest.mark.parametrize("way", ["start", "resume", "auto"])
+@pytest.mark.parametrize("way", ["start", "resume", pytest.param("auto", marks=pytest.mark.rare)])
 def test_every_state_of_a_directory_has_a_printed_way_on(here, trained, monkeypatch, capsys, state, way):
     monkeypatch.setattr(lock, "DEAD", 4.0)
     run = Path("runs/a")
@@ -267,7 +270,7 @@ def during(monkeypatch, act, step):
     monkeypatch.setattr(Classifier, "train_loss", acting)
 
 
-@pytest.mark.parametrize("logger", [False, True], ids=["alone", "with W&B"])
+@pytest.mark.parametrize("logger", [SELDOM, True], ids=["alone", "with W&B"])
 @pytest.mark.parametrize("fate", ["deleted", "moved", "exchanged"])
 def test_a_directory_that_vanishes_ends_the_run_with_a_line(here, monkeypatch, capsys, fate, logger):
     def act():
