@@ -68,7 +68,7 @@ def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     assert json.loads((run / "results.json").read_text())["val"]["n"] == 288
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_group_that_torchrun_starts_again_continues_its_run(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3"]
     words += ["-m", "vitlab", "fit", "--config", CONFIG, "--trainer.max_epochs=6", "--trainer.logger=false"]
