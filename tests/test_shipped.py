@@ -144,9 +144,8 @@ def test_the_library_works_from_the_wheel_as_the_documentation_shows(installed, 
 
     Image.new("L", (8, 8), 128).save(empty / "digit.png")
     (empty / "mine.yaml").write_text(MINE)
-    (empty / "short.yaml").write_text(
-        "trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.1}}\nmodel: {init_args: {pos_embed_lr_mult: 1}}\n"
-    )
+    short = "trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.1}}\n"
+    (empty / "short.yaml").write_text(short + "model: {init_args: {pos_embed_lr_mult: 1}}\n")
     env = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run([sys.executable, "-c", LIBRARY], cwd=empty, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
