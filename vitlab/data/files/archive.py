@@ -1,32 +1,23 @@
 """A table of records and what belongs to it in one file, written whole or not at all."""
 
-import contextlib
 import io
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vitlab.runs.directory import whole
+
 
 def write(path: Path, header: Any, rows: np.ndarray) -> None:
     """Write records, and a header of plain values."""
-    content = io.BytesIO()
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    np.savez_compressed(content, rows=rows, header=text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", suffix=".tmp", delete=False) as file:
-        try:
-            file.write(content.getvalue())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            raise
+    with whole(path) as beside, beside.open("wb") as file:
+        np.savez_compressed(file, rows=rows, header=text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read(path: Path) -> tuple[Any, np.ndarray]:
