@@ -59,9 +59,7 @@ class Listed(Photos):
             self._check_time(photos)
             self.rule.by = "time"
         self._check_groups()
-        train = self._rows("train" if self.has_test_split else "all")
-        train = train[self._divide(train)["train"]]
-        self.targets = self._facts(train)
+        self.targets = self._facts(self._train_rows)
         self.notes.append(f"targets are {self._in_words()}, {rows.why}")
         if rows.weights() is not None:
             self.notes.append(f"rows weigh in the loss what the column {rows.columns['weight']} says")
@@ -88,7 +86,7 @@ class Listed(Photos):
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1 or all rows; groups stay together, and given splits stay what they are."""
-        return self._divide(self._rows("train" if self.has_test_split else "all"))
+        return self._division
 
     def admit(self, images: Images) -> Images:
         """Return what can be used of a split."""
@@ -103,8 +101,7 @@ class Listed(Photos):
         """The ``(N,)`` weights of the training images in the loss, 1 in the mean."""
         if (weights := self.table.weights()) is None:
             return None
-        rows = self._rows("train" if self.has_test_split else "all")
-        rows = rows[self._divide(rows)["train"]]
+        rows = self._train_rows
         if isinstance(images := self.splits["train"], FileImages):  # without those that cannot be read
             left = {images.store.path(file) for file in images.files}
             rows = np.array([i for i in rows if images.store.path(self.table.paths[i]) in left])
@@ -112,8 +109,19 @@ class Listed(Photos):
             raise ValueError(f"{self.table.file}: no row of the training split has a weight above 0")
         return torch.from_numpy(weights[rows] / weights[rows].mean())
 
-    def _divide(self, rows: Indices) -> dict[SplitName, Indices]:
-        whole = not self.has_test_split
+    @cached_property
+    def _divided(self) -> Indices:
+        """The rows that are divided: all, or those that are not for testing."""
+        return self._rows("train" if self.has_test_split else "all")
+
+    @property
+    def _train_rows(self) -> Indices:
+        return self._divided[self._division["train"]]
+
+    @cached_property
+    def _division(self) -> dict[SplitName, Indices]:
+        """The sorted indices of each split among these rows; to know a row may mean to read its image."""
+        rows, whole = self._divided, not self.has_test_split
         if self.times is not None:
             return by_time(self.times[rows], self.rule, whole)
         ids = [self.identity(self.table.paths[i]) for i in rows]
