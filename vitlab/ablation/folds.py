@@ -11,7 +11,7 @@ import yaml
 
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.verdict.measured import NO_METRICS, collect
-from vitlab.ablation.work.resolve import known
+from vitlab.ablation.work.resolve import known, nested
 from vitlab.ablation.work.status import Status
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
@@ -106,7 +106,7 @@ def _file(configs: Sequence[str], settings: Sequence[tuple[str, Any]], folds: in
     files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
     name = name or f"cv-{Path(files[-1]).stem.lower()}"
     folder = RUNS / "ablations" / name
-    write_text(folder / "settings.yaml", yaml.safe_dump(_nested(settings), sort_keys=False))
+    write_text(folder / "settings.yaml", yaml.safe_dump(nested(dict(settings)), sort_keys=False))
     arms = {f"fold{k}of{folds}": {"data.fold": f"{k}/{folds}"} for k in range(1, folds + 1)}
     content = {
         "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
@@ -115,22 +115,3 @@ def _file(configs: Sequence[str], settings: Sequence[tuple[str, Any]], folds: in
     }  # fmt: skip
     write_text(folder / "cv.yaml", yaml.safe_dump(content, sort_keys=False))
     return folder / "cv.yaml"
-
-
-def _nested(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return settings as a config, in which another class has its arguments inside.
-
-    >>> _nested([("data", "Packed"), ("data.root", "x"), ("model.lr", 1e-3)])
-    {'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}, 'model.lr': 0.001}
-    """
-    classes = {key for key, _ in settings if key in ("data", "model")}
-    config: dict[str, Any] = {}
-    for key, value in settings:
-        section, _, rest = key.partition(".")
-        if key in classes:
-            config[key] = {"class_path": value, "init_args": config.get(key, {}).get("init_args", {})}
-        elif section in classes:
-            config.setdefault(section, {}).setdefault("init_args", {})[rest] = value
-        else:
-            config[key] = value
-    return config

@@ -49,11 +49,15 @@ def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
     if ablation.wandb and ablation.wandb.get("mode") != "disabled":
         names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
         logger = {"class_path": "WandbLogger", "init_args": names}
-    return {**_nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
+    return {**nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
 
 
-def _nested(sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an arm sets, with the arguments of a class that it names under this class, whatever their order."""
+def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted keys, with the arguments of a class that they name under this class, in any order.
+
+    >>> nested({"data.root": "x", "data": "Packed", "model.lr": 1e-3})
+    {'model.lr': 0.001, 'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}}
+    """
     for section in ("model", "data"):
         if isinstance(path := sets.get(section), str):
             own = {key: value for key, value in sets.items() if key.startswith(f"{section}.")}
