@@ -25,7 +25,15 @@ def by_class(matrix: Matrix) -> dict[str, NDArray[np.float64]]:
     >>> {name: values.round(2).tolist() for name, values in by_class(np.array([[1, 1], [0, 1]])).items()}
     {'recall': [0.5, 1.0], 'precision': [1.0, 0.5], 'f1': [0.67, 0.67]}
     """
-    right, images, given = matrix.diagonal(), matrix.sum(1), matrix.sum(0)
+    return of_counts(matrix.diagonal(), matrix.sum(1), matrix.sum(0))
+
+
+def of_counts(right: NDArray[Any], images: NDArray[Any], given: NDArray[Any]) -> dict[str, NDArray[np.float64]]:
+    """Return recall, precision and F1 of each class or label from its numbers of right, all and given images.
+
+    >>> of_counts(np.array([1]), np.array([2]), np.array([1]))["precision"].tolist()
+    [1.0]
+    """
     with np.errstate(invalid="ignore"):
         recall, f1 = right / images, 2 * right / np.maximum(images + given, 1)
     return {"recall": recall, "precision": right / np.maximum(given, 1), "f1": f1}

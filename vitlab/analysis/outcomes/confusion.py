@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitlab.analysis.figures import COLORS, finish
-from vitlab.analysis.outcomes.classes import Matrix, by_class, confusion, over_classes
+from vitlab.analysis.outcomes.classes import Matrix, by_class, confusion, of_counts, over_classes
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -47,11 +47,8 @@ def analyze_confusion(subject: Subject) -> Finding:
 
 def _of_labels(outcome: Outcome) -> pd.DataFrame:
     there, said = outcome.targets.numpy() > 0, outcome.outputs.numpy() > 0.5
-    right, images, given = (there & said).sum(0), there.sum(0), said.sum(0)
-    with np.errstate(invalid="ignore"):
-        recall = right / images
-    of = {"recall": recall, "precision": right / np.maximum(given, 1), "f1": 2 * right / np.maximum(images + given, 1)}
-    return _table("label", outcome.names, images, of)
+    images = there.sum(0)
+    return _table("label", outcome.names, images, of_counts((there & said).sum(0), images, said.sum(0)))
 
 
 def _table(what: str, names: list[str], images: np.ndarray, of: dict[str, np.ndarray]) -> pd.DataFrame:
