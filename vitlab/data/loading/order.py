@@ -38,7 +38,7 @@ class Draw:
     """
 
     def __init__(self, labels: Tensor, sampling: Sampling = "natural", kind: str = "class") -> None:
-        self.n, self.power, self.classes = len(labels), _POWERS[sampling], [np.arange(len(labels))]
+        self.n, self.power = len(labels), _POWERS[sampling]
         if sampling == "natural":
             return
         if kind != "class":

@@ -89,8 +89,10 @@ class Pipeline:
         self.moves, self.steps = parts_of(augment)
         self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
-        for seed in range(8 * bool(self.steps)):  # what cannot be is refused now
-            Augmented(None, self.steps, (0.5,))(Image.new("RGB", (native_size or img_size)[::-1], "gray"), seed)
+        if self.steps:  # what cannot be is refused now
+            trial, grey = Augmented(None, self.steps, (0.5,)), Image.new("RGB", (native_size or img_size)[::-1], "gray")
+            for seed in range(8):
+                trial(grey, seed)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
 
     def __str__(self) -> str:

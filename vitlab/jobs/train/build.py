@@ -84,14 +84,14 @@ class FitCLI(VitlabCLI):
         """Choose the run directory, and send the loggers into it; nothing is written yet."""
         check_callbacks(self.config.trainer)
         self.config_text = self._as_text()
+        values = flatten(yaml.safe_load(self.config_text))
         if self.resumed:
             if old := stored_config(self.run):
-                new = flatten(yaml.safe_load(self.config_text))
-                check_same_config(self.run, self._at_default(new) | flatten(old), new)
+                check_same_config(self.run, self._at_default(values) | flatten(old), values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
-        self.recipe = recipe_name(config_paths(self.arguments), flatten(yaml.safe_load(self.config_text)))
+        self.recipe = recipe_name(config_paths(self.arguments), values)
         with suppress(UsageError):  # a damaged record is written anew
             self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
             self.recipe = self.run.record.get("recipe") or self.recipe
