@@ -19,6 +19,7 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
+from vitlab.runs.processes import cpu_seconds
 
 _BATCH, _PHOTO_BATCH = 512, 64
 _USUAL = "torchvision ImageFolder, 2 workers"
@@ -66,17 +67,22 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
 def _rows(
     images: str, count: int, loaders: dict[str, Epoch], base: str, rounds: int, budget: float
 ) -> list[dict[str, Any]]:
-    works: dict[str, Work] = {name: partial(_go_through, epoch) for name, epoch in loaders.items()}
+    used: dict[str, list[float]] = {name: [] for name in loaders}
+    works: dict[str, Work] = {name: partial(_go_through, epoch, used[name]) for name, epoch in loaders.items()}
     found = compare(interleave(works, rounds, budget, warmups=1), base)
+    cpu = compare({name: seconds[1:] for name, seconds in used.items()}, base)
     return [
         {"images": images, "loader": name, "base": base, "images_per_second": count / row["seconds"], **row}
+        | {f"cpu_{key}": value for key, value in cpu[name].items() if key != "rounds"}
         for name, row in found.items()
     ]
 
 
-def _go_through(epoch: Epoch) -> None:
+def _go_through(epoch: Epoch, used: list[float]) -> None:
+    before = cpu_seconds()
     for _ in epoch():
         pass
+    used.append(cpu_seconds() - before)
 
 
 def _small(count: int, shape: tuple[int, int, int]) -> dict[str, Epoch]:

@@ -57,6 +57,7 @@ COLUMNS = {
         "img/s": "{images_per_second:.0f}",
         "speed [min, max]": _SPEED,
         "95 %": "{interval[0]:.2f} to {interval[1]:.2f}",
+        "per CPU second [min, max]": "{cpu_ratio:.2f} [{cpu_min:.2f}, {cpu_max:.2f}]",
         "relative to": "{base}",
     },
 }

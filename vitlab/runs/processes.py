@@ -1,6 +1,8 @@
 """Which processes of this machine live."""
 
+import multiprocessing
 import os
+import time
 from pathlib import Path
 
 
@@ -28,6 +30,13 @@ def born(pid: int) -> str | None:
     """Return when a process started, in ticks since this machine did; None where the system does not tell."""
     stat = _stat(pid)
     return stat[19] if stat else None
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of those it has started with multiprocessing, ended ones included."""
+    ended, ticks = os.times()[2:4], os.sysconf("SC_CLK_TCK")
+    stats = [stat for child in multiprocessing.active_children() if child.pid and (stat := _stat(child.pid))]
+    return time.process_time() + sum(ended) + sum(int(stat[11]) + int(stat[12]) for stat in stats) / ticks
 
 
 def _stat(pid: int) -> list[str] | None:
