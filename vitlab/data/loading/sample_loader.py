@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
@@ -127,6 +127,6 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
 def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[ImageError]]:
     rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
     readable = [sample for sample in samples if not isinstance(sample, ImageError)]
-    images = torch.stack([image for image, _ in readable]) if readable else torch.empty(0)
+    images = default_collate([image for image, _ in readable]) if readable else torch.empty(0)  # in shared memory
     labels = torch.tensor([label for _, label in readable])
     return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]
