@@ -317,6 +317,19 @@ def test_every_command_answers_help_without_torch_or_lightning():
     assert 'did you mean "fit"?' in done.stderr
 
 
+@pytest.mark.slow
+def test_a_dry_run_imports_only_what_it_uses(here):
+    unused = {"scipy.signal", "sklearn", "pandas", "pyarrow", "timm", "captum", "onnx", "optuna", "datasets"}
+    code = (
+        "import sys\nfrom vitlab.cli.main import main\n"
+        "assert main(['fit', '--config', 't2t', '--dry_run', '--trainer.logger=false']) == 0\n"
+        f"assert not {unused} & set(sys.modules), {unused} & set(sys.modules)\n"
+        "import gc\nfrom scipy.signal import convolve\nassert gc.isenabled() and convolve([1], [2]) == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_for_fit_names_what_people_set(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
     assert main(["fit", "--help"]) == 0

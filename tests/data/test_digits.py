@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from vitlab.data.known.digits import Digits
 
@@ -79,3 +80,10 @@ def test_a_run_that_continues_sees_the_batches_it_had_not_seen(tmp_path, stop):
     _fit(rest, tmp_path, ckpt_path=tmp_path / "x.ckpt", weights_only=True)
     assert len({value for *_, value in whole.seen}) == 16
     assert rest.seen == whole.seen[stop:]
+
+
+def test_digits_are_those_that_scikit_learn_loads():
+    images, labels = load_digits(return_X_y=True)
+    found = Digits().read("all")
+    assert found.images.flatten(1).div(255 / 16).round().int().tolist() == images.astype(int).tolist()
+    assert found.labels.tolist() == labels.tolist()

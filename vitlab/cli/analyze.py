@@ -7,6 +7,7 @@ from vitlab.analysis import ANALYSES, names_of
 from vitlab.config.arguments import CommandParser
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
+from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
 
 
@@ -15,9 +16,10 @@ def main(argv: list[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     names = names_of(options.names)
     of, against = find_run(options.run), find_run(options.against) if options.against else None
-    from vitlab.analysis.page import write_page
-    from vitlab.jobs.analyze import View, analyze
-    from vitlab.jobs.terminal import open_terminal, say
+    with quick_imports():
+        from vitlab.analysis.page import write_page
+        from vitlab.jobs.analyze import View, analyze
+        from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     view = View(options.images, options.layer, options.head, options.query, options.num_images, options.split)

@@ -11,6 +11,7 @@ from vitlab.config.arguments import CommandParser
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
+from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, find_run
 
 if TYPE_CHECKING:
@@ -88,9 +89,10 @@ def _main(command: "Command", argv: list[str]) -> int:
 
 
 def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
-    from vitlab.jobs.evaluate import evaluate
-    from vitlab.jobs.terminal import open_terminal, say
-    from vitlab.jobs.train.close import in_words
+    with quick_imports():
+        from vitlab.jobs.evaluate import evaluate
+        from vitlab.jobs.terminal import open_terminal, say
+        from vitlab.jobs.train.close import in_words
 
     open_terminal(options.quiet)
     resize = options.resize, not options.no_antialias

@@ -4,6 +4,7 @@ import sys
 
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import RunFailed
+from vitlab.lazy import quick_imports
 from vitlab.runs.choose import SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 
@@ -24,8 +25,9 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     run, checkpoint = find_run(options.run)
     output = export_path(run, checkpoint, options.to, options.output)
-    from vitlab.jobs.export import export
-    from vitlab.jobs.terminal import open_terminal, say
+    with quick_imports():
+        from vitlab.jobs.export import export
+        from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     try:

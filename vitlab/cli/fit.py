@@ -9,6 +9,7 @@ from types import FrameType
 from vitlab.config.environment import with_environment
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
+from vitlab.lazy import quick_imports
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.interrupt import second_interrupt_ends
 
@@ -28,7 +29,8 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
     options, rest = options_parser().parse_known_args(argv, _Words())
     if options.help or options.help_all:
-        from vitlab.config.help import print_fit_help
+        with quick_imports():
+            from vitlab.config.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
     with second_interrupt_ends():
@@ -68,7 +70,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _fit(options: FitOptions, rest: list[str]) -> int:
     goes_on = run_to_continue(options)  # a wrong name is answered before anything heavy is imported
-    from vitlab.jobs.train.fit import fit
+    with quick_imports():
+        from vitlab.jobs.train.fit import fit
 
     fit(rest if goes_on else with_environment(rest), options)
     return 0

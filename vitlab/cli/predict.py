@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.cli.evaluate import chosen, run_parser
 from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
+from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ def _predict(run: RunDir, checkpoint: Path, line: str, rest: list[str], options:
         first = next(iter(unreadable.items()), None)
         reason = f"{escaped(first[0])}: {first[1]}" if first else f"nothing in {', '.join(options.images)}"
         raise UsageError(f"no images found: {reason}")
-    from vitlab.jobs.predict import predict
-    from vitlab.jobs.terminal import open_terminal, say
+    with quick_imports():
+        from vitlab.jobs.predict import predict
+        from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)
@@ -74,8 +76,9 @@ def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
-    from vitlab.jobs.predict import predict_own
-    from vitlab.jobs.terminal import open_terminal, say
+    with quick_imports():
+        from vitlab.jobs.predict import predict_own
+        from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
     table = predict_own(run, checkpoint, rest, options.quiet)

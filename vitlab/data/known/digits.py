@@ -1,8 +1,12 @@
 """The digits that ship with scikit-learn."""
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Unpack
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from vitlab.data.arguments import DataArgs
 from vitlab.data.base import ImageData, Part
@@ -28,8 +32,17 @@ class Digits(ImageData):
 
     def read(self, part: Part) -> TensorImages:
         """Return all images."""
-        from sklearn.datasets import load_digits
+        table = torch.from_numpy(_table())
+        pixels = table[:, :64].reshape(-1, 1, 8, 8).mul(255 / 16).round().to(torch.uint8)
+        return TensorImages(pixels, table[:, 64].long())
 
-        images, labels = load_digits(return_X_y=True)
-        pixels = torch.from_numpy(images).reshape(-1, 1, 8, 8).mul(255 / 16).round().to(torch.uint8)
-        return TensorImages(pixels, torch.from_numpy(labels).long())
+
+def _table() -> NDArray[np.float64]:
+    """Return the 64 grey levels and the class of each digit; to import scikit-learn for them would take a second."""
+    home = find_spec("sklearn")
+    file = Path((home.submodule_search_locations or ["."])[0] if home else ".") / "datasets/data/digits.csv.gz"
+    if file.is_file():
+        return np.loadtxt(file, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    return np.column_stack(load_digits(return_X_y=True))

@@ -23,6 +23,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import mismatch
 from vitlab.jobs.train.wandb import finish
 from vitlab.jobs.train.weights import load_initial_weights
+from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
@@ -46,7 +47,8 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     started = time.perf_counter()
     run = run_to_continue(options)
     open_terminal(options.quiet)
-    job = build(training_args(run, arguments, auto=not options.resume), options, run)
+    with quick_imports():  # the logger's, the data's, the user's own
+        job = build(training_args(run, arguments, auto=not options.resume), options, run)
     if not job.resumed and options.init_from:
         load_initial_weights(job, options.init_from, options.resize)
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):

@@ -3,13 +3,13 @@
 import logging
 import netrc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import wandb
 from jsonargparse import Namespace
 from lightning.fabric.loggers.logger import _DummyExperiment as DummyExperiment
 from lightning.fabric.loggers.logger import rank_zero_experiment
@@ -112,6 +112,8 @@ class Guarded(WandbLogger):
             at_end: Whether the training is over.
         """
         if self._log_model is True if at_end else self._log_model == "all":
+            import wandb
+
             name = self._checkpoint_name or f"model-{self.experiment.id}"
             artifact = wandb.Artifact(name, type="model", metadata={"original_filename": path.name})
             artifact.add_file(str(path), name="model.ckpt", policy=self.add_file_policy)
@@ -123,6 +125,8 @@ class Guarded(WandbLogger):
         """Return the W&B run, started offline if it does not start within ten seconds."""
         if self._experiment is not None:
             return self._experiment
+        import wandb  # now, and not for a run that does without
+
         try:
             return WandbLogger.experiment.__get__(self)
         except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
@@ -172,7 +176,8 @@ def _line(error: Exception) -> str:
 
 def finish(failed: bool) -> None:
     """End the W&B run of this process, so that the next one is a run of its own."""
-    if wandb.run is None:
+    wandb = sys.modules.get("wandb")
+    if wandb is None or wandb.run is None:
         return
     try:
         wandb.finish(exit_code=int(failed))
