@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,16 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
             top = Path(found.origin)
             paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
             files += [(path, path.relative_to(top.parent.parent)) for path in paths]
+    return _digest(tuple((str(name), path.read_text()) for path, name in files))
+
+
+@lru_cache(4)
+def _digest(files: tuple[tuple[str, str], ...]) -> str:
     parts = []
-    for path, name_of_file in files:
-        tree = ast.parse(path.read_text())
+    for name, text in files:
+        tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 del node.body[0]
-        parts.append(f"{name_of_file}\n{ast.dump(tree)}")
+        parts.append(f"{name}\n{ast.dump(tree)}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
