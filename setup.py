@@ -8,5 +8,5 @@ setup(
     packages=[*find_packages(include=["vitlab*"]), *SHIPPED],
     package_dir=SHIPPED,
     include_package_data=False,
-    package_data={"vitlab": ["py.typed"], **{package: ["**/*.yaml"] for package in SHIPPED}},
+    package_data={"vitlab": ["py.typed", "config/flags.json"], **{package: ["**/*.yaml"] for package in SHIPPED}},
 )

@@ -16,6 +16,10 @@ from safetensors.torch import load_file
 import vitlab.data
 import vitlab.tasks
 from vitlab.cli.main import COMMANDS, main
+from vitlab.config.arguments import flags, refuse_unknown
+from vitlab.config.help import current
+from vitlab.config.parser import VitlabCLI
+from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbedName
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -309,12 +313,35 @@ def test_every_command_answers_help_without_torch_or_lightning():
         "import sys\nfrom vitlab.cli.main import main\n"
         "assert main(['--help']) == 0\nassert main(['--version']) == 0\nassert main([]) == 0\n"
         "assert main(['ftt']) == 2\n"
-        "assert not {'torch', 'lightning', 'timm', 'numpy', 'yaml'} & set(sys.modules)"
+        "assert main(['fit', '--help']) == 0\n"
+        "assert main(['fit', '--config', 't2t', '--trainer.max_epoch=3']) == 2\n"
+        "assert not {'torch', 'lightning', 'timm', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in COMMANDS)
     assert 'did you mean "fit"?' in done.stderr
+    assert 'did you mean "trainer.max_epochs"?' in done.stderr
+
+
+def test_the_kept_flags_are_those_of_the_classes():
+    assert flags() == current(), "python -m vitlab.config.help writes them anew"
+
+
+@pytest.mark.parametrize("flag", ["--model.pos_embd", "--data.batchsize=3", "--modle.lr=1", "--trainer.nosuch", "--lr"])
+def test_a_flag_that_nothing_has_is_refused_before_imports_and_in_the_words_of_the_parser(here, capsys, flag):
+    with pytest.raises(UsageError, match="there is no") as refused:
+        refuse_unknown(["--config=t2t", flag])
+    with pytest.raises(UsageError) as parsed:
+        VitlabCLI(["--config", "t2t", flag if "=" in flag else f"{flag}=1"])
+    assert str(refused.value) == str(parsed.value)
+
+
+def test_flags_that_a_class_of_ones_own_may_take_are_left_to_the_parser(here):
+    (here / "own.yaml").write_text("data: {class_path: mine.Data}")
+    refuse_unknown(["--config=own.yaml", "--data.anything=3", "--model.anything=3"])
+    refuse_unknown(["--model=mine.Net", "--model.anything=3", "--model.pos_embed.init_args.deep=1"])
+    refuse_unknown(["--trainer.logger.project=x", "--trainer.callbacks+=EMA", "--model.init_args.lr=1", "-c", "t2t"])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from vitlab.config.arguments import refuse_unknown
 from vitlab.config.environment import with_environment
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
@@ -29,8 +30,7 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
     options, rest = options_parser().parse_known_args(argv, _Words())
     if options.help or options.help_all:
-        with quick_imports():
-            from vitlab.config.help import print_fit_help
+        from vitlab.config.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
     with second_interrupt_ends():
@@ -69,7 +69,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:
-    goes_on = run_to_continue(options)  # a wrong name is answered before anything heavy is imported
+    goes_on = run_to_continue(options)  # a wrong name is answered before anything heavy is imported, a wrong flag too
+    refuse_unknown(rest)
     with quick_imports():
         from vitlab.jobs.train.fit import fit
 

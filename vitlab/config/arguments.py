@@ -5,9 +5,18 @@ import json
 import os
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NoReturn
 
 from vitlab.errors import UsageError
+from vitlab.shipped import find_file
+
+FLAGS = Path(__file__).with_name("flags.json")
+
+
+def flags() -> dict[str, Any]:
+    """Return the ``keys`` of a configuration and the rows of ``help``, as :mod:`vitlab.config.help` has kept them."""
+    return json.loads(FLAGS.read_text())
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -16,6 +25,39 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise the mistake as :class:`UsageError`."""
         raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def refuse_unknown(words: list[str]) -> None:
+    """Refuse the first argument that nothing of vitlab and of the Trainer takes, before anything heavy is imported.
+
+    What a class of the user's own may take, or the parser alone can tell, is left to the parser.
+    """
+    from vitlab.config.guesses import argument
+    from vitlab.config.trust import refuse_secrets
+
+    known = {"trainer", "checkpoint", *flags()["keys"]}
+    for word in words:
+        key = word[2:].partition("=")[0].rstrip("+").replace(".init_args", "")
+        group, *deeper = key.split(".")
+        outer = [".".join([group, *deeper[:count]]) for count in range(1, len(deeper) + 1)]
+        if not word.startswith("--") or not key or known & {key, *outer} or deeper[-1:] in (["help"], ["class_path"]):
+            continue
+        refuse_secrets({key: word.partition("=")[2] or "?"})
+        if group not in ("model", "data"):
+            raise UsageError(f"there is no argument `--{key}`{argument(key, known)}")
+        if deeper and not _names_own_classes(words):
+            raise UsageError(f"there is no key `{key}`{argument(key, known)}")
+
+
+def _names_own_classes(words: list[str]) -> bool:
+    from vitlab.config.explain import read_yaml
+
+    named: list[Any] = values_of(words, "model", "data", "model.class_path", "data.class_path")
+    for path in config_paths(words):
+        content = read_yaml(find_file(path, "--config"))
+        parts = [content.get(group) for group in ("model", "data")]
+        named += [part.get("class_path") if isinstance(part, Mapping) else part for part in parts]
+    return any("." in str(name) for name in named)
 
 
 def values_of(args: list[str], *names: str) -> list[str]:

@@ -1,9 +1,6 @@
 """The script that completes words in bash and zsh: all lists stand in it, so that a TAB starts no Python."""
 
-import lightning as L
-
-from vitlab.callbacks.checkpoint import Checkpoint
-from vitlab.config.parser import Parser
+from vitlab.config.arguments import flags
 from vitlab.shipped import HOME
 
 SCRIPT = """# completes vitlab in bash, and in zsh through bashcompinit; written by `vitlab completion`
@@ -41,14 +38,9 @@ def script(commands: list[str]) -> str:
     Args:
         commands: The commands that there are.
     """
-    parser = Parser()
-    parser.add_lightning_class_args(L.Trainer, "trainer")
-    parser.add_lightning_class_args(Checkpoint, "checkpoint")
-    keys = {"config", "model", "data", "seed_everything", "print_config", *parser.all_keys()}
-    flags = sorted(f"--{key}" for key in keys if key != "trainer" and "link" not in key)
     shipped = HOME / "configs"
     configs = sorted(path.relative_to(shipped).with_suffix("").as_posix() for path in shipped.rglob("*.yaml"))
-    lists = {"COMMANDS": commands, "CONFIGS": configs, "KEYS": flags}
+    lists = {"COMMANDS": commands, "CONFIGS": configs, "KEYS": [f"--{key}" for key in flags()["keys"]]}
     text = SCRIPT
     for name, words in lists.items():
         text = text.replace(f"@{name}@", " ".join(words))

@@ -1,4 +1,8 @@
-"""``vitlab fit --help``: what people set, on two screens, from the docstrings of the classes themselves."""
+"""``vitlab fit --help``: what people set, on two screens, from the docstrings of the classes themselves.
+
+To read them takes seconds of imports, so what they say is kept in ``flags.json`` beside this file;
+``python -m vitlab.config.help`` writes it anew, and a test compares.
+"""
 
 import argparse
 import json
@@ -9,10 +13,7 @@ import typing
 from contextlib import suppress
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
-from vitlab import data, tasks
-from vitlab.config.parser import LINKS, VitlabCLI
+from vitlab.config.arguments import FLAGS, flags
 
 TRAINER = {
     "max_epochs": "passes over the training split",
@@ -36,39 +37,65 @@ _WIDTH = 33  # columns of the flags
 def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: bool) -> int:
     """Print the help of ``vitlab fit`` and return its exit code."""
     if everything:
+        from vitlab.config.parser import VitlabCLI
+
         with suppress(SystemExit):  # argparse's way to end after its help
             VitlabCLI(["--help"])
         return 0
-    run = [_line(f"--{a.dest}", str(a.help)) for a in options._actions if a.help != argparse.SUPPRESS]
-    trainer = [_line(f"--trainer.{name}", text) for name, text in TRAINER.items()]
+    said = flags()["help"]
+    run = [[f"--{a.dest}", str(a.help)] for a in options._actions if a.help != argparse.SUPPRESS]
     sections = {
         "usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]": [],
         "the run": run,
-        "training (more with --help_all)": trainer,
-        "the checkpoints": [_line("--checkpoint.monitor", "metric that tells the best epoch (the task's own)")],
-        f"--model=Classifier (or {_others(tasks, 'Classifier')})": _class_lines("model", tasks.Classifier),
-        f"--data=ImageFolder (or {_others(data, 'ImageFolder')})": _class_lines("data", data.ImageFolder),
+        "training (more with --help_all)": [[f"--trainer.{name}", text] for name, text in TRAINER.items()],
+        "the checkpoints": [["--checkpoint.monitor", "metric that tells the best epoch (the task's own)"]],
+        **said,
     }
-    text = "\n\n".join("\n".join([title, *lines]) for title, lines in sections.items())
+    text = "\n\n".join("\n".join([title, *(_line(*row) for row in rows)]) for title, rows in sections.items())
     sys.stdout.write(f"{text}\n\n{examples}")
     return 0
+
+
+def current() -> dict[str, Any]:
+    """Return every key of a configuration, and what the page says of task and data, from the classes as they are."""
+    import lightning as L
+
+    from vitlab import data, tasks
+    from vitlab.callbacks.checkpoint import Checkpoint
+    from vitlab.config.parser import Parser
+
+    parser = Parser()
+    parser.add_lightning_class_args(L.Trainer, "trainer")
+    parser.add_lightning_class_args(Checkpoint, "checkpoint")
+    keys = {"config", "model", "data", "seed_everything", "print_config", *parser.all_keys()} - {"trainer"}
+    return {
+        "keys": sorted(key for key in keys if "link" not in key),
+        "help": {
+            f"--model=Classifier (or {_others(tasks, 'Classifier')})": _class_rows("model", tasks.Classifier),
+            f"--data=ImageFolder (or {_others(data, 'ImageFolder')})": _class_rows("data", data.ImageFolder),
+        },
+    }
 
 
 def _others(module: Any, shown: str) -> str:
     return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData", "ImageData", "Photos"))
 
 
-def _class_lines(group: str, cls: type) -> list[str]:
+def _class_rows(group: str, cls: type) -> list[list[str]]:
+    from jsonargparse import ArgumentParser
+
+    from vitlab.config.parser import LINKS
+
     parser = ArgumentParser()
     parser.add_class_arguments(cls, fail_untyped=False)
-    lines = []
+    rows = []
     for action in parser._actions:
         name = action.dest
         if not name.endswith("help") and not (group == "model" and name in LINKS):
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
             default = "required" if action.required else f"default {_yaml(action.default)}"
-            lines.append(_line(f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")))
-    return lines
+            rows.append([f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")])
+    return rows
 
 
 def _yaml(value: Any) -> str:
@@ -93,3 +120,7 @@ def _line(flag: str, text: str) -> str:
     lines = textwrap.wrap(" ".join(text.split()), width - _WIDTH - 1, break_on_hyphens=False)
     first = f"  {flag:<{_WIDTH - 3}} " if len(flag) <= _WIDTH - 3 else f"  {flag}\n{' ' * _WIDTH}"
     return first + f"\n{' ' * _WIDTH}".join(lines)
+
+
+if __name__ == "__main__":
+    FLAGS.write_text(json.dumps(current(), indent=1) + "\n")
