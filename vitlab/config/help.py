@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from vitlab.config.arguments import FLAGS, flags
+from vitlab.config.options import options_parser
 
 TRAINER = {
     "max_epochs": "passes over the training split",
@@ -62,14 +63,17 @@ def current() -> dict[str, Any]:
 
     from vitlab import data, tasks
     from vitlab.callbacks.checkpoint import Checkpoint
-    from vitlab.config.parser import Parser
+    from vitlab.config.parser import Parser, classes_of
 
     parser = Parser()
     parser.add_lightning_class_args(L.Trainer, "trainer")
     parser.add_lightning_class_args(Checkpoint, "checkpoint")
-    keys = {"config", "model", "data", "seed_everything", "print_config", *parser.all_keys()} - {"trainer"}
+    keys = {"config", "model", "data", "seed_everything", "print_config"}
+    keys |= {action.dest for action in (*parser._actions, *options_parser()._actions)} - {"trainer"}
+    for group, module in (("model", tasks), ("data", data)):
+        keys |= {f"{group}.{action.dest}" for cls in classes_of(module) for action in _actions(cls)}
     return {
-        "keys": sorted(key for key in keys if "link" not in key),
+        "keys": sorted(key for key in keys if "link" not in key and key.split(".")[-1] != "help"),
         "help": {
             f"--model=Classifier (or {_others(tasks, 'Classifier')})": _class_rows("model", tasks.Classifier),
             f"--data=ImageFolder (or {_others(data, 'ImageFolder')})": _class_rows("data", data.ImageFolder),
@@ -81,15 +85,19 @@ def _others(module: Any, shown: str) -> str:
     return ", ".join(name for name in module.__all__ if name not in (shown, "FakeData", "ImageData", "Photos"))
 
 
-def _class_rows(group: str, cls: type) -> list[list[str]]:
+def _actions(cls: type) -> list[argparse.Action]:
     from jsonargparse import ArgumentParser
-
-    from vitlab.config.parser import LINKS
 
     parser = ArgumentParser()
     parser.add_class_arguments(cls, fail_untyped=False)
+    return parser._actions
+
+
+def _class_rows(group: str, cls: type) -> list[list[str]]:
+    from vitlab.config.parser import LINKS
+
     rows = []
-    for action in parser._actions:
+    for action in _actions(cls):
         name = action.dest
         if not name.endswith("help") and not (group == "model" and name in LINKS):
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")

@@ -12,7 +12,7 @@ from urllib.error import URLError
 import lightning as L
 import lightning.pytorch.callbacks
 import lightning.pytorch.loggers
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import Namespace, set_parsing_settings
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -24,9 +24,8 @@ import vitlab.data
 import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
-from vitlab.config.arguments import config_paths
+from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
-from vitlab.config.options import options_parser
 from vitlab.config.parts import as_mappings, import_parts, joined, parts_as_words
 from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
@@ -63,17 +62,8 @@ class Parser(LightningArgumentParser):
         """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
         if not self.exit_on_error:  # jsonargparse's own inner parser of a class: its outer one will report
             super().error(message, ex)
-        raise UsageError(explain(message, self.all_keys(), _class_names())) from ex
-
-    def all_keys(self) -> list[str]:
-        """Return every dotted key, with the arguments of every task and data set of vitlab."""
-        keys = [action.dest for action in self._actions] + [action.dest for action in options_parser()._actions]
-        for group, module in (("model", vitlab.tasks), ("data", vitlab.data)):
-            for cls in _classes(module):
-                parser = ArgumentParser()
-                parser.add_class_arguments(cls, fail_untyped=False)
-                keys += [f"{group}.{action.dest}" for action in parser._actions]
-        return [key for key in keys if key.split(".")[-1] != "help"]
+        keys = [*flags()["keys"], *(action.dest for action in self._actions)]
+        raise UsageError(explain(message, keys, _class_names())) from ex
 
 
 class VitlabCLI(LightningCLI):
@@ -227,13 +217,14 @@ def class_of(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _classes(module: Any) -> list[type]:
+def classes_of(module: Any) -> list[type]:
+    """Return the classes that a module has."""
     return [cls for _, cls in inspect.getmembers(module, inspect.isclass)]
 
 
 def _class_names() -> list[str]:
     modules = (vitlab.tasks, vitlab.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
-    return [cls.__name__ for module in modules for cls in _classes(module)]
+    return [cls.__name__ for module in modules for cls in classes_of(module)]
 
 
 def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:
