@@ -54,6 +54,7 @@ def root(tmp_path_factory):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", RECIPES, ids=ident)
 def test_the_config_builds_with_outputs_of_the_right_shape(path, root):
     arguments = ["--config", str(path), *SMALL]

@@ -51,6 +51,7 @@ def predict(run, *arguments):
     return main(["predict", str(run), *map(str, arguments)])
 
 
+@pytest.mark.slow
 def test_a_run_says_of_files_what_its_network_says_of_the_data(run, tmp_path):
     cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
     cli.datamodule.build("test")
