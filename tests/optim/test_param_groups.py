@@ -1,9 +1,12 @@
 import pytest
 import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim import describe_groups, param_groups
+from vitlab.optim import describe_groups, param_groups, slow_earlier_blocks
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 12, "depth": 2, "num_heads": 3}
 FULL = TINY | {"reg_tokens": 2, "layer_scale": 0.1, "qk_norm": True}
@@ -112,3 +115,56 @@ def test_a_step_of_the_optimizer_moves_only_what_is_trained():
     net(torch.randn(2, 1, 16, 16)).sum().backward()
     optimizer.step()
     assert torch.equal(net.pos_embed.weight, before)
+
+
+def timms_scales(model, decay):
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = param_groups_layer_decay(model, layer_decay=decay)
+    return {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
+
+
+def moved(pos_embed, **more):
+    """Return how far one step of AdamW moves each block's positions: its learning rate."""
+    net = VisionTransformer(**TINY | {"depth": 4}, pos_embed=pos_embed, **more)
+    optimizer = torch.optim.AdamW(param_groups(net, lr=1.0, weight_decay=0.1, layer_decay=0.65))
+    slow_earlier_blocks(optimizer, net, 0.65)
+    before = {name: p.detach().clone() for name, p in net.pos_embed.named_parameters()}
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return {name: before[name] - p.detach() for name, p in net.pos_embed.named_parameters()}
+
+
+def test_positions_of_a_block_learn_at_the_rates_that_timm_gives_them():
+    small = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3}
+    size = {"embed_dim": 12, "depth": 4, "num_heads": 3}
+    beit = timms_scales(Beit(**small, **size, use_abs_pos_emb=False, use_rel_pos_bias=True), 0.65)
+    table = moved("relpos")["bias_table"]
+    for i in range(4):
+        expected = beit[f"blocks.{i}.attn.relative_position_bias_table"]
+        torch.testing.assert_close(table[i], torch.full_like(table[i], expected), rtol=1e-5, atol=0)
+    shared = timms_scales(Beit(**small, **size, use_abs_pos_emb=False, use_shared_rel_pos_bias=True), 0.65)
+    assert moved("relpos", pos_embed_join="every_layer_shared")["bias_table"].mean().item() == pytest.approx(
+        shared["rel_pos_bias.relative_position_bias_table"], rel=1e-5
+    )
+    eva02 = timms_scales(Eva(**small, **size), 0.65)
+    assert moved("learned")["weight"].mean().item() == pytest.approx(eva02["pos_embed"], rel=1e-5)
+    freqs = moved("rope_mixed")["freqs"]  # timm gives them the head's rate, whatever the block; here it is the block's
+    assert [freqs[:, i].mean().item() for i in range(4)] == pytest.approx([0.65**k for k in (4, 3, 2, 1)], rel=1e-5)
+
+
+def test_convolutions_and_tables_of_a_block_learn_with_it():
+    rates = [pytest.approx(0.65**k, rel=1e-5) for k in (4, 3, 2, 1)]
+    tables = moved("learned", pos_embed_join="every_layer")["weight"]
+    convs = moved("conv", pos_embed_join="every_layer")
+    assert tables.mean((1, 2)).tolist() == rates
+    assert [convs[f"convs.{i}.weight"].mean().item() for i in range(4)] == rates
+    assert moved("conv")["convs.0.bias"].mean().item() == rates[0]  # after the first block
+
+
+def test_the_record_of_rates_has_a_row_for_each_block_of_a_table():
+    net = VisionTransformer(**TINY, pos_embed="relpos")
+    rows = describe_groups(net, param_groups(net, 0.1, 0.1, layer_decay=0.5), 0.1, layer_decay=0.5)
+    tables = [row for row in rows if row["name"] == "pos_embed.bias_table"]
+    assert [(row["block"], row["lr_scale"]) for row in tables] == [(0, 0.25), (1, 0.5)]
+    assert tables[0]["shape"] == list(net.pos_embed.bias_table.shape[1:])

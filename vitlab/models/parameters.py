@@ -6,7 +6,7 @@ from torch import nn
 
 
 def stages(net: Any) -> list[list[nn.Parameter]]:
-    """Return the parameters from input to output: the embedding, each block, the head.
+    """Return the parameters from input to output: the embedding with all of the positions, each block, the head.
 
     Example:
         >>> from vitlab.models import VisionTransformer

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 def param_groups(
@@ -15,8 +15,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a ``VisionTransformer`` into optimizer groups.
 
-    What decays is the network's to say. Parameters are told apart by identity, so that wrapping, compiling or renaming
-    the network changes nothing.
+    What decays is the network's to say. What a position embedding has for one block learns with that block; a tensor
+    that holds values of every block has the last one's rate, and :func:`slow_earlier_blocks` does the rest. Parameters
+    are told apart by identity, so that wrapping, compiling or renaming the network changes nothing.
 
     Args:
         net: The bare network; its ``stages()`` lists parameters from input to output, its ``no_weight_decay()`` names
@@ -44,18 +45,25 @@ def param_groups(
         )
     exempt = net.no_weight_decay()
     decays = {id(p) for name, p in net.named_parameters() if name.removeprefix("_orig_mod.") not in exempt}
-    stages = net.stages()
+    stages, depth = net.stages(), len(net.blocks)
+    own = {id(p): i for i in range(depth) for p in net.pos_embed.block_parameters(i)}
+    own |= {id(p): depth - 1 for p, _ in net.pos_embed.stacked_parameters()}
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for i, stage in enumerate(stages):
         for p in stage:
             if p.requires_grad:
-                scale = layer_decay ** (len(stages) - 1 - i) * factors.get(id(p), 1.0)
+                later = len(stages) - 1 - (1 + own[id(p)] if id(p) in own else i)
+                scale = layer_decay**later * factors.get(id(p), 1.0)
                 groups.setdefault((lr * scale, weight_decay if id(p) in decays else 0.0), []).append(p)
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
 
 
-def describe_groups(net: nn.Module, groups: list[dict[str, Any]], lr: float) -> list[dict[str, Any]]:
+def describe_groups(
+    net: Any, groups: list[dict[str, Any]], lr: float, layer_decay: float = 1.0
+) -> list[dict[str, Any]]:
     """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``.
+
+    A tensor with values of every block has a row for each, where their rates differ.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -64,15 +72,18 @@ def describe_groups(net: nn.Module, groups: list[dict[str, Any]], lr: float) -> 
         {'name': 'cls_token', 'shape': [1, 1, 48], 'weight_decay': 0.0, 'lr_scale': 1.0}
     """
     names = {id(p): name for name, p in net.named_parameters()}
-    rows = [
-        {
-            "name": names[id(p)],
-            "shape": list(p.shape),
-            "weight_decay": group["weight_decay"],
-            "lr_scale": group["lr"] / lr,
-        }
-        for group in groups
-        for p in group["params"]
-    ]
     order = {name: i for i, name in enumerate(names.values())}
-    return sorted(rows, key=lambda row: order[row["name"]])
+    stacked = {id(p): axis for p, axis in net.pos_embed.stacked_parameters()} if layer_decay != 1.0 else {}
+    rows = []
+    pairs = [(p, group) for group in groups for p in group["params"]]
+    for p, group in sorted(pairs, key=lambda pair: order[names[id(pair[0])]]):
+        name, axis, rate = names[id(p)], stacked.get(id(p)), group["lr"] / lr
+        depth = 1 if axis is None else p.shape[axis]
+        for i in range(depth):
+            part = {} if axis is None else {"block": i}
+            shape = [side for j, side in enumerate(p.shape) if j != axis]
+            scale = rate * layer_decay ** (depth - 1 - i)
+            rows.append(
+                {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **part}
+            )
+    return rows

@@ -15,7 +15,7 @@ from vitlab.contract import Weighted
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
-from vitlab.optim import param_groups
+from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
 from vitlab.signature import Named
 from vitlab.tasks.meter import Meter, with_own
@@ -191,6 +191,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(self._global_batch())))
+        slow_earlier_blocks(optimizer, self.net, self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 

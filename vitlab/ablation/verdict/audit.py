@@ -47,8 +47,8 @@ def facts(arm: Resolved) -> dict[str, Any]:
     found["steps"] = steps(arm)
     found["lr_scheduler"] = told(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
     found["sum_lr"] = sum_lr(arm)
-    found["pos_embed_lr_scale"] = positions[0]["lr_scale"] if positions else None
-    found["sum_lr_pos_embed"] = sum_lr(arm) * positions[0]["lr_scale"] if positions else None
+    found["pos_embed_lr_scale"] = positions[-1]["lr_scale"] if positions else None
+    found["sum_lr_pos_embed"] = sum_lr(arm) * positions[-1]["lr_scale"] if positions else None
     found["pos_embed_weight_decay"] = max((g["weight_decay"] for g in positions), default=None)
     found["images_per_second"] = arm.images_per_second
     return found

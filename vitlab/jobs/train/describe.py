@@ -150,7 +150,9 @@ def describe(job: Job) -> None:
     """Write what the data and the devices are known to be, once they are there."""
     run = job.run
     if isinstance(task := job.task, Task):
-        run.write("param_groups.json", describe_groups(task.net, task.optimizer_groups(), task.hparams["lr"]))
+        recipe = task.hparams
+        groups = describe_groups(task.net, task.optimizer_groups(), recipe["lr"], recipe["layer_decay"])
+        run.write("param_groups.json", groups)
     run.write("model.json", job.facts)
     run.write("data.json", fingerprint(job.data))
     if isinstance(job.data, ImageData):

@@ -1,5 +1,7 @@
 """Position embeddings that are added to the patch tokens, and trained."""
 
+from types import MappingProxyType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ class AddedPosEmbed(PosEmbed):
     joins: tuple[PosEmbedJoin, ...] = ("stem", "every_layer", "every_layer_shared")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
+    stacks = MappingProxyType({"weight": 0, "row": 0, "col": 0})
 
     def __init__(self, grid_size: Grid, join: PosEmbedJoin = "stem") -> None:
         super().__init__(grid_size)

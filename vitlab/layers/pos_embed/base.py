@@ -1,11 +1,12 @@
 """The neutral position embedding: the five hooks that a method may override, and what it says of itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.resizable import Resizable
 
@@ -34,6 +35,8 @@ class PosEmbed(Resizable):
 
     joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, its own choice first
     trains = False  # whether it has tensors that training changes, or can have
+    join: PosEmbedJoin | None = None
+    stacks: Mapping[str, int] = MappingProxyType({})  # parameters with values of every block, and the blocks' axis
     order: Tensor | None = None  # (N,), inside permute_positions
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +62,15 @@ class PosEmbed(Resizable):
     def acts_after(self, layer: int) -> bool:
         """Return whether :meth:`leave` changes the tokens of block ``layer``."""
         return type(self).leave is not PosEmbed.leave
+
+    def block_parameters(self, layer: int) -> list[nn.Parameter]:
+        """Return the parameters that act in block ``layer`` alone."""
+        return []
+
+    def stacked_parameters(self) -> list[tuple[nn.Parameter, int]]:
+        """Return the parameters that hold values of each block, and the axis of the blocks."""
+        named = dict(self.named_parameters(recurse=False)) if self.join == "every_layer" else {}
+        return [(named[name], axis) for name, axis in self.stacks.items() if name in named]
 
     @contextmanager
     def permute_positions(self, order: Tensor) -> Iterator[None]:

@@ -1,5 +1,7 @@
 """Position embeddings that bias the attention logits."""
 
+from types import MappingProxyType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,6 +64,7 @@ class RelPos(BiasPosEmbed):
     joins = ("every_layer", "every_layer_shared")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
+    stacks = MappingProxyType({"bias_table": 0})
     index: Tensor  # (L, L), rows of the table
 
     def __init__(
@@ -73,6 +76,7 @@ class RelPos(BiasPosEmbed):
         join: PosEmbedJoin = "every_layer",
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
+        self.join = join
         num_tables = depth if join == "every_layer" else 1
         num_rows = (2 * grid_size[0] - 1) * (2 * grid_size[1] - 1) + (3 if num_prefix_tokens else 0)
         self.bias_table = nn.Parameter(torch.empty(num_tables, num_rows, num_heads, dtype=torch.float32))

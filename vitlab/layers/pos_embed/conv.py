@@ -34,6 +34,10 @@ class ConvPosEmbed(PosEmbed):
             nn.Conv2d(embed_dim, embed_dim, 3, padding=1, groups=embed_dim) for _ in range(num_convs)
         )
 
+    def block_parameters(self, layer: int) -> list[nn.Parameter]:
+        """Return those of the convolution after block ``layer``."""
+        return list(self.convs[layer].parameters()) if self.acts_after(layer) else []
+
     def acts_after(self, layer: int) -> bool:
         """Return whether a convolution follows block ``layer``."""
         return layer < len(self.convs)

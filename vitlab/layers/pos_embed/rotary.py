@@ -1,6 +1,7 @@
 """Position embeddings that rotate queries and keys."""
 
 import math
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,7 @@ class RoPEMixed(RotaryPosEmbed):
 
     joins = ("every_layer", "every_layer_shared")
     trains = True
+    stacks = MappingProxyType({"freqs": 1})
     cells: Tensor  # (2, L): y, x
 
     def __init__(
@@ -126,6 +128,7 @@ class RoPEMixed(RotaryPosEmbed):
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
         _check("rope_mixed", head_dim, theta)
+        self.join = join
         num_sets = depth if join == "every_layer" else 1
         turn = 2 * math.pi * torch.rand(num_sets, num_heads, 1, dtype=torch.float32)
         self.freqs = nn.Parameter(mixed_freqs(turn, head_dim, theta))
