@@ -43,9 +43,11 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
 def told(value: Any) -> Any:
     """Return a word or class path with its arguments as tables and titles show it; anything else as it is.
 
-    >>> told({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), told("learned")
-    ('mypkg.Coordinates(width=64)', 'learned')
+    >>> told({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), told(["learned", "rope2d"])
+    ('mypkg.Coordinates(width=64)', 'learned + rope2d')
     """
+    if isinstance(value, list | tuple):
+        return " + ".join(str(told(one)) for one in value)
     if not isinstance(value, Mapping) or "class_path" not in value:
         return value
     args = ", ".join(f"{name}={told(arg)}" for name, arg in (value.get("init_args") or {}).items())

@@ -53,7 +53,7 @@ class VisionTransformer(Named, nn.Module):
         act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
         norm_layer: Normalisation in the backbone; any of torch.nn's by name, or a class path.
         norm_eps: Epsilon of every normalisation, the tokenizer's included.
-        pos_embed: How patch tokens come to know where they are; or a class path, of a :class:`PosEmbed`.
+        pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
         pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
         pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
         rope_theta: Base of the rotary frequencies, above 1; None is the published value. For rope2d and rope_mixed.

@@ -128,8 +128,8 @@ def check_level_name(file: File, where: str, name: Any) -> str:
 def level_names(values: list[Any]) -> list[Any]:
     """Return what levels are called that are written as values: classes by name, with arguments where two are alike.
 
-    >>> level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave", "init_args": {"width": 64}}])
-    ['none', '0.5', 'coordinates', 'wave']
+    >>> level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave"}, ["learned", "rope2d"]])
+    ['none', '0.5', 'coordinates', 'wave', 'learned_rope2d']
     """
     names = [_value_name(value, is_long=False) for value in values]
     return [_value_name(v, is_long=True) if names.count(n) > 1 else n for n, v in zip(names, values, strict=True)]
@@ -138,6 +138,8 @@ def level_names(values: list[Any]) -> list[Any]:
 def _value_name(value: Any, is_long: bool) -> Any:
     if isinstance(value, bool | int | float):
         return str(value).lower()
+    if isinstance(value, list):
+        return "_".join(str(_value_name(one, is_long)) for one in value)
     if not isinstance(value, str) and not (isinstance(value, dict) and "class_path" in value):
         return value
     path = value if isinstance(value, str) else str(value["class_path"])

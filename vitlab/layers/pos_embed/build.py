@@ -1,7 +1,8 @@
 """From the name of a position embedding to the module."""
 
 import inspect
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
 from vitlab.layers.pos_embed.added import Factorized, Learned
@@ -10,6 +11,7 @@ from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
+from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.resample import Grid
 
 PosEmbedName = Literal[
@@ -24,7 +26,7 @@ PosEmbedName = Literal[
     "rope_mixed",
     "conv",
 ]
-PosEmbedChoice = PosEmbedName | str | ClassSpec
+PosEmbedChoice = PosEmbedName | Sequence[str | ClassSpec] | str | ClassSpec
 POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
     "none": PosEmbed,
     "learned": Learned,
@@ -53,11 +55,12 @@ def build_pos_embed(
 ) -> PosEmbed:
     """Build the position embedding called ``name``, or that of a class path, which must be a :class:`PosEmbed`.
 
+    Those of a list act together; what is said of a part in its ``init_args`` holds for it alone.
     Its class gets ``grid_size``, and those of the other values that it asks for: ``embed_dim``, ``num_heads``,
     ``head_dim``, ``depth``, ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``.
 
     Args:
-        name: Which one: a word, a class path, or a mapping of ``class_path`` and ``init_args``.
+        name: Which one: a word, a class path, or a mapping of ``class_path`` and ``init_args``; or a list of these.
         grid_size: Patch tokens per column and per row, (h, w).
         embed_dim: Token width D.
         num_heads: Number of heads A.
@@ -71,20 +74,40 @@ def build_pos_embed(
         >>> build_pos_embed("relpos", (2, 3), embed_dim=8, num_heads=2, depth=1, num_prefix_tokens=1).bias(0).shape
         torch.Size([2, 7, 7])
     """
-    word, args = name_and_args("pos_embed", name)
-    cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
-    _check_options(told(name), cls, trainable, join, theta)
     offered = {
         "embed_dim": embed_dim,
         "num_heads": num_heads,
         "head_dim": embed_dim // num_heads,
         "depth": depth,
         "num_prefix_tokens": num_prefix_tokens,
-        "join": join or next(iter(cls.joins), None),
-        "trainable": bool(trainable),
-        **({} if theta is None else {"theta": theta}),
     }
-    module: PosEmbed = build("pos_embed", cls, args, offered, grid_size)
+    if isinstance(name, str | Mapping):
+        return _build_one(name, grid_size, offered, trainable, join, theta)
+    given = {"pos_embed_trainable": trainable, "pos_embed_join": join, "rope_theta": theta}
+    if said := [option for option, value in given.items() if value is not None]:
+        form = "{class_path: learned, init_args: {join: every_layer}}"
+        raise ValueError(f"`{said[0]}` is said to a part of a list of `pos_embed`, as in {form}, not to the list")
+    parts = [(name_and_args("pos_embed", part)[0].rpartition(".")[2], part) for part in name]
+    if len(dict(parts)) < len(parts):
+        raise ValueError(f"`pos_embed`: a list names each method once, got {told(name)}")
+    return Together(grid_size, {word: _build_one(part, grid_size, offered) for word, part in parts})
+
+
+def _build_one(
+    name: str | ClassSpec,
+    grid_size: Grid,
+    offered: dict[str, Any],
+    trainable: bool | None = None,
+    join: PosEmbedJoin | None = None,
+    theta: float | None = None,
+) -> PosEmbed:
+    word, args = name_and_args("pos_embed", name)
+    trainable, join = args.pop("trainable", trainable), args.pop("join", join)
+    cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
+    _check_options(told(name), cls, trainable, join, theta)
+    more = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
+    more |= {} if theta is None else {"theta": theta}
+    module: PosEmbed = build("pos_embed", cls, args, offered | more, grid_size)
     return module.requires_grad_(trainable is not False)
 
 

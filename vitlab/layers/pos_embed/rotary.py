@@ -2,6 +2,7 @@
 
 import math
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,13 @@ from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy
 
+PairName = Literal["interleaved", "half"]
+
 
 class RotaryPosEmbed(PosEmbed):
-    """Turn each pair of channels (2i, 2i + 1) of a query or key by an angle that its cell gives.
+    """Turn each pair of channels of a query or key by an angle that its cell gives.
+
+    Pairs are neighbours (2i, 2i + 1), or with ``pairs = "half"`` channels i of either half of the head.
 
     Prefix tokens turn by 0. With an unturned class token attention can tell absolute positions: its query meets a key
     at the angle of the key's cell.
@@ -31,6 +36,7 @@ class RotaryPosEmbed(PosEmbed):
 
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
     keeps_float32 = True  # angles in bfloat16 are wrong by a percent
+    pairs: PairName = "interleaved"
 
     def __init__(self, grid_size: Grid, num_prefix_tokens: int) -> None:
         super().__init__(grid_size)
@@ -45,7 +51,10 @@ class RotaryPosEmbed(PosEmbed):
         cos, sin = self.cos_sin(layer)
         if (order := self.token_order(self.num_prefix_tokens)) is not None:
             cos, sin = cos[..., order, :], sin[..., order, :]
-        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)  # (B, A, L, d / 2) each
+        if self.pairs == "half":
+            a, b = x.chunk(2, dim=-1)  # (B, A, L, d / 2) each
+            return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
 
     def _cells(self) -> Tensor:
@@ -57,11 +66,22 @@ class RotaryPosEmbed(PosEmbed):
 class RoPE2d(RotaryPosEmbed):
     """Axial rotation, Heo et al. 2024 (arXiv:2403.13298): half of the channels turn with the column, half with the row.
 
+    With normalised coordinates, half pairs and axes "yx" it is that of DINOv3, Simeoni et al. 2025 (arXiv:2508.10104):
+    cells lie in [-1, 1] on either axis, and angles are 2 pi times as large. There training may move all coordinates of
+    a batch: ``shift`` them by up to this much, one draw an axis, stretch each axis (``jitter``) or both (``rescale``)
+    by a factor up to this or its inverse.
+
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         head_dim: Width d of a head, divisible by 4.
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies, above 1.
+        coordinates: Cells by their index, or normalised to [-1, 1].
+        pairs: Which channels turn together: neighbours, or those of two halves.
+        axes: Which coordinate turns the first half of the pairs: "xy" or "yx".
+        shift: Largest shift of normalised coordinates in training; 0 is none.
+        jitter: Largest factor on each axis in training; 1 is none.
+        rescale: Largest factor on both axes in training; 1 is none.
 
     Example:
         >>> RoPE2d((2, 3), head_dim=8).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -72,26 +92,79 @@ class RoPE2d(RotaryPosEmbed):
     cos: Tensor  # (L, d / 2)
     sin: Tensor  # (L, d / 2)
 
-    def __init__(self, grid_size: Grid, head_dim: int, num_prefix_tokens: int = 0, theta: float = 100.0) -> None:
+    def __init__(
+        self,
+        grid_size: Grid,
+        head_dim: int,
+        num_prefix_tokens: int = 0,
+        theta: float = 100.0,
+        coordinates: Literal["index", "normalized"] = "index",
+        pairs: PairName = "interleaved",
+        axes: Literal["xy", "yx"] = "xy",
+        shift: float = 0.0,
+        jitter: float = 1.0,
+        rescale: float = 1.0,
+    ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
         _check("rope2d", head_dim, theta)
-        self.head_dim = head_dim
-        self.theta = theta
+        _check_word("coordinates", coordinates, "index", "normalized")
+        _check_word("pairs", pairs, "interleaved", "half")
+        _check_word("axes", axes, "xy", "yx")
+        if shift < 0 or min(jitter, rescale) < 1:
+            raise ValueError(f"`shift` must be at least 0, `jitter` and `rescale` 1, got {shift}, {jitter}, {rescale}")
+        moves = shift > 0 or max(jitter, rescale) > 1
+        if moves and coordinates == "index":
+            raise ValueError("`shift`, `jitter` and `rescale` move coordinates='normalized' alone")
+        self.head_dim, self.theta, self.coordinates, self.pairs, self.axes = head_dim, theta, coordinates, pairs, axes
+        self.shift, self.jitter, self.rescale, self.moves = shift, jitter, rescale, moves
+        self.policies = ("rescale",) if coordinates == "normalized" else self.policies
+        self.moved: tuple[Tensor, Tensor] | None = None  # cosines and sines of one batch in training
         self.fill_tables()
 
     def fill_tables(self) -> None:
         """Compute cosines and sines."""
-        quarter = self.head_dim // 4
-        freqs = self.theta ** -(torch.arange(quarter, dtype=torch.float64) / quarter)
-        y, x = self._cells()
-        angles = torch.cat([x[:, None] * freqs, y[:, None] * freqs], dim=1)  # (L, d / 2)
         like = self.cos if hasattr(self, "cos") else torch.empty(0, dtype=torch.float32)
-        self.register_buffer("cos", angles.cos().to(like), persistent=False)
-        self.register_buffer("sin", angles.sin().to(like), persistent=False)
+        for name, table in zip(("cos", "sin"), self._tables(self._cells()), strict=True):
+            self.register_buffer(name, table.to(like), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the ``(B, N, D)`` patch tokens as they are; in training, move the coordinates of the batch."""
+        self.moved = None
+        if self.training and self.moves:
+            factors = self.cos.new_empty(2, 1).uniform_(-1, 1) * math.log(self.jitter)
+            factors = factors + self.cos.new_empty(1, 1).uniform_(-1, 1) * math.log(self.rescale)
+            shift = self.cos.new_empty(2, 1).uniform_(-1, 1) * self.shift
+            cells = self._cells().to(self.cos)
+            cells[:, self.num_prefix_tokens :] += shift
+            self.moved = self._tables(cells * factors.exp())
+        return x
 
     def cos_sin(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return ``(L, d / 2)`` cosines and sines, the same in every block."""
-        return self.cos, self.sin
+        return (self.cos, self.sin) if self.moved is None else self.moved
+
+    def _tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        quarter = self.head_dim // 4
+        freqs = self.theta ** -(torch.arange(quarter, dtype=cells.dtype, device=cells.device) / quarter)
+        turns = freqs * (2 * math.pi if self.coordinates == "normalized" else 1.0)
+        y, x = (axis[:, None] * turns for axis in cells)
+        angles = torch.cat([x, y] if self.axes == "xy" else [y, x], dim=1)  # (L, d / 2)
+        return angles.cos(), angles.sin()
+
+    def _cells(self) -> Tensor:
+        cells = super()._cells()
+        if self.coordinates == "index":
+            return cells
+        sides = cells.new_tensor(self.grid_size)[:, None]
+        cells[:, self.num_prefix_tokens :] = 2 * (cells[:, self.num_prefix_tokens :] + 0.5) / sides - 1
+        return cells
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        if self.coordinates == "normalized":
+            return dict(state)  # they span any grid
+        return super()._resized_state(state, old_grid, policy, antialias)
 
 
 class RoPEMixed(RotaryPosEmbed):
@@ -167,3 +240,8 @@ def _check(name: str, head_dim: int, theta: float) -> None:
         )
     if not theta > 1:
         raise ValueError(f"`rope_theta` must be above 1, got rope_theta={theta}")
+
+
+def _check_word(name: str, value: str, *words: str) -> None:
+    if value not in words:
+        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}")

@@ -1,0 +1,125 @@
+"""Several position embeddings that act together."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.base import PosEmbed
+from vitlab.layers.pos_embed.rotary import RotaryPosEmbed
+from vitlab.layers.resample import Grid, ResizePolicy
+
+
+class Together(PosEmbed):
+    """Position embeddings that all act, each in its place, such as a table and a rotation.
+
+    Published with a table and a rotation: EVA-02, Fang et al. 2023 (arXiv:2303.11331), and the networks of Heo et
+    al. 2024 (arXiv:2403.13298) whose names end in "ape".
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        parts: The position embeddings, by name.
+
+    Example:
+        >>> from vitlab.layers.pos_embed.added import Learned
+        >>> from vitlab.layers.pos_embed.rotary import RoPE2d
+        >>> both = Together((2, 3), {"learned": Learned((2, 3), 8), "rope2d": RoPE2d((2, 3), 8)})
+        >>> list(both.state_dict()), both.rotate(torch.randn(1, 1, 6, 8), layer=0).shape
+        (['learned.weight'], torch.Size([1, 1, 6, 8]))
+    """
+
+    def __init__(self, grid_size: Grid, parts: dict[str, PosEmbed]) -> None:
+        super().__init__(grid_size)
+        _check(parts)
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.policies = tuple(dict.fromkeys(policy for part in parts.values() for policy in part.policies))
+
+    @property
+    def parts(self) -> dict[str, PosEmbed]:
+        """The position embeddings, by name, in the order in which they act."""
+        return {name: part for name, part in self.named_children() if isinstance(part, PosEmbed)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
+        for part in self.parts.values():
+            x = part(x)
+        return x
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that enter block ``layer`` to ``(B, L, D)``."""
+        for part in self.parts.values():
+            x = part.enter(x, layer)
+        return x
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``."""
+        for part in self.parts.values():
+            x = part.rotate(x, layer)
+        return x
+
+    def bias(self, layer: int) -> Tensor | None:
+        """Return the sum of all biases on the logits of block ``layer``, ``(A, L, L)``, or None."""
+        biases = [bias for part in self.parts.values() if (bias := part.bias(layer)) is not None]
+        return torch.stack(biases).sum(0) if biases else None
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``."""
+        for part in self.parts.values():
+            x = part.leave(x, layer)
+        return x
+
+    def acts_after(self, layer: int) -> bool:
+        """Return whether one of the parts changes the tokens that leave block ``layer``."""
+        return any(part.acts_after(layer) for part in self.parts.values())
+
+    def block_parameters(self, layer: int) -> list[nn.Parameter]:
+        """Return the parameters that act in block ``layer`` alone."""
+        return [p for part in self.parts.values() for p in part.block_parameters(layer)]
+
+    def stacked_parameters(self) -> list[tuple[nn.Parameter, int]]:
+        """Return the parameters that hold values of each block, and the axis of the blocks."""
+        return [found for part in self.parts.values() for found in part.stacked_parameters()]
+
+    @contextmanager
+    def permute_positions(self, order: Tensor) -> Iterator[None]:
+        """Give patch slot ``i`` the position ``order[i]`` in all parts inside a ``with`` block."""
+        with super().permute_positions(order), ExitStack() as stack:
+            for part in self.parts.values():
+                stack.enter_context(part.permute_positions(order))
+            yield
+
+    def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
+        """Return the policies that some part allows: the others are resized their usual way."""
+        found = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
+        return tuple(dict.fromkeys(found))
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        new: dict[str, Tensor] = {}
+        for name, part in self.parts.items():
+            own = _within(state, name)
+            allowed = part.policies_for(own)
+            usual = policy if policy in allowed else next(iter(allowed), None)
+            resized = part.resized_state(own, old_grid, usual, antialias)
+            new |= {f"{name}.{key}": value for key, value in resized.items()}
+        return new
+
+
+def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}
+
+
+def _check(parts: dict[str, PosEmbed]) -> None:
+    """Refuse parts of which one undoes or doubles another."""
+    tables = [name for name, part in parts.items() if isinstance(part, AddedPosEmbed)]
+    rotations = [name for name, part in parts.items() if isinstance(part, RotaryPosEmbed)]
+    nothing = [name for name, part in parts.items() if type(part) is PosEmbed]
+    for names, what in ((tables, "are both added to the tokens"), (rotations, "both rotate queries and keys")):
+        if len(names) > 1:
+            raise ValueError(f"`pos_embed`: {names[0]} and {names[1]} {what}; a list has at most one of them")
+    if nothing or len(parts) < 2:
+        raise ValueError(f"`pos_embed`: a list needs two methods or more, none not among them, got {list(parts)}")
