@@ -4,10 +4,9 @@ import pytest
 import torch
 from small_nets import small_net
 
-from vitlab.analysis.resolution import analyze_resolution, canvas, resized_net, sizes
+from vitlab.analysis.resolution import analyze_resolution, canvas, sizes
 from vitlab.analysis.scramble import compare
 from vitlab.analysis.shift import analyze_shift, shift_sizes, shifted
-from vitlab.models.load import load_weights
 
 IMAGES = torch.arange(1.0, 25).view(1, 1, 4, 6)
 
@@ -80,16 +79,6 @@ def test_every_policy_of_a_method_is_measured_and_all_agree_at_the_trained_size(
     assert "resolution/acc1@12" in metrics
     if pos_embed == "rope2d":
         assert "resolution/acc1@12/rescale" in metrics
-
-
-def test_another_size_is_what_loading_at_that_size_gives(small_subject, tmp_path):
-    subject = small_subject(pos_embed="learned")
-    torch.save({"state_dict": subject.net.state_dict()}, tmp_path / "weights.pt")
-    other = small_net(pos_embed="learned", img_size=(12, 12))
-    load_weights(other, tmp_path / "weights.pt", "interpolate")
-    images = torch.randn(2, 1, 12, 12)
-    with torch.no_grad():
-        torch.testing.assert_close(resized_net(subject, (12, 12), "interpolate")(images), other(images))
 
 
 def test_another_run_is_drawn_beside(small_subject):

@@ -453,9 +453,9 @@ def test_a_wrong_value_is_named_with_the_way_out(arguments, message):
         tiny(**{"t2t_kernels": (9, 20)} | arguments if "t2t_strides" in arguments else arguments)
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 16, 24), (2, 1, 24, 16), (1, 16, 24)])
+@pytest.mark.parametrize("shape", [(2, 3, 16, 24), (1, 16, 24)])
 def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"images must be \(B, 1, 16, 24\), got \("):
+    with pytest.raises(ValueError, match=r"images must be \(B, 1, height, width\), got \("):
         tiny()(torch.randn(shape))
 
 

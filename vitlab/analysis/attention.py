@@ -91,7 +91,7 @@ def per_head(
     with torch.no_grad():
         for images, _ in batches:
             for layer, x in enumerate(attention_inputs(net, images)):
-                maps = net.blocks[layer].attn.weights(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+                maps = net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
                 values[layer].append(measure(maps).cpu())
     rows = [
         {"layer": layer, "head": head, "value": float(column.mean()), "sd_over_images": float(column.std(correction=0))}

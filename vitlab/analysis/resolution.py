@@ -10,9 +10,7 @@ from torch import Tensor
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.vit import VisionTransformer
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 Size = tuple[int, int]
@@ -28,14 +26,6 @@ def sizes(img_size: Size, grid_size: Size) -> list[Size]:
 def patch_sides(img_size: Size, grid_size: Size) -> Size:
     """Return height and width of a cell of the grid, in pixels."""
     return img_size[0] // grid_size[0], img_size[1] // grid_size[1]
-
-
-def resized_net(subject: Subject, size: Size, policy: ResizePolicy | None) -> VisionTransformer:
-    """Return the network for images of ``size``, positions carried over by ``policy``."""
-    net = VisionTransformer(**{**subject.arguments, "img_size": size})
-    state, _ = resample_pos_embed(subject.net.state_dict(), net, subject.net.grid_size, policy)
-    net.load_state_dict(state)
-    return net.eval().to(subject.device)
 
 
 def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
@@ -58,23 +48,24 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
 
 @torch.no_grad()
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
-    """Yield accuracy at each size, for each policy and two ways to make larger images."""
-    net, default = subject.net, policies(subject)[0]
+    """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
+    net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed_resize
     steps = patch_sides(net.img_size, net.grid_size)
     for size in sizes(net.img_size, net.grid_size):
         pipeline = copy.copy(subject.data.pipeline)
         pipeline.img_size = size
         for policy in policies(subject):
-            resized = resized_net(subject, size, policy)
+            net.pos_embed_resize = policy
             for protocol in ("resize", "canvas"):
                 right = n = 0
                 for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
                     images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                    right += int((resized(images).argmax(dim=1) == labels).sum())
+                    right += int((net(images).argmax(dim=1) == labels).sum())
                     n += len(labels)
                 where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
                 facts = {"size": size[0], "policy": policy or "nothing to resize", "metric": where, "acc1": right / n}
                 yield {"run": subject.name, "protocol": protocol, **facts, "n": n}
+    net.pos_embed_resize = own
 
 
 def analyze_resolution(subject: Subject) -> Finding:

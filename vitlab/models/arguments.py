@@ -6,6 +6,7 @@ from vitlab.layers.block import ActChoice
 from vitlab.layers.norm import NormChoice
 from vitlab.layers.pool import PoolName
 from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin
+from vitlab.layers.resample import ResizePolicy
 from vitlab.tokenizers.build import TokenizerChoice
 from vitlab.tokenizers.t2t import T2TArgs
 
@@ -34,6 +35,7 @@ class NetworkArgs(T2TArgs, total=False):
     pos_embed: PosEmbedChoice
     pos_embed_trainable: bool | None
     pos_embed_join: PosEmbedJoin | None
+    pos_embed_resize: ResizePolicy | None
     rope_theta: float | None
     class_token: bool
     reg_tokens: int

@@ -1,9 +1,11 @@
-"""The tokens between the blocks, as feature extractors ask for them: timm's arguments, with gradients."""
+"""Positions for images of any size, and the tokens between the blocks as feature extractors ask for them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from torch import Tensor
+
+from vitlab.layers.pos_embed import PosEmbed
 
 Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens
 
@@ -41,14 +43,15 @@ def forward_intermediates(
         raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
     wanted = block_numbers(len(net.blocks), indices)
     found: list[Tokens] = []
-    x = net.embed(images)
+    pos_embed = net.positions(images)
+    x = net.embed(images, pos_embed)
     for i in range(max(wanted) + 1 if stop_early else len(net.blocks)):
-        x = net.run_block(i, x)
+        x = net.run_block(i, x, pos_embed=pos_embed)
         if i in wanted:
             y = net.norm(x) if norm else x
             prefix, patches = y[:, : net.num_prefix_tokens], y[:, net.num_prefix_tokens :]
             if output_fmt == "NCHW":
-                patches = patches.transpose(1, 2).unflatten(2, net.grid_size)  # (B, D, h, w)
+                patches = patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)  # (B, D, h, w)
             found.append((patches, prefix) if return_prefix_tokens else patches)
     return found if intermediates_only else (net.norm(x), found)
 
@@ -99,3 +102,32 @@ def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
     if not numbers or min(numbers) < 0 or max(numbers) >= depth:
         raise ValueError(f"the network has {depth} blocks, 0 to {depth - 1}, got {indices}")
     return numbers
+
+
+def positions(net: Any, images: Tensor) -> PosEmbed:
+    """Return the position embedding for ``(B, C, H, W)`` images, whose grid the tokenizer tells.
+
+    At ``net.img_size`` it is ``net.pos_embed`` itself. At another it has the same parameters, carried over by
+    ``net.pos_embed_resize``, or the method's usual way where that is None; gradients reach them.
+
+    Raises:
+        ValueError: The tokenizer or the position embedding cannot take that size.
+
+    Example:
+        >>> import torch
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> net.positions(torch.randn(1, 3, 48, 40)).grid_size, net(torch.randn(1, 3, 48, 40)).shape
+        ((6, 5), torch.Size([1, 10]))
+    """
+    size = tuple(images.shape[2:])
+    if images.ndim != 4 or images.shape[1] != net.in_chans:
+        raise ValueError(f"images must be (B, {net.in_chans}, height, width), got {tuple(images.shape)}")
+    if size == net.img_size:
+        return net.pos_embed
+    if not hasattr(net.tokenizer, "grid_of"):
+        name, (H, W) = type(net.tokenizer).__name__, net.img_size
+        raise ValueError(
+            f"{name} takes images of {H} x {W} alone, got {size[0]} x {size[1]}: it has no `grid_of(size)`"
+        )
+    return net.pos_embed.at(net.tokenizer.grid_of(size), net.pos_embed_resize)

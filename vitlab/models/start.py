@@ -1,9 +1,10 @@
 """What a network is built from: arguments that can be, and the values that its parts start from."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,22 @@ def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
 
 
+def reset_head(net: Any, num_classes: int) -> None:
+    """Put a new head in place of the head: ``num_classes`` outputs K, or with 0 the pooled features.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+        >>> net.reset_head(10)
+        >>> net.head
+        Linear(in_features=48, out_features=10, bias=True)
+    """
+    check_at_least(0, num_classes=num_classes)
+    head = build_head(net.embed_dim, net.head_hidden, num_classes).apply(partial(init_weights, std=net.init_std))
+    weight = next(net.blocks.parameters())
+    net.num_classes, net.head = num_classes, head.to(weight.device, weight.dtype).train(net.training)
+
+
 def check_at_least(least: int, **values: int) -> None:
     """Refuse a value below ``least``, by its name.
 
@@ -98,3 +115,14 @@ def check_pool(global_pool: str, class_token: bool) -> None:
         raise ValueError(f"`global_pool` must be one of {', '.join(get_args(PoolName))}, got {global_pool!r}")
     if global_pool == "token" and not class_token:
         raise ValueError("`global_pool='token'` needs `class_token=True`; without one use 'avg', 'max' or 'map'")
+
+
+def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
+    """Refuse a way to carry positions over that their method does not have.
+
+    Example:
+        >>> check_policy("rescale", ["extrapolate", "rescale"])
+    """
+    if policy is not None and policy not in allowed:
+        choices = f"one of {', '.join(allowed)} or null" if allowed else "null: there is nothing to resize"
+        raise ValueError(f"`pos_embed_resize` must be {choices} for this position embedding, got {policy!r}")

@@ -12,17 +12,20 @@ from vitlab.layers.attention import SqueezeExcite
 from vitlab.layers.block import ActChoice, Block
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
-from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin, build_pos_embed
-from vitlab.models.features import forward_intermediates, get_intermediate_layers
+from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
+from vitlab.layers.resample import ResizePolicy
+from vitlab.models.features import forward_intermediates, get_intermediate_layers, positions
 from vitlab.models.parameters import no_weight_decay, stages
 from vitlab.models.start import (
     build_head,
     check_at_least,
+    check_policy,
     check_pool,
     check_rates,
     init_token,
     init_weights,
     own_numbers,
+    reset_head,
 )
 from vitlab.signature import Named
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
@@ -56,6 +59,7 @@ class VisionTransformer(Named, nn.Module):
         pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
         pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
         pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
+        pos_embed_resize: How positions are carried over to images of another size; None is the method's usual way.
         rope_theta: Base of the rotary frequencies, above 1; None is the published value. For rope2d and rope_mixed.
         class_token: Whether to prepend a class token.
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
@@ -81,6 +85,8 @@ class VisionTransformer(Named, nn.Module):
     stages = stages
     _built_from = (T2TTokenizer, build_token_layer)
     no_weight_decay = no_weight_decay
+    positions = positions
+    reset_head = reset_head
 
     def __init__(
         self,
@@ -103,6 +109,7 @@ class VisionTransformer(Named, nn.Module):
         pos_embed: PosEmbedChoice = "learned",
         pos_embed_trainable: bool | None = None,
         pos_embed_join: PosEmbedJoin | None = None,
+        pos_embed_resize: ResizePolicy | None = None,
         rope_theta: float | None = None,
         class_token: bool = True,
         reg_tokens: int = 0,
@@ -155,6 +162,8 @@ class VisionTransformer(Named, nn.Module):
                 join=pos_embed_join,
                 theta=rope_theta,
             )
+        check_policy(pos_embed_resize, self.pos_embed.policies)
+        self.pos_embed_resize = pos_embed_resize
         make_block = partial(
             Block,
             embed_dim,
@@ -201,27 +210,25 @@ class VisionTransformer(Named, nn.Module):
 
     def _tokens(self, images: Tensor, first_only: bool = False) -> Tensor:
         """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
-        x = self.embed(images)
+        pos_embed = self.positions(images)
+        x = self.embed(images, pos_embed)
         for i in range(len(self.blocks)):
-            x = self.run_block(i, x, first_only=first_only and i == len(self.blocks) - 1)
+            x = self.run_block(i, x, first_only and i == len(self.blocks) - 1, pos_embed)
         return self.norm(x)
 
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: Tensor, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
-        if images.shape[1:] != (self.in_chans, *self.img_size):
-            expected = (self.in_chans, *self.img_size)
-            raise ValueError(f"images must be (B, {', '.join(map(str, expected))}), got {tuple(images.shape)}")
-        x = self.tokenizer(images)  # (B, N, D)
-        x = self.pos_embed(x)
+        x = (pos_embed or self.positions(images))(self.tokenizer(images))  # (B, N, D)
         B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
         prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         return self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
 
-    def run_block(self, i: int, x: Tensor, first_only: bool = False) -> Tensor:
+    def run_block(self, i: int, x: Tensor, first_only: bool = False, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
+        pos_embed = pos_embed or self.pos_embed
         if self.grad_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self.blocks[i], x, self.pos_embed, i, first_only, use_reentrant=False)
-        return self.blocks[i](x, self.pos_embed, i, first_only)
+            return checkpoint(self.blocks[i], x, pos_embed, i, first_only, use_reentrant=False)
+        return self.blocks[i](x, pos_embed, i, first_only)
 
     def reads_class_token_only(self) -> bool:
         """Return whether the outputs depend on the class token alone, as the last block leaves it."""
@@ -241,10 +248,3 @@ class VisionTransformer(Named, nn.Module):
                 return patches.amax(dim=1)
         assert self.attn_pool is not None  # map is what is left
         return self.attn_pool(patches)
-
-    def reset_head(self, num_classes: int) -> None:
-        """Put a new head in place of the head: ``num_classes`` outputs K, or with 0 the pooled features."""
-        check_at_least(0, num_classes=num_classes)
-        head = build_head(self.embed_dim, self.head_hidden, num_classes).apply(partial(init_weights, std=self.init_std))
-        weight = next(self.blocks.parameters())
-        self.num_classes, self.head = num_classes, head.to(weight.device, weight.dtype).train(self.training)

@@ -40,7 +40,7 @@ def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients
     """
     x = attention_inputs(net, images, gradients)[layer]
     with torch.set_grad_enabled(gradients):
-        return net.blocks[layer].attn.weights(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+        return net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
 
 
 def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = False) -> Iterator[Tensor]:
@@ -53,7 +53,7 @@ def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = F
     """
     for layer, (block, x) in enumerate(zip(net.blocks, attention_inputs(net, images, gradients), strict=True)):
         with torch.set_grad_enabled(gradients):
-            logits = block.attn.logits(x, net.pos_embed, layer)  # type: ignore[operator, union-attr]
+            logits = block.attn.logits(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
         yield logits
 
 
@@ -66,9 +66,10 @@ def block_tokens(net: VisionTransformer, images: Tensor, gradients: bool = False
         [torch.Size([1, 17, 48]), torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
     """
     with torch.set_grad_enabled(gradients):
-        tokens = [net.embed(images)]
+        pos_embed = net.positions(images)
+        tokens = [net.embed(images, pos_embed)]
         for i in range(len(net.blocks)):
-            tokens.append(net.run_block(i, tokens[-1]))
+            tokens.append(net.run_block(i, tokens[-1], pos_embed=pos_embed))
     return tokens
 
 

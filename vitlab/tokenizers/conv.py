@@ -47,7 +47,8 @@ class ConvStem(nn.Module):
         super().__init__()
         splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
         dilations = split_dilations(t2t_dilations, len(splits))
-        self.grid_size = split_grids(img_size, splits, dilations, t2t_padding)[-1]
+        self.windows = (splits, dilations, t2t_padding)
+        self.grid_size = self.grid_of(img_size)
         self.patch_size = token_step(splits)
         widths = [in_chans, *stage_widths(t2t_dim, len(splits) - 1), embed_dim]
         mode: Any = "zeros" if t2t_padding in ("zero", "none") else t2t_padding
@@ -61,3 +62,7 @@ class ConvStem(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``."""
         return self.convs(images).flatten(2).transpose(1, 2)
+
+    def grid_of(self, img_size: tuple[int, int]) -> tuple[int, int]:
+        """Return rows and columns of the tokens of images of this height and width."""
+        return split_grids(img_size, *self.windows)[-1]

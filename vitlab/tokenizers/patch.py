@@ -27,20 +27,30 @@ class PatchEmbed(nn.Module):
     ) -> None:
         super().__init__()
         H, W = img_size
-        patch = pair("patch_size", patch_size)
+        self.patch_size = patch = pair("patch_size", patch_size)
         if H % patch[0] or W % patch[1]:
             raise ValueError(
                 f"`patch_size` must divide height and width of `img_size`, got patch_size={patch_size} and "
                 f"img_size=[{H}, {W}]; choose another `patch_size`, or resize or crop the images"
             )
-        self.grid_size = (H // patch[0], W // patch[1])
-        self.patch_size = patch
+        self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``: the convolution ``proj``, as one product of all patches, is faster."""
-        patches = cut_patches(images, self.grid_size).flatten(2)  # (B, N, C p p)
+        patches = cut_patches(images, self.grid_of(images.shape[2:])).flatten(2)  # (B, N, C p p)
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+
+    def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
+        """Return rows and columns of the patches of images of this height and width; refuse what they do not fill."""
+        sides = tuple(zip(img_size, self.patch_size, strict=True))
+        if any(side % patch for side, patch in sides):
+            near = [sorted({max(side // patch, 1) * patch, -(-side // patch) * patch}) for side, patch in sides]
+            (H, W), (down, across) = img_size, self.patch_size
+            sizes = ", ".join(f"{h} x {w}" for h in near[0] for w in near[1])
+            raise ValueError(f"patches of {down} x {across} do not fill images of {H} x {W}; the nearest are {sizes}")
+        (H, down), (W, across) = sides
+        return H // down, W // across
 
 
 def cut_patches(images: Tensor, grid_size: tuple[int, int]) -> Tensor:

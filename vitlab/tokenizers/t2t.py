@@ -92,7 +92,7 @@ class T2TTokenizer(nn.Module):
         self.padding: PaddingName = t2t_padding
         self.splits = soft_splits(t2t_kernels, t2t_strides, t2t_padding)
         self.dilations = split_dilations(t2t_dilations, len(self.splits))
-        self.grids = split_grids(img_size, self.splits, self.dilations, t2t_padding)
+        self.grids = self.grids_of(img_size)
         self.grid_size = self.grids[-1]
         self.patch_size = token_step(self.splits)
         dims = stage_widths(t2t_dim, len(self.splits) - 1)
@@ -104,14 +104,23 @@ class T2TTokenizer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``."""
+        grids = self.grids_of(images.shape[2:])
         if self.is_fused(images):
-            return fused_tokens(images, self.splits, self.grids, self.layers(), self.project)
+            return fused_tokens(images, self.splits, grids, self.layers(), self.project)
         x = self.windows(images, 0)
         for i, layer in enumerate(self.layers()):
             x = layer(x)  # (B, h w, t2t_dim)
-            x = x.transpose(1, 2).unflatten(2, self.grids[i])  # (B, t2t_dim, h, w)
+            x = x.transpose(1, 2).unflatten(2, grids[i])  # (B, t2t_dim, h, w)
             x = self.windows(x, i + 1)  # (B, N, t2t_dim k k)
         return self.project(x)
+
+    def grids_of(self, img_size: Sequence[int]) -> list[tuple[int, int]]:
+        """Return rows and columns of the tokens after each split of images of this height and width."""
+        return split_grids((img_size[0], img_size[1]), self.splits, self.dilations, self.padding)
+
+    def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
+        """Return rows and columns of the tokens that enter the backbone."""
+        return self.grids_of(img_size)[-1]
 
     def layers(self) -> list[nn.Module]:
         """Return the token layers, in the order of the splits that they follow."""

@@ -1,7 +1,7 @@
 """From the name of a position embedding to the module."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
@@ -81,7 +81,7 @@ def build_pos_embed(
         "depth": depth,
         "num_prefix_tokens": num_prefix_tokens,
     }
-    if isinstance(name, str | Mapping):
+    if not isinstance(name, list | tuple):
         return _build_one(name, grid_size, offered, trainable, join, theta)
     given = {"pos_embed_trainable": trainable, "pos_embed_join": join, "rope_theta": theta}
     if said := [option for option, value in given.items() if value is not None]:
@@ -94,7 +94,7 @@ def build_pos_embed(
 
 
 def _build_one(
-    name: str | ClassSpec,
+    name: Any,
     grid_size: Grid,
     offered: dict[str, Any],
     trainable: bool | None = None,

@@ -1,7 +1,8 @@
 """What position embeddings have in common beside their hooks: tensors of a grid, resized, loaded, cast and filled."""
 
+import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ class Resizable(nn.Module):
         super().__init__()
         self.grid_size = grid_size
         self.register_buffer("trained_grid", None)
+        self._at: dict[tuple[Grid, ResizePolicy | None], tuple[Any, Resizable]] = {}  # for other grids
 
     def resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
@@ -50,6 +52,48 @@ class Resizable(nn.Module):
             )
         return self._resized_state(state, old_grid, policy, antialias)
 
+    def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
+        """Return this module for another grid, with the same parameters; itself at its own.
+
+        What follows from the parameters follows anew where gradients are asked for, and is kept for the grid otherwise.
+
+        Args:
+            grid_size: Patch tokens per column and per row, (h, w).
+            policy: How to carry positions over; None is the usual way.
+        """
+        if grid_size == self.grid_size:
+            return self
+        live = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in live.values())
+        stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in live.values()]
+        if trains or (found := self._at.get((grid_size, policy))) is None or found[0] != stamp:
+            found = (stamp, self._copied(grid_size, policy))
+            if not trains:
+                self._at[grid_size, policy] = found
+        return cast(Self, found[1])
+
+    def _copied(self, grid_size: Grid, policy: ResizePolicy | None) -> Self:
+        if getattr(self, "order", None) is not None:
+            raise ValueError("positions that are permuted have no other grid")
+        other = copy.copy(self)
+        other.__dict__ |= {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")}
+        other._at, other.grid_size = {}, grid_size
+        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        state = {name: state[name] for name in self.state_dict() if name in state}
+        usual = next(iter(self.policies_for(state)), None)
+        for name, value in other.resized_state(state, self.grid_size, policy or usual).items():
+            if value is not state.get(name):
+                other._parameters.pop(name, None)
+                other._buffers.pop(name, None)
+                other.__dict__[name] = value.to(next(iter(state.values()), value).device)
+        other.fill_tables()
+        return other
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode; weights may be exchanged between two, so that nothing is kept for other grids."""
+        self._at.clear()
+        return super().train(mode)
+
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that ``state`` allows: coordinates that were rescaled once can only be so again."""
         return ("rescale",) if "trained_grid" in state else self.policies
@@ -66,9 +110,11 @@ class Resizable(nn.Module):
         if "rescale" in self.policies and prefix + "trained_grid" in state_dict:
             self.trained_grid = state_dict[prefix + "trained_grid"].clone()
             self.fill_tables()
+        self._at.clear()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        self._at.clear()
         was_meta = any(buffer.is_meta for buffer in self.buffers())
         super()._apply(_keeping_float32(fn) if self.keeps_float32 else fn, recurse)
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):

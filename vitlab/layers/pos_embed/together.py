@@ -1,7 +1,9 @@
 """Several position embeddings that act together."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +92,16 @@ class Together(PosEmbed):
             for part in self.parts.values():
                 stack.enter_context(part.permute_positions(order))
             yield
+
+    def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
+        """Return this module for another grid: each part by ``policy``, or its usual way without it."""
+        if grid_size == self.grid_size:
+            return self
+        other = copy.copy(self)
+        known = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
+        other._modules = {name: part.at(grid_size, known[name]) for name, part in self.parts.items()}
+        other.grid_size = grid_size
+        return other
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that some part allows: the others are resized their usual way."""

@@ -1,0 +1,93 @@
+from typing import get_args
+
+import pytest
+import torch
+
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import attention_maps, block_tokens
+
+TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 2, "num_heads": 2}
+TINY |= {"init_std": 0.2}
+WINDOWS = {"t2t_kernels": [3, 3], "t2t_dim": 8}
+LARGE = (24, 20)
+NAMES = [*get_args(PosEmbedName), ["learned", "rope2d"]]
+
+
+def net_of(pos_embed, **more):
+    torch.manual_seed(0)
+    net = VisionTransformer(**TINY, **WINDOWS | more, pos_embed=pos_embed).eval()
+    for name, p in net.named_parameters():
+        if p.ndim < 2 or name.startswith("pos_embed."):
+            torch.nn.init.normal_(p, std=0.3)
+    return net
+
+
+def ways(name):
+    return (None,) if isinstance(name, list) else (POS_EMBEDS[name].policies or (None,))
+
+
+@pytest.mark.parametrize(("name", "policy"), [(name, policy) for name in NAMES for policy in ways(name)])
+def test_another_size_gives_what_a_network_built_for_it_gives(name, policy):
+    for tokenizer in ("patch", "t2t", "conv") if policy in (None, ways(name)[0]) else ("patch",):
+        net = net_of(name, tokenizer=tokenizer, pos_embed_resize=policy)
+        large = VisionTransformer(**TINY | {"img_size": LARGE}, **WINDOWS, pos_embed=name, tokenizer=tokenizer).eval()
+        usual = next(iter(net.pos_embed.policies), None)
+        large.load_state_dict(resample_pos_embed(net.state_dict(), large, net.grid_size, policy or usual)[0])
+        images = torch.randn(2, 1, *LARGE)
+        with torch.no_grad():
+            torch.testing.assert_close(net(images), large(images))
+            assert net.positions(images) is net.positions(images) or isinstance(name, list)  # kept for the grid
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trained_size_needs_nothing(name):
+    net = net_of(name)
+    assert net.positions(torch.randn(2, 1, 16, 16)) is net.pos_embed and not net.pos_embed._at
+
+
+@pytest.mark.parametrize("name", ["learned", "factorized", "relpos", "rope_mixed", "conv", ["learned", "rope_mixed"]])
+def test_gradients_reach_positions_that_were_trained_at_another_size(name):
+    net = net_of(name).train()
+    net(torch.randn(2, 1, *LARGE)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.pos_embed.parameters())
+
+
+def test_what_is_kept_for_a_grid_follows_the_weights():
+    net, images = net_of("learned"), torch.randn(1, 1, *LARGE)
+    with torch.no_grad():
+        before = net(images)
+        net.pos_embed.weight += (change := torch.randn(1, 16, 16))
+        changed = net(images)
+        assert (changed - before).abs().max() > 1e-3
+        net.pos_embed.weight.data.sub_(change)  # as averages of weights are put in, between two modes
+        net.train().eval()
+        torch.testing.assert_close(net(images), before)
+
+
+def test_features_and_attention_maps_have_the_grid_of_the_images():
+    net, images = net_of("rope2d"), torch.randn(1, 1, *LARGE)
+    _, maps = net.forward_intermediates(images)
+    assert maps[0].shape == (1, 16, 6, 5)
+    torch.testing.assert_close(net.norm(block_tokens(net, images)[-1]), net.forward_features(images))
+    assert attention_maps(net, images, 1).shape == (1, 2, 31, 31)
+
+
+def test_a_size_that_patches_do_not_fill_names_the_nearest():
+    with pytest.raises(ValueError, match="patches of 4 x 4 do not fill images of 18 x 20; the nearest are 16 x 20, 20"):
+        net_of("learned")(torch.randn(1, 1, 18, 20))
+    with pytest.raises(ValueError, match="`img_size` must leave every split at least one token"):
+        net_of("learned", tokenizer="t2t", t2t_padding="none")(torch.randn(1, 1, 3, 3))
+
+
+def test_a_policy_that_a_method_does_not_have_is_refused():
+    with pytest.raises(ValueError, match=r"`pos_embed_resize` must be one of interpolate or null .* got 'rescale'"):
+        net_of("learned", pos_embed_resize="rescale")
+    with pytest.raises(ValueError, match="`pos_embed_resize` must be null: there is nothing to resize"):
+        net_of("conv", pos_embed_resize="rescale")
+
+
+def test_permuted_positions_have_no_other_grid():
+    net = net_of("learned")
+    with net.pos_embed.permute_positions(torch.randperm(16)), pytest.raises(ValueError, match="have no other grid"):
+        net(torch.randn(1, 1, *LARGE))
