@@ -68,6 +68,48 @@ def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
     assert json.loads((run / "results.json").read_text())["val"]["n"] == 288
 
 
+MEET = """
+import os, signal, sys, time
+import torch.distributed as dist
+from vitlab.runs.launch import meet_apart
+again, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", os.environ["RANK"]
+meet_apart()
+time.sleep(2 if again and rank == "1" else 0)  # process 0 looks for its address before it stands there
+dist.init_process_group("gloo")
+dist.barrier()
+if again:
+    open(f"met{rank}", "w").close()
+    time.sleep(2 if rank == "0" else 0)  # it keeps the store, and the other may still be in the barrier
+elif rank == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.rare
+def test_a_group_that_torchrun_starts_again_does_not_look_for_the_one_before(tmp_path):
+    (tmp_path / "meet.py").write_text(MEET)
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=1"]
+    done = subprocess.run([*words, "meet.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("met?")) == ["met0", "met1"]
+
+
+def test_a_process_that_waits_in_vain_for_another_says_for_which(monkeypatch):
+    from torch.distributed import TCPStore
+
+    from vitlab.runs import launch
+
+    agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    group = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "3", "RANK": "0"}
+    for name, value in {**group, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch, "PATIENCE", 0.1)
+    with pytest.raises(UsageError, match="process 0 waited 0 s in vain for process 1 to join"):
+        launch.meet_apart()
+
+
 @pytest.mark.rare
 def test_a_group_that_torchrun_starts_again_continues_its_run(tmp_path):
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3"]

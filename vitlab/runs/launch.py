@@ -3,12 +3,14 @@
 import hashlib
 import os
 import time
+import uuid
 from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
 
-PATIENCE = 300.0  # seconds that a process waits for the first one
+PATIENCE = 300.0  # seconds that a process waits for the first one, and the first for all
+_own: Any = None  # the store of this group of processes: its server ends with the last who holds it
 
 
 def launched_rank() -> int:
@@ -68,6 +70,46 @@ def _elastic_store() -> tuple[Any, str]:
     return store, f"vitlab/run/{os.environ['TORCHELASTIC_RUN_ID']}"
 
 
+def meet_apart() -> None:
+    """Give the processes that torchrun has started together a store of their own, and wait until all are there.
+
+    torchrun keeps one store for all its groups: one that it starts again would find the addresses of the group before
+    (pytorch/pytorch#135712). Its counts of restarts differ between machines, so each process asks with a new word.
+
+    Raises:
+        UsageError: A process did not come within ``PATIENCE``.
+    """
+    global _own
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    from torch.distributed import TCPStore
+
+    (store, key), host, rank = _elastic_store(), os.environ["MASTER_ADDR"], launched_rank()
+    asks = [f"{key}/asks/{other}" for other in range(1, int(os.environ["WORLD_SIZE"]))]
+    until = time.monotonic() + PATIENCE
+    if rank == 0:
+        _own = TCPStore(host, 0, is_master=True, wait_for_workers=False, multi_tenant=True)
+        while missing := [ask for ask in asks if not _own.check([ask])]:
+            for ask in missing:
+                if store.check([ask]):
+                    store.set(f"{key}/port/{store.get(ask).decode()}", str(_own.port))
+            _wait(until, "process 0", f"process {missing[0].rpartition('/')[2]} to join")
+    else:
+        word = uuid.uuid4().hex
+        store.set(asks[rank - 1], word)
+        while not store.check([f"{key}/port/{word}"]):
+            _wait(until, f"process {rank}", "process 0 to join")
+        _own = TCPStore(host, int(store.get(f"{key}/port/{word}")), is_master=False)
+        _own.set(asks[rank - 1], word)
+    os.environ |= {"MASTER_PORT": str(_own.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def _wait(until: float, who: str, what: str) -> None:
+    if time.monotonic() > until:
+        raise UsageError(f"{who} waited {PATIENCE:.0f} s in vain for {what}")
+    time.sleep(0.05)
+
+
 def _by_file(name: str) -> str:
     """Use a file that only this job step of SLURM has."""
     words = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
@@ -78,7 +120,5 @@ def _by_file(name: str) -> str:
         return name
     until = time.monotonic() + PATIENCE
     while not path.is_file():
-        if time.monotonic() > until:
-            raise UsageError(f"process {launched_rank()} waited {PATIENCE:.0f} s in vain for process 0 to name the run")
-        time.sleep(0.2)
+        _wait(until, f"process {launched_rank()}", "process 0 to name the run")
     return path.read_text()

@@ -28,6 +28,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import leads, locked, prepare
+from vitlab.runs.launch import meet_apart
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
@@ -106,6 +107,7 @@ def _fit(job: Job) -> None:
     if checkpoint:
         with user_mistakes():
             check_readable(checkpoint)
+    meet_apart()
     try:
         job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
