@@ -36,6 +36,7 @@ GROUND = {
     "errors",
     "lazy",
     "lightning_overhead",
+    "ranges",
     "runs",
     "shipped",
     "signature",

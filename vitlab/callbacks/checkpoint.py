@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from vitlab import contract
 from vitlab.errors import UsageError
+from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
 
@@ -45,13 +46,8 @@ class Checkpoint(callbacks.Checkpoint):
         every_n_steps: int = 0,
         every_minutes: float = 10.0,
     ) -> None:
-        if every_n_epochs < 1:
-            raise ValueError(f"`checkpoint.every_n_epochs` must be at least 1, got {every_n_epochs}")
-        if every_n_steps < 0 or every_minutes < 0:
-            given = f"every_n_steps={every_n_steps} and every_minutes={every_minutes}"
-            raise ValueError(
-                f"`checkpoint.every_n_steps` and `checkpoint.every_minutes` must be at least 0, got {given}"
-            )
+        every = {"every_n_epochs": every_n_epochs, "every_n_steps": every_n_steps, "every_minutes": every_minutes}
+        check_ranges("checkpoint", every)
         self.monitor = monitor
         self.mode = mode
         self.every_n_epochs = every_n_epochs

@@ -47,15 +47,26 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
             return f"missing: --data; {own}"
         way_out = "" if outer else "; give a complete config, for example `--config configs/t2t.yaml`"
         return f"missing: {', '.join(names)}{way_out}"
+    if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # with a blank, say
+        key = f"{outer}.{found[1]}"
+        return f"there is no key `{key}`{_closest_key(key, known)}"
+    return _explain_value(message, outer) or re.sub(r"\s+", " ", message).strip()
+
+
+def _explain_value(message: str, outer: str) -> str | None:
     if inner := re.findall(r'Parser key "([\w.]+)":\s+Expected a (.*?)\. Got value: (.*)', message):
         name, expected, value = inner[-1]
         key = name if name.startswith(outer) else f"{outer}.{name}"
         return _wrong_value(key, expected, value)
+    heads = [*re.finditer(r'Parser key "([\w.]+)":\s+Does not .*\s+Subtypes: \[(.*)\]', message)]
+    if len(heads) > 1 and (found := re.search(r"Given value: (.*)", message[heads[-1].end() :])):
+        name = heads[-1][1]
+        return _wrong_value(name if name.startswith(outer) else f"{outer}.{name}", heads[-1][2], found[1])
     if found := re.search(r"Subtypes: \[(.*)\](?s:.*)Given value: (.*)", message):
         value = _plain(found[2]).strip("'\" ")
         is_path = re.search(r"<class '\w+\.", found[1]) and all(part.isidentifier() for part in value.split("."))
         return not_allowed(value) if is_path and not may_import(value) else _wrong_value(outer, found[1], found[2])
-    return re.sub(r"\s+", " ", message).strip()
+    return None
 
 
 def _closest_key(key: str, known: set[str]) -> str:
@@ -67,8 +78,6 @@ def _closest_key(key: str, known: set[str]) -> str:
 def _wrong_value(key: str, expected: str, value: str) -> str:
     if why := refusal(value.strip("'\"")):
         return f"`{key}`: {why}"
-    if found := re.search(r"NestedArg\(key='([\w.]*-[\w.-]*)'", value):
-        return f"there is no key `{key}.{found[1]}`; words in it are joined by _: {key}.{found[1].replace('-', '_')}"
     choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
     value = _plain(value)
     if choices:

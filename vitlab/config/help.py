@@ -15,6 +15,7 @@ from typing import Any
 
 from vitlab.config.arguments import FLAGS, flags
 from vitlab.config.options import options_parser
+from vitlab.ranges import RANGES
 
 TRAINER = {
     "max_epochs": "passes over the training split",
@@ -48,7 +49,9 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
     sections = {
         "usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]": [],
         "the run": run,
-        "training (more with --help_all)": [[f"--trainer.{name}", text] for name, text in TRAINER.items()],
+        "training (more with --help_all)": [
+            [f"--trainer.{name}", text + _range(f"trainer.{name}", " ({})")] for name, text in TRAINER.items()
+        ],
         "the checkpoints": [["--checkpoint.monitor", "metric that tells the best epoch (the task's own)"]],
         **said,
     }
@@ -102,8 +105,13 @@ def _class_rows(group: str, cls: type) -> list[list[str]]:
         if not name.endswith("help") and not (group == "model" and name in LINKS):
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
             default = "required" if action.required else f"default {_yaml(action.default)}"
-            rows.append([f"--{group}.{name}", f"{text} ({_choices(action)}{default})".replace("``", "")])
+            notes = f"{_choices(action)}{default}{_range(f'{group}.{name}')}"
+            rows.append([f"--{group}.{name}", f"{text} ({notes})".replace("``", "")])
     return rows
+
+
+def _range(key: str, form: str = "; {}") -> str:
+    return form.format(f"in {RANGES[key]}") if key in RANGES else ""
 
 
 def _yaml(value: Any) -> str:

@@ -31,6 +31,7 @@ from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
+from vitlab.ranges import check_ranges
 from vitlab.runs.launch import launched_devices
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
@@ -113,9 +114,13 @@ class VitlabCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; what their constructors refuse is the user's mistake."""
         with user_mistakes():
-            arguments = self.config.model.get("init_args") or {}
+            arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
+            if issubclass(class_of(self.config.data.class_path), vitlab.data.ImageData):
+                check_ranges("data", vars(self.config.data.get("init_args") or Namespace()))
+            check_ranges("trainer", vars(self.config.trainer))
             if issubclass(class_of(self.config.model.class_path), Task):
+                check_ranges("model", vars(arguments))  # before a network of 10^9 channels is built
                 import_parts(arguments)
             super().instantiate_classes()
         self._check_links()

@@ -14,6 +14,7 @@ from vitlab.classes import ClassSpec, build, find_class, name_and_args
 from vitlab.contract import better, is_plain
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.optim.schedule import ScheduleName, warmed_up
+from vitlab.ranges import check_ranges
 
 SHAPES: dict[str, tuple[str, ...]] = dict.fromkeys(get_args(ScheduleName), ())  # and the arguments of each
 SHAPES |= {"step": ("every", "gamma"), "wsd": ("decay",)}
@@ -187,23 +188,8 @@ def freeze_parts(net: nn.Module, beginnings: Sequence[str]) -> None:
             p.requires_grad = False
 
 
-_ABOVE_ZERO = ("lr", "lr_batch", "layer_decay")
-_NOT_NEGATIVE = (
-    *("weight_decay", "min_lr", "warmup_lr", "warmup_epochs", "cooldown_epochs"),
-    *("pos_embed_lr_mult", "label_smoothing"),
-)
-
-
 def check_recipe(task: Any) -> None:
     """Refuse numbers that no training can use, a NaN among them, and an optimizer or schedule that cannot be built."""
-    recipe = task.hparams
-    for name in (*_ABOVE_ZERO, *_NOT_NEGATIVE):
-        value = recipe.get(name, 1)
-        if not (value > 0 if name in _ABOVE_ZERO else value >= 0) or value == float("inf"):
-            least = "above 0" if name in _ABOVE_ZERO else "at least 0"
-            raise ValueError(f"`model.{name}` must be a number {least}, got {value}")
-    for name in ("layer_decay", "label_smoothing"):
-        if recipe.get(name, 0) > 1:
-            raise ValueError(f"`model.{name}` must be at most 1, got {recipe[name]}")
-    check_optimizer(recipe["opt"], task.optimizer_groups())
+    check_ranges("model", task.hparams)
+    check_optimizer(task.hparams["opt"], task.optimizer_groups())
     check_schedule(task)

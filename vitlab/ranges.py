@@ -1,0 +1,85 @@
+"""Between which limits each number of a configuration lies: the one table of them, which checks and help read."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) do not
+    "model": {
+        "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau",
+        "[0, 1000]": "min_lr warmup_lr weight_decay pos_embed_lr_mult head_lr_mult layer_scale",
+        "[0, 1]": "label_smoothing distill_alpha norm_eps",
+        "[0, 1)": "dropout drop_path_rate t2t_dropout",
+        "(0, 1]": "layer_decay",
+        "(0, 10]": "init_std",
+        "(1, 1e12]": "rope_theta",
+        "[0, 1e6]": "warmup_epochs cooldown_epochs num_classes num_targets class_weights",
+        "[1, 1e9]": "lr_batch",
+        "[1, 1000]": "depth t2t_kernels t2t_strides t2t_dilations",
+        "[1, 65536]": "img_size patch_size in_chans embed_dim num_heads t2t_dim t2t_num_heads t2t_features",
+        "[0, 65536]": "reg_tokens head_hidden se_reduction",
+    },
+    "data": {
+        "(0, 1]": "crop_scale crop_pct test_share val_share subset",
+        "[0, 1]": "random_erasing",
+        "[0, 1000]": "mixup cutmix",
+        "[1, 1000]": "repeats",
+        "[0, 1024]": "num_workers",
+        "[1, 65536]": "img_size native_size in_chans sizes",
+        "[1, 1e6]": "batch_size num_classes",
+        "[1, 1e10]": "n max_pixels",
+        "[0, 1e9]": "max_unreadable",
+        "[-1e18, 1e18]": "split_seed value_range",
+    },
+    "trainer": {
+        "[-1, 1e6]": "max_epochs devices num_sanity_val_steps",
+        "[0, 1e6]": "min_epochs fast_dev_run reload_dataloaders_every_n_epochs gradient_clip_val",
+        "[1, 1e6]": "num_nodes check_val_every_n_epoch log_every_n_steps accumulate_grad_batches",
+        "[-1, 1e12]": "max_steps",
+        "[0, 1e12]": "min_steps",
+        "(0, 1e9]": "val_check_interval",
+        "[0, 1e9]": "limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches",
+    },
+    "checkpoint": {"[1, 1e6]": "every_n_epochs", "[0, 1e9]": "every_n_steps", "[0, 1e6]": "every_minutes"},
+}
+RANGES = {
+    f"{group}.{name}": interval
+    for group, intervals in _INTERVALS.items()
+    for interval, names in intervals.items()
+    for name in names.split()
+}
+
+
+def check_ranges(group: str, values: Mapping[str, Any]) -> None:
+    """Refuse a number that its range does not hold, and NaN anywhere; numbers in mappings are finite.
+
+    Args:
+        group: model, data, trainer or checkpoint.
+        values: Arguments by name; in lists and mappings each number is looked at.
+
+    Raises:
+        ValueError: Names key, range and value.
+
+    Example:
+        >>> check_ranges("model", {"lr": 1e-3, "depth": 12})
+    """
+    for name, value in values.items():
+        key = f"{group}.{name}"
+        interval = RANGES.get(key)
+        for number in _numbers(value):
+            strange = math.isnan(number) or (math.isinf(number) and isinstance(value, Mapping))
+            if strange or (interval and not _holds(interval, number)):
+                raise ValueError(f"`{key}` must be {f'in {interval}' if interval else 'a finite number'}, got {number}")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(part)
+
+
+def _holds(interval: str, number: float) -> bool:
+    low, high = map(float, interval[1:-1].split(","))
+    return low < number < high or (number == low and interval[0] == "[") or (number == high and interval[-1] == "]")
