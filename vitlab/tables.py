@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 from vitlab.runs.directory import write_text
 
 
@@ -25,7 +25,7 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
     for row in rows:
         cells = zip(row, widths, strict=True)
         lines.append([cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(cells)])
-    return "\n".join("  ".join(line).rstrip() for line in lines)
+    return "\n".join(printable("  ".join(line).rstrip()) for line in lines)
 
 
 def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
@@ -43,7 +43,7 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     """
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[_cell(text, row) for text in columns.values()] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
 
 
 def marks(name: str) -> tuple[str, str]:

@@ -1,5 +1,6 @@
 """What a foreign file may do, and how it is told."""
 
+import json
 import os
 import shutil
 import stat
@@ -8,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import Namespace
+from PIL import Image
 
 from vitlab.cli.main import main
+from vitlab.config.callbacks import keep_inside
 from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
 from vitlab.errors import UsageError
@@ -168,20 +172,71 @@ def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
     assert f"{file}.json is damaged" in said.err and said.err.count("\n") == 1
 
 
-def test_a_foreign_profiler_writes_nothing(run, tmp_path, monkeypatch):
+def test_a_foreign_profiler_or_callback_writes_nothing_when_a_run_is_measured(run, tmp_path):
     config = yaml.safe_load((run / "config.yaml").read_text())
     outside = tmp_path / "outside"
     profiler = {"dirpath": str(outside), "filename": "authorized_keys"}
     config["trainer"]["profiler"] = {"class_path": "lightning.pytorch.profilers.SimpleProfiler", "init_args": profiler}
+    callbacks = [{"class_path": name, "init_args": {"dirpath": str(outside)}} for name in ("ModelCheckpoint",)]
+    config["trainer"]["callbacks"] = [*callbacks, {"class_path": "EMA"}]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     assert main(["test", str(run)]) == 0
     assert not outside.exists()
 
 
+def test_what_a_configuration_names_writes_into_the_run_alone(tmp_path):
+    def part(path, **arguments):
+        return Namespace(class_path=f"lightning.pytorch.{path}", init_args=Namespace(**arguments))
+
+    trainer = Namespace(
+        profiler=part("profilers.SimpleProfiler", dirpath="/outside", filename="../authorized_keys"),
+        callbacks=[
+            part("callbacks.ModelCheckpoint", dirpath="../outside", monitor="val/loss"),
+            Namespace(class_path="my.X"),
+        ],
+        logger=[part("loggers.CSVLogger", save_dir="/", name="../../x", version=None), True],
+    )
+    trainer.logger[0].dict_kwargs = {"settings": {"root_dir": "/outside"}, "tracking_uri": "file:///outside"}
+    keep_inside(trainer, tmp_path)
+    profiler, callback, logger = trainer.profiler.init_args, trainer.callbacks[0].init_args, trainer.logger[0]
+    assert (profiler.dirpath, profiler.filename) == (str(tmp_path / "outside"), "authorized_keys")
+    assert (callback.dirpath, callback.monitor) == (str(tmp_path / "outside"), "val/loss")
+    assert (logger.init_args.save_dir, logger.init_args.name, logger.init_args.version) == (str(tmp_path), "x", None)
+    assert logger.dict_kwargs["settings"]["root_dir"] == str(tmp_path / "outside")
+    assert logger.dict_kwargs["tracking_uri"] == f"file:{tmp_path}/mlruns"
+
+
+EVIL = "\x1b]0;title\x07"
+
+
+def _harmed(value, name=""):
+    if isinstance(value, dict):
+        return {key: _harmed(part, key) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_harmed(part, name) for part in value]
+    return value + EVIL if isinstance(value, str) and name not in ("kind", "sha256", "checkpoint", "hash") else value
+
+
 def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, capsys):
-    renamed = run.rename(tmp_path / "evil\x1b]0;title\x07")
-    assert main(["validate", str(renamed)]) == 0
-    assert "\x1b" not in "".join(capsys.readouterr())
+    def harm(folder, *files):
+        for file in files:
+            path = folder / f"{file}.json"
+            path.write_text(json.dumps(_harmed(json.loads(path.read_text()))))
+
+    assert main(["test", str(run), "--quiet"]) == 0
+    harm(run, "run", "results")
+    (run / "overrides.yaml").write_text(yaml.safe_dump({"model.depth": EVIL}))
+    renamed, image = run.rename(tmp_path / f"evil{EVIL}"), tmp_path / f"{EVIL}.png"
+    Image.new("L", (8, 8)).save(image)
+    run = str(renamed)
+    asked = [["results", run], ["verify", run], ["validate", run], ["test", run], ["analyze", "confusion,cost", run]]
+    for words in [*asked, ["predict", run, str(image)], ["export", run, "--to=safetensors"]]:
+        if words[0] == "predict":  # classes of the data itself are not the run's to change
+            harm(renamed, "data")
+        capsys.readouterr()
+        code, said = main(words), capsys.readouterr()
+        assert code == 0 or "the checkpoint knows the classes" in said.err, said.err
+        assert said.out + said.err and "\x1b" not in said.out + said.err, words
 
 
 @pytest.mark.parametrize(

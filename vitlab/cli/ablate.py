@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from vitlab.api import ablate, cross_validate
 from vitlab.config.arguments import CommandParser
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 
 if TYPE_CHECKING:
     from vitlab.api import Lab
@@ -79,7 +79,7 @@ def _positive(text: str) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
     sys.stdout.flush()
 
 
@@ -179,7 +179,7 @@ def cv(argv: list[str]) -> int:
             parser.error(f"`{word}` is out of place: configs come first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
-        options.retry_failed, lambda text: sys.stdout.write(f"{text}\n"),
+        options.retry_failed, _say,
     )  # fmt: skip
-    sys.stdout.write(f"{found}\n{found.file}\n")
+    _say(f"{found}\n{found.file}")
     return 130 if found.status.interrupted else int(bool(found.status.failed))

@@ -1,4 +1,7 @@
-"""Callbacks and plugins of Lightning that do not go together with a run directory: refused, with the way out."""
+"""Parts of Lightning that do not go together with a run directory are refused; where the others write lies in it."""
+
+from pathlib import Path, PurePath
+from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import callbacks
@@ -20,6 +23,36 @@ _REFUSED: dict[type, str] = {
     AsyncCheckpointIO: "writes states later than vitlab looks whether they are whole; leave it out",
 }
 _NEED_A_LOGGER = (callbacks.LearningRateMonitor, callbacks.DeviceStatsMonitor)
+
+
+_PLACES = ("dirpath", "save_dir", "root_dir", "dir", "exclude_batches_path")  # arguments that say where to write,
+_NAMES = ("filename", "name", "version", "sub_dir", "checkpoint_name")  # and under which names in it
+
+
+def keep_inside(trainer: Namespace, run: Path) -> None:
+    """Let loggers, callbacks and profilers of Lightning write into the run directory alone, under the names they say.
+
+    Args:
+        trainer: The trainer's part of a parsed configuration; it is changed.
+        run: The run directory.
+    """
+    for group in ("logger", "callbacks", "profiler"):
+        given = trainer.get(group)
+        for part in given if isinstance(given, list) else [given]:
+            if isinstance(part, Namespace) and str(part.get("class_path")).startswith("lightning."):
+                for arguments in (part.get("init_args"), part.get("dict_kwargs")):
+                    _keep_inside(arguments or {}, run)
+
+
+def _keep_inside(arguments: Any, run: Path) -> None:
+    for name, value in list(arguments.items()):
+        if isinstance(value, dict | Namespace):
+            _keep_inside(value, run)
+        elif name in (*_PLACES, *_NAMES) and isinstance(value, str | PurePath):
+            inner = Path(*[part for part in Path(value).parts if part not in ("/", "..")])
+            arguments[name] = str(run / inner if name in _PLACES else inner)
+        elif name == "tracking_uri" and not str(value).startswith(("http:", "https:")):
+            arguments[name] = value and f"file:{(run / 'mlruns').absolute()}"
 
 
 def check_callbacks(trainer: Namespace) -> None:

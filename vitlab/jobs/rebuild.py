@@ -53,10 +53,14 @@ def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
 
 
 def _without_strangers(run: RunDir) -> list[str]:
-    """Return arguments that leave out callbacks of the user's own; only training needs what is not trusted here."""
-    callbacks = (yaml.safe_load(run.config.read_text()).get("trainer") or {}).get("callbacks")
-    listed = callbacks if isinstance(callbacks, list) else [callbacks]
-    kept = [one for one in listed if not isinstance(one, dict) or may_import(str(one.get("class_path")))]
+    """Return arguments that leave out callbacks: Lightning's, for they write and measure nothing, and strangers."""
+    from lightning.pytorch import callbacks
+
+    given = (yaml.safe_load(run.config.read_text()).get("trainer") or {}).get("callbacks")
+    listed = given if isinstance(given, list) else [given]
+    paths = [str(one.get("class_path") if isinstance(one, dict) else one) for one in listed]
+    own = [may_import(path) and path[:10] != "lightning." and not hasattr(callbacks, path) for path in paths]
+    kept = [one for one, is_own in zip(listed, own, strict=True) if is_own]
     return [] if len(kept) == len(listed) else [f"--trainer.callbacks={json.dumps(kept or None)}"]
 
 

@@ -75,7 +75,12 @@ def add_result(run: RunDir, config: Mapping[str, Any], values: Mapping[str, floa
     loggers = (config.get("trainer") or {}).get("logger")
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         if isinstance(logger, dict) and logger["class_path"].endswith(".WandbLogger") and run.record.get("wandb_id"):
-            given = {**logger.get("init_args", {}), **logger.get("dict_kwargs", {}), "save_dir": str(run.path)}
+            given = {
+                **logger.get("init_args", {}),
+                **logger.get("dict_kwargs", {}),
+                "save_dir": str(run.path),
+                "dir": None,
+            }
             _place_wandb(given, run, str(run.record["wandb_id"]))
             logged = Guarded(**given)
             logged.belongs(run.record.get("recipe"), run.record["seed"])
