@@ -71,6 +71,17 @@ def test_optimizers_keep_the_groups(opt):
     assert rates == pytest.approx([0.01, 0.03])
 
 
+@pytest.mark.parametrize("opt", ["muon", "adamuon"])
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest(opt):
+    task = Classifier(**TINY, opt=opt, pos_embed="learned")
+    state = fit(task).optimizers[0].state
+    of_muon = {name for name, p in task.net.named_parameters() if "momentum_buffer" in state[p]}
+    assert of_muon == {name for name, p in task.net.named_parameters() if name.startswith("blocks.") and p.ndim == 2}
+    assert all(
+        "exp_avg" in state[p] for p in (task.net.head.weight, *task.net.tokenizer.parameters(), task.net.cls_token)
+    )
+
+
 def test_an_unknown_optimizer_names_the_closest():
     with pytest.raises(ValueError, match="got 'adamww'; did you mean \"adamw\""):
         Classifier(**TINY, opt="adamww")

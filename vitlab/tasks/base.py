@@ -190,7 +190,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         return self(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(self.batch_factor(self._global_batch())))
+        factor = self.batch_factor(self._global_batch())
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), self.net)
         slow_earlier_blocks(optimizer, self.net, self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -214,8 +215,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
     def batch_factor(self, batch: int) -> float:
         """Return what the learning rate is multiplied with for a global batch of ``batch`` images."""
-        powers = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
-        return (batch / self.hparams["lr_batch"]) ** powers[self.hparams["lr_scale"]]
+        return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
 
     def configure_gradient_clipping(
         self,

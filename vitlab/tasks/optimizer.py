@@ -54,8 +54,17 @@ def check_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> None:
         raise ValueError(f"`opt`: {word} knows no weight decay: set `model.weight_decay` to 0")
 
 
-def build_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Build an optimizer over groups that hold their own learning rates and weight decays."""
+def build_optimizer(
+    opt: str | ClassSpec, groups: list[dict[str, Any]], net: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Build an optimizer over groups that hold their own learning rates and weight decays.
+
+    Args:
+        opt: A word, a class, or a class with its arguments.
+        groups: Groups of parameters.
+        net: The network of these parameters. Muon makes the updates of its blocks' matrices orthogonal, and leaves
+            head, embeddings, tokenizer and positions to AdamW, Jordan et al. 2024 (kellerjordan.github.io/posts/muon).
+    """
     word, args = name_and_args("opt", opt)
     if word == "adamw":
         return build("opt", torch.optim.AdamW, {"fused": True, **args}, {}, groups)
@@ -66,9 +75,14 @@ def build_optimizer(opt: str | ClassSpec, groups: list[dict[str, Any]]) -> torch
 
     of_timm = {"lr": groups[0]["lr"], "weight_decay": 0.0, "filter_bias_and_bn": False}
     try:
-        return create_optimizer_v2(groups, opt=word, **of_timm, **args)
+        optimizer = create_optimizer_v2(groups, opt=word, **of_timm, **args)
     except TypeError as error:
         raise ValueError(f"`opt`: {word} of timm refuses its arguments: {error}") from error
+    if word.endswith("muon") and (blocks := getattr(net, "blocks", None)):
+        hidden = {id(p) for p in blocks.parameters()}  # of which Muon itself leaves vectors alone
+        for p in (p for group in groups for p in group["params"] if id(p) not in hidden):
+            optimizer.state[p]["use_muon"] = False
+    return optimizer
 
 
 def _of_torch(word: str) -> bool:
