@@ -1,5 +1,6 @@
 """The in-memory loader against one image at a time."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,13 @@ def test_the_chunk_is_augmented_as_each_image_alone(monkeypatch, channels, large
     assert len(pairs) == 6
     for (x, y, step), (x_slow, y_slow, step_slow) in pairs:
         assert torch.equal(x, x_slow) and torch.equal(y, y_slow) and step.mix_seed == step_slow.mix_seed
+
+
+def test_one_operation_cuts_what_one_by_one_is_cut():  # the way of a GPU
+    fast, _ = _loaders(TrainOrder(40, 6, seed=1))
+    step = next(fast.sampler.steps(0))
+    places = np.array([0, 1, 4, 2, 3, 0]), np.array([4, 0, 2, 1, 3, 3]), np.array([1, 0, 0, 1, 1, 0], dtype=bool)
+    assert torch.equal(fast._gather(step.indices, *places), fast._cut_one_by_one(step.indices, *places))
 
 
 def test_every_shift_and_both_sides_occur():

@@ -21,6 +21,7 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
+from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.transforms import Augment, Interpolation, as_size
 from vitlab.data.record import RUN, check_same_training, record
 from vitlab.signature import Named
@@ -188,7 +189,7 @@ class ImageData(Named, L.LightningDataModule):
         images, targets = self.mix(images, targets, step)
         if self.sample_weights is None:
             return images, targets
-        return Weighted(images, targets, self.sample_weights[torch.from_numpy(step.indices)].to(images.device))
+        return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 
     def finished(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task gets them, for use without a Trainer."""

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.loading.order import Step
+from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
 
 
@@ -56,7 +57,7 @@ class Mix:
         state = np.random.get_state()  # timm draws from numpy's global generator
         np.random.seed(step.mix_seed % 2**32)
         try:
-            return self.mixing(*(x[_neighbours(len(x))] for x in (images, targets)))
+            return self.mixing(*(torch.cat((x[::2], x[1::2].flip(0))) for x in (images, targets)))  # 2i meets 2i + 1
         finally:
             np.random.set_state(state)
 
@@ -75,13 +76,11 @@ class Mix:
         chosen = np.flatnonzero((draws[:, 22] < self.erasing) & fits.any(1) & (h * w > 0))
         if not len(chosen):
             return images
-        mask = torch.zeros(n, 1, height, width, dtype=torch.bool)
-        for i in chosen:
-            mask[i, 0, top[i] : top[i] + h[i], left[i] : left[i] + w[i]] = True
+        boxes = np.zeros((4, n, 1, 1, 1), dtype=np.int64)
+        boxes[:, chosen, 0, 0, 0] = np.stack([top, top + h, left, left + w])[:, chosen]
         noise = [torch.randn(channels * h[i] * w[i], generator=generator(int(seeds[i]))) for i in chosen]
-        return images.masked_scatter(mask.to(images.device), torch.cat(noise).to(images.device, images.dtype))
-
-
-def _neighbours(n: int) -> list[int]:
-    """Return an order in which a reversed batch pairs sample 2i with 2i + 1: evens up, then odds down."""
-    return [*range(0, n, 2), *range(n - 1, 0, -2)]
+        y0, y1, x0, x1 = send(torch.from_numpy(boxes), images.device)
+        y = torch.arange(height, device=images.device)[:, None]
+        x = torch.arange(width, device=images.device)
+        mask = (y0 <= y) & (y < y1) & (x0 <= x) & (x < x1)
+        return images.masked_scatter(mask, send(torch.cat(noise).to(images.dtype), images.device))

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,7 @@ class Pipeline:
         if images.shape[2:] != self.img_size:
             images = F.interpolate(images.float(), self.img_size, mode=self.interpolation, antialias=True)
             images = images.clamp(0, 255) if scale == 255 else images
-        mean, std = (torch.tensor(values, device=images.device)[:, None, None] for values in statistics)
-        factor, shift = 1 / (scale * std), mean / std
+        factor, shift = _line(statistics, scale, images.device)
         if images.device.type != "cpu":
             return torch.mul(images, factor).sub_(shift)
         target = self.buffers.empty(images.shape)
@@ -187,6 +187,14 @@ class Pipeline:
 
     def _centre(self) -> CentreCrop:
         return CentreCrop(self.img_size, self.crop_pct, self.interpolation)
+
+
+@lru_cache(8)
+@torch.inference_mode(False)  # evaluation may be the first to ask
+def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return what normalises, made once: a step that made it would wait for the GPU."""
+    mean, std = (torch.tensor(values)[:, None, None] for values in statistics)
+    return (1 / (scale * std)).to(device), (mean / std).to(device)
 
 
 def check_at_least(least: int, **numbers: int) -> None:

@@ -4,10 +4,16 @@ from collections import deque
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from vitlab.data.loading.loader import Batch, Loader
 
 _AHEAD = 2  # batches
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor of the host to a device; to a GPU out of pinned memory, so that nothing waits for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class Prefetch(Loader):
@@ -36,7 +42,7 @@ class Prefetch(Loader):
     def _send(self, batch: Batch, stream: torch.cuda.Stream) -> tuple[Batch, torch.cuda.Event]:
         images, targets, step = batch
         with torch.cuda.stream(stream):
-            images, targets = (x.pin_memory().to(self.device, non_blocking=True) for x in (images, targets))
+            images, targets = send(images, self.device), send(targets, self.device)
             return (images, targets, step), stream.record_event()
 
     def _receive(self, batch: Batch, sent: torch.cuda.Event) -> Batch:

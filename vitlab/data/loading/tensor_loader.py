@@ -13,6 +13,7 @@ from torch import Tensor
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import uniforms
 
 _CHUNK = 4096  # images augmented at once: enough of each shift to be copied together ...
@@ -73,7 +74,9 @@ class TensorLoader(Loader):
     def _cut_at_random(self, indices: Indices, draws: NDArray[np.float64]) -> Tensor:
         tops, lefts = ((draws[:, i] * (self.room[i] + 1)).astype(int) for i in (0, 1))
         mirrored = draws[:, 2] < 0.5
-        if self.images.device.type == "cpu" and self.images[0].numel() > _LARGE:
+        if self.images.device.type != "cpu":
+            return self._gather(indices, tops, lefts, mirrored)
+        if self.images[0].numel() > _LARGE:
             return self._cut_one_by_one(indices, tops, lefts, mirrored)
         shifts = tops * (self.room[1] + 1) + lefts
         order = np.argsort(shifts, kind="stable")  # all images of one shift are copied by one operation
@@ -81,6 +84,14 @@ class TensorLoader(Loader):
         parts = [self._view(tops[rows[0]], lefts[rows[0]])[self._index(indices[rows])] for rows in groups]
         images = torch.cat(parts)[self._index(np.argsort(order))]
         return torch.where(self._index(mirrored)[:, None, None, None], images.flip(3), images)
+
+    def _gather(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
+        """Cut all windows by one operation, which nothing of the host waits for."""
+        chans, *sides = self.images.shape[1], *self.window
+        i, top, left, flip = self._index(np.stack([indices, tops, lefts, mirrored]).astype(np.int64))[:, :, None]
+        chan, y, x = (torch.arange(side, device=self.images.device) for side in (chans, *sides))
+        y, x = top + y, left + torch.where(flip > 0, sides[1] - 1 - x, x)
+        return self.images[i[:, :, None, None], chan[:, None, None], y[:, None, :, None], x[:, None, None, :]]
 
     def _cut_one_by_one(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
         images = torch.empty(len(indices), self.images.shape[1], *self.window, dtype=torch.uint8)
@@ -95,4 +106,4 @@ class TensorLoader(Loader):
         return self.images[:, :, top : top + self.window[0], left : left + self.window[1]]
 
     def _index(self, values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(self.images.device)
+        return send(torch.from_numpy(values), self.images.device)

@@ -1,0 +1,87 @@
+"""A step on a GPU, traced with tensors that have no memory: nothing in it waits for the GPU."""
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vitlab.data.loading import prefetch
+from vitlab.data.loading.mix import Mix
+from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.loading.tensor_loader import TensorLoader
+from vitlab.tasks import Classifier
+
+CUDA = torch.device("cuda")
+aten = torch.ops.aten
+
+
+class Waits(TorchDispatchMode):
+    """Note each operation for which the host waits for the GPU, or the GPU for the host's pageable memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (aten._to_copy.default, aten.copy_.default):
+            source = args[0] if func is aten._to_copy.default else args[1]
+            target = (
+                torch.device(kwargs.get("device") or args[0].device)
+                if func is aten._to_copy.default
+                else args[0].device
+            )
+            if source.device.type != target.type and not (kwargs.get("non_blocking") or args[2:] == (True,)):
+                self.seen.append(str(func))
+        if func in (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default):
+            self.seen.append(str(func))
+        return func(*args, **kwargs)
+
+
+@pytest.fixture(autouse=True)
+def no_pinning(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+
+def faked():
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def test_what_waits_is_seen():
+    with faked(), Waits() as waits:
+        x = torch.ones(3).to(CUDA)
+        x[[0, 2]]
+        x.to("cuda", non_blocking=True)
+        prefetch.send(torch.ones(3), CUDA)
+    assert len(waits.seen) == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pos_embed": "relpos"},
+        {"pos_embed": "rope2d", "loss": "ce"},
+        {"pos_embed": "alibi2d", "nan_loss": "skip"},
+        {"pos_embed": "conv", "tokenizer": "t2t", "t2t_attn": "transformer"},
+    ],
+)
+def test_a_step_from_pixels_to_the_loss_waits_for_nothing(monkeypatch, options):
+    net = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "drop_path_rate": 0.1, "patch_size": 8}
+    task = Classifier(in_chans=3, num_classes=5, **net | options)
+    pipeline, mix = Pipeline((32, 32), (32, 32), "crop-flip", None, None, "bicubic"), Mix(0.8, 1.0, 0.9, 5)
+    statistics = (0.5, 0.4, 0.3), (0.25, 0.25, 0.25)
+    order = TrainOrder(64, 16, seed=0)
+    steps = list(order.steps(0))  # which the host draws
+    monkeypatch.setattr(order, "steps", lambda start: iter(steps))
+    with faked():
+        task = task.to(CUDA).train()
+        images = torch.empty(64, 3, 32, 32, dtype=torch.uint8, device=CUDA)
+        labels = torch.zeros(64, dtype=torch.int64, device=CUDA)
+        loader = TensorLoader(images, labels, order, (32, 32), pad=4, augment=True)
+        for _ in range(2):  # what is made once may wait in the first
+            with Waits() as waits:
+                for pixels, targets, step in loader:
+                    batch = mix(pipeline.normalise(pixels, statistics), targets, step)
+                    task.training_step(batch, 0)  # autograd's engine would want a real device for the way back
+    assert waits.seen == []
