@@ -1,5 +1,7 @@
 """Tuning per arm: the same budget for every arm, validation data and other seeds; then it is measured."""
 
+import shutil
+import sys
 import time
 
 import pytest
@@ -24,7 +26,7 @@ def toy(lab, monkeypatch):
 
 
 def write(lab, tune, **changes):
-    lab.change(arms=("none", "learned"))
+    lab.change(arms=("none", "learned"), seeds=1)
     content = yaml.safe_load((lab.path / "toy.yaml").read_text())
     (lab.path / "toy.yaml").write_text(yaml.safe_dump({**content, "tune": tune, **changes}, sort_keys=False))
 
@@ -56,7 +58,8 @@ def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own
     assert not toy().run().failed and lab.counts() == before
 
 
-def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed(toy, lab, tmp_path_factory):
+def test_tuning_that_is_killed_and_shared_halves_as_if_undisturbed(toy, lab):
+    write(lab, {**SPACE, "seeds": [100], "halving": 2})
     for _ in range(3):
         process = lab.start(sleep=0.1)
         time.sleep(2.5)
@@ -69,16 +72,45 @@ def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed(toy, lab, tmp_p
     assert toy().verify().is_green
     page = toy().report().files[1].read_text()
     toy().export("kept")
-    assert Lab("kept").report().files[1].read_text() == page
-    trained = [line for line in lab.counts() if line.startswith("val") and "/tune/" in line]
-    assert len(trained) == 8
+    assert Lab("kept").report().files[1].read_text() == page and Lab("kept").verify().is_green
+    measured = [line for line in lab.counts() if line.startswith("val") and "/tune/" in line]
+    assert len(measured) == 2  # four candidates of each arm, two after one epoch, one after two
+    for arm in ("none", "learned"):
+        mine = [t for t in trials(toy().ablation, toy()._known()) if t.arm == arm]
+        assert sorted(t.stopped for t in mine) == [0, 1, 1, 2]
+        first = {t.stopped == 1: [u.score_at(1) for u in mine if (u.stopped == 1) == (t.stopped == 1)] for t in mine}
+        assert max(first[True]) <= min(first[False])
+    assert "the best 1 in 2 of an arm's candidates go on; 6 of 8 were stopped" in page
+    assert page.count("stopped after epoch 1 at") == 4 and page.count("| chosen |") == 2
 
 
-def test_a_candidate_that_diverges_is_never_chosen_and_all_diverging_stops(toy, lab, monkeypatch):
+def test_candidates_by_tpe_learn_from_those_before_and_need_optuna_once(toy, lab, monkeypatch):
+    pytest.importorskip("optuna")
+    space = {"model.lr": {"low": "1e-4", "high": "1e-2", "log": True}, "model.sd": [0.01, 0.02]}
+    write(lab, {**space, "search": "tpe", "budget": 5, "seeds": [100], "halving": 2})
+    assert not toy().run().failed
+    found = {arm: [t for t in trials(toy().ablation, toy()._known()) if t.arm == arm] for arm in ("none", "learned")}
+    assert all(len({str(t.values) for t in mine}) == 5 for mine in found.values())
+    assert [t.values for t in found["none"]][:2] == [t.values for t in found["learned"]][:2]  # at random, for all alike
+    assert any(t.stopped for t in found["none"]) and found["none"][0].score() == found["none"][0].score()
+    monkeypatch.setitem(sys.modules, "optuna", None)  # what was suggested lies beside the trials
+    assert "found by Optuna's TPE" in toy().report().files[1].read_text()
+    shutil.rmtree("runs")
+    with pytest.raises(UsageError, match=r"pip install 'vitlab\[tune\]'"):
+        toy().run()
+
+
+def test_an_arm_that_diverges_or_is_hopeless_is_given_up_and_the_others_are_measured(toy, lab, monkeypatch):
+    lab.change()
+    content = yaml.safe_load((lab.path / "toy.yaml").read_text())
+    tune = {"model.lr": [0.001, 0.002], "seeds": [100], "floor": 0.55}
+    (lab.path / "toy.yaml").write_text(yaml.safe_dump({**content, "tune": tune}))
     monkeypatch.setenv("TOY", '{"learned 100": "diverge"}')
-    status = toy().run()
-    assert status.failed == ["learned"]  # it has nothing to be measured with
-    assert not configs(lab, "learned/s*")
+    assert sorted(toy().run().failed) == ["learned", "none"]
+    assert len(configs(lab, "rope2d/s*")) == 1 and not configs(lab, "learned/s*") and not configs(lab, "none/s*")
+    page = toy().report().files[1].read_text()
+    assert "| learned | all | given up | all of its candidates diverged |" in page
+    assert "`tune.floor` is 0.55" in page and page.count("| diverged |") == 2
 
 
 def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
@@ -100,15 +132,25 @@ def test_the_border_is_told_of_numbers_alone(toy, lab):
     ablation = read("toy.yaml")
     assert at_border(ablation, {"model.lr": 0.008, "model.opt": "sgd"}) == ["model.lr"]
     assert at_border(ablation, {"model.lr": 0.002, "model.opt": "sgd"}) == []
+    write(lab, {"model.lr": {"low": 1e-4, "high": 1e-2, "log": True}, "budget": 9, "seeds": [7]})
+    ablation = read("toy.yaml")
+    assert [at_border(ablation, {"model.lr": x}) for x in (1.1e-4, 1e-3, 9e-3)] == [["model.lr"], [], ["model.lr"]]
+    tried = [c["model.lr"] for c in ablation.tune.candidates]
+    assert len(set(tried)) == 9 and all(1e-4 <= x <= 1e-2 for x in tried) and sorted(tried)[4] < 3e-3
 
 
 WRONG = {
     "a key of the axis": ({"model.pos_embed": ["none", "learned"]}, "which the axis `pos_embed` sets"),
     "no budget": ({**SPACE, "budget": 0}, "`tune.budget` must be a whole number of at least 1"),
-    "shared seeds": ({**SPACE, "seeds": [1, 100]}, "share 1: no seed may choose and be measured"),
+    "shared seeds": ({**SPACE, "seeds": [0, 100]}, "share 0: no seed may choose and be measured"),
     "one value": ({"model.lr": [0.1]}, "two different values or more"),
     "no key": ({"budget": 2}, "names nothing to tune"),
     "a misspelt option": ({**SPACE, "buget": 2}, 'cannot tune `buget`; did you mean "budget"'),
+    "a range in a grid": ({"model.lr": {"low": 1, "high": 2}, "search": "grid", "budget": 2}, "no grid exhausts it"),
+    "a range alone": ({"model.lr": {"low": 1, "high": 2}}, "as in budget: 16"),
+    "a log of 0": ({"model.lr": {"low": 0, "high": 2, "log": True}, "budget": 2}, "must be like {low: 1e-4"),
+    "another search": ({**SPACE, "search": "tpee"}, "cannot be 'tpee'; did you mean \"tpe\""),
+    "halves of one": ({**SPACE, "halving": 1}, "`tune.halving` must be a whole number from 2 to 16"),
     "the test split": ({**SPACE, "split": "test"}, "`tune.split` must be val"),
 }
 

@@ -16,7 +16,7 @@ from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.process import worker_count
 from vitlab.ablation.work.resolve import known, resolve
 from vitlab.ablation.work.status import Status, status_of
-from vitlab.ablation.work.tuning import Trial, choices, trials, tuned, work_off
+from vitlab.ablation.work.tuning import given_up, trials, tuned, work_off
 from vitlab.analysis import ANALYSES
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
@@ -110,15 +110,19 @@ class Lab:
 
             submit(ablation, str(ablation.file.path), count, say or _silent)
             return replace(self.status(), submitted=True)
-        tried = self._trials(cells)
-        failed, is_interrupted = work_off(tried, count, say, fail_fast) if tried else ([], False)
-        undecided = {trial.arm for trial in tried} - choices(ablation, tried).keys()
-        if failed or is_interrupted or undecided:
-            return replace(self.status(), failed=failed or sorted(undecided), interrupted=is_interrupted)
+        lost: list[str] = []
+        if ablation.tune:
+            arms = list({cell.arm.name: cell.resolved for cell in cells}.values())
+            failed, is_interrupted = work_off(ablation, arms, count, say, fail_fast)
+            if failed or is_interrupted:
+                return replace(self.status(), failed=failed, interrupted=is_interrupted)
+            for name, why in given_up(ablation, trials(ablation, arms)).items():
+                lost.append(name)
+                (say or _silent)(f"given up {name}: {why}; it is not measured")
         cells = self._tuned(cells)
         pool = Pool(cells, count, say, fail_fast)
         pool.work_off()
-        failed = [cell.name for cell in cells if cell.failure() or pool.failed(cell)]
+        failed = [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))]
         return replace(self.status(), failed=failed, interrupted=pool.interrupted)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
@@ -132,20 +136,23 @@ class Lab:
 
             return script(self.ablation, str(self.ablation.file.path), count)
         if self.ablation.tune:
-            cells = [*(c for t in self._trials(cells) for c in t.cells if not t.is_over), *self._tuned(cells)]
+            tried = trials(self.ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
+            cells = [*(c for t in tried for c in t.cells if not t.is_over), *self._tuned(cells)]
         parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := left_words(cell))]
         return "\n".join(line for part in parts for line in part)
 
     def status(self) -> Status:
         """Return how far it is; reads files alone."""
-        if self._arms or self.ablation.tune is None:
-            return status_of(self.ablation, list(self._arms) if self._arms else known(self.ablation))
-        arms = known(self.ablation)
+        arms = list(self._arms) if self._arms else known(self.ablation)
         status = status_of(self.ablation, tuned(self.ablation, arms))
+        if self.ablation.tune is None:
+            return status
         tried = trials(self.ablation, [arm for arm in arms if arm])
-        over = sum(trial.is_over for trial in tried)
-        count = len(self.ablation.arms) * len(self.ablation.tune.candidates)
-        return replace(status, lines=[f"tuning: {over} of {count} candidates are over", *status.lines])
+        over, stopped = sum(t.is_over for t in tried), sum(t.stopped > 0 for t in tried)
+        count = len(self.ablation.arms) * self.ablation.tune.budget
+        early = f", {stopped} of them stopped early" if stopped else ""
+        text = f"tuning: {over} of {count} candidates are over{early}"
+        return replace(status, lines=[text, *status.lines])
 
     def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
         """Write tables, figures and verdicts of what is done to ``runs/ablations/NAME/report``, and return them.
@@ -159,10 +166,9 @@ class Lab:
         """
         from vitlab.ablation.report.write import write_report
 
-        resolved = self._known()
-        if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, resolved)):
+        if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
-        report = write_report(self.ablation, resolved, str(output) if output else None, accept_stale)
+        report = write_report(self.ablation, self._known(), str(output) if output else None, accept_stale)
         if self.ablation.wandb and self.ablation.wandb.get("mode") != "disabled":
             from vitlab.ablation.report.send import send_report
 
@@ -179,13 +185,16 @@ class Lab:
         """
         from vitlab.ablation.evidence.protocol import register
 
-        return register(self.ablation, sum(cell.state() == "done" for cell in cells_of(self.ablation, self._known())))
+        done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
+        return register(self.ablation, done)
 
     def verify(self) -> "Verified":
         """Compute every number of the finished cells from the predictions beside it, and name what disagrees."""
         from vitlab.ablation.evidence.verify import verify
 
-        return verify(self.ablation, self._known())
+        arms = self._known()
+        tried = [cell for trial in trials(self.ablation, arms) for cell in trial.cells]
+        return verify([*cells_of(self.ablation, self._measured()), *tried])
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write all that the report rests on into one folder, from which ``Lab(folder).report()`` makes the same page.
@@ -198,16 +207,18 @@ class Lab:
         return export(self.ablation, self._known(), Path(folder))
 
     def _known(self) -> list[Resolved]:
-        return self._arms or [arm for arm in tuned(self.ablation, known(self.ablation)) if arm]
+        """Return the arms that have been resolved."""
+        return self._arms or [arm for arm in known(self.ablation) if arm]
 
-    def _trials(self, cells: list[Cell]) -> list[Trial]:
-        """Return the trials of the arms of these cells."""
-        return trials(self.ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
+    def _measured(self) -> list[Resolved]:
+        """Return them with what they have chosen; without those that are not tuned yet, or are given up."""
+        return [arm for arm in tuned(self.ablation, self._known()) if arm]
 
     def _tuned(self, cells: list[Cell]) -> list[Cell]:
         """Return the cells with what their arms have chosen."""
-        arms = tuned(self.ablation, [cell.resolved for cell in cells])
-        return [replace(cell, resolved=arm) for cell, arm in zip(cells, arms, strict=True) if arm]
+        known = {cell.arm.name: cell.resolved for cell in cells}
+        found = {arm.arm.name: arm for arm in tuned(self.ablation, list(known.values())) if arm}
+        return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
 
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to start at a time; refuse to start a program that nobody trusts."""

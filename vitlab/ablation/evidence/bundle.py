@@ -9,12 +9,12 @@ from pathlib import Path
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.cells import Resolved, cells_of
+from vitlab.ablation.work.cells import Resolved
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
-OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json", "tune/*/*.failed.json")
+OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json", "tune/*/*.failed.json", "tune/*/try*.json")
 OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
 
 
@@ -30,10 +30,11 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     facts = [{**asdict(replace(r, arm=None)), "arm": r.arm.name} for r in resolved]  # type: ignore[arg-type]
     write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
-    collect(ablation, resolved).table().to_csv(folder / "seeds.csv", index=False)
+    collected = collect(ablation, resolved)
+    collected.table().to_csv(folder / "seeds.csv", index=False)
     _copy(ablation.directory, folder, OWN)
     _copy(ablation.directory, folder, tuple(f"tune/*/*/{name}" for name in OF_A_CELL))
-    for cell in cells_of(ablation, resolved):
+    for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
         if (failed := cell.beside(".failed.json")).is_file():

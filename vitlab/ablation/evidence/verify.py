@@ -1,5 +1,6 @@
 """Are the numbers those of the predictions beside them? Every cell is read again, and what disagrees is named."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,8 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.measured import unreadable
-from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.identity import digest
 
 CLOSE = 2e-6  # float32 sums of a metric in another order
@@ -35,11 +35,11 @@ class Verified:
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers computed again: {ending}"])
 
 
-def verify(ablation: Ablation, resolved: list[Resolved]) -> Verified:
+def verify(cells: Sequence[Cell]) -> Verified:
     """Compute every number of the finished cells from their predictions, and compare."""
     problems: dict[str, list[str]] = {}
     checked = numbers = 0
-    for cell in cells_of(ablation, resolved):
+    for cell in cells:
         state = cell.state()
         if state not in ("done", "damaged"):
             continue

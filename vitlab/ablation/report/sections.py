@@ -2,6 +2,7 @@
 
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.provenance import provenance
+from vitlab.ablation.report.tuned import lost_arms, tuning_section
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.audit import flags
@@ -9,7 +10,6 @@ from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
-from vitlab.ablation.work.tuning import at_border, choices, trials
 
 TESTS = ["arm", "n", "test", "r over seeds", "interval of equivalence", "p of equivalence"]
 TESTS += ["interval, unpaired", "p, unpaired"]
@@ -29,7 +29,9 @@ def sections(found: Findings) -> list[Section]:
     parts += tuning_section(results)
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
     lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
-    lost = [row for row in lost if row[2] != "done"]
+    lost = [row for row in lost if row[2] != "done"] + [
+        [arm, "all", "given up", why] for arm, why in lost_arms(results)
+    ]
     if lost:
         parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
     else:
@@ -118,27 +120,6 @@ def _fairness_table(found: Findings) -> Table:
         for row in found.fairness()
     ]
     return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *rows]
-
-
-def tuning_section(results: Results) -> list[Section]:
-    """Return what each arm has tried and chosen; nothing without tuning."""
-    ablation = results.ablation
-    if ablation.tune is None:
-        return []
-    tried = trials(ablation, results.resolved)
-    chosen, rows, words = choices(ablation, tried), [], []
-    seeds = ", ".join(map(str, ablation.tune.seeds))
-    words.append(
-        f"Every arm tried the same {len(ablation.tune.candidates)} candidates on the validation split, seeds {seeds}."
-    )
-    for arm, trial in chosen.items():
-        for key in at_border(ablation, trial.values):
-            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of what was tried.")
-    for trial in tried:
-        score, mark = trial.score(), "chosen" if chosen.get(trial.arm) is trial else ""
-        shown = f"{score:.4f}" if score == score else "diverged" if trial.is_over else "-"
-        rows.append([trial.arm, *(str(trial.values[key]) for key in ablation.tune.space), shown, mark])
-    return [("Tuning", words, [[["arm", *ablation.tune.space, f"val {ablation.primary}", ""], *rows]])]
 
 
 def _why(results: Results, name: str, seed: int) -> str:

@@ -11,6 +11,7 @@ from vitlab.ablation.report.drawings import figures
 from vitlab.ablation.report.html_page import page
 from vitlab.ablation.report.panels import panels
 from vitlab.ablation.report.sections import sections
+from vitlab.ablation.report.tuned import responses
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.looks import take_look
 from vitlab.ablation.verdict.measured import collect
@@ -51,7 +52,7 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     table.to_parquet(place / "results.parquet", index=False)
     summary = found.table()
     summary.to_csv(place / "summary.csv", index=False, float_format="%.10g")
-    drawn = figures(results, found.arms) | panels(found)
+    drawn = figures(results, found.arms) | panels(found) | responses(results)
     (place / "figures").mkdir(exist_ok=True)
     for name, (_, svg, data) in drawn.items():
         write_text(place / "figures" / f"{name}.svg", svg)

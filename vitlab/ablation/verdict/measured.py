@@ -10,6 +10,7 @@ import pandas as pd
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.tuning import tuned
 from vitlab.runs.directory import RunDir
 
 NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
@@ -20,7 +21,8 @@ class Results:
     """The numbers of the finished cells."""
 
     ablation: Ablation
-    resolved: list[Resolved]
+    resolved: list[Resolved]  # the arms that are measured, with what they have chosen
+    known: list[Resolved] = field(default_factory=list)  # all arms, as their probes left them
     runs: dict[tuple[str, int], RunDir] = field(default_factory=dict)  # (arm, seed)
     states: dict[tuple[str, int], str] = field(default_factory=dict)
     cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
@@ -70,8 +72,8 @@ class Results:
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
     """Return the results of all cells that are done; of stale ones too where they are accepted."""
-    results = Results(ablation, resolved)
-    for cell in cells_of(ablation, resolved):
+    results = Results(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
+    for cell in cells_of(ablation, results.resolved):
         key = (cell.arm.name, cell.seed)
         state = cell.state()
         results.cells[key], results.states[key] = cell, state

@@ -15,6 +15,7 @@ from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import asked
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.work.status import ORDER
+from vitlab.ablation.work.tuning import tuned
 from vitlab.stats import detectable
 
 
@@ -35,7 +36,8 @@ class Plan:
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     """Return the plan of the cells of resolved arms."""
-    cells = cells_of(ablation, resolved)
+    found = tuned(ablation, resolved)
+    cells = cells_of(ablation, [arm or resolved[i] for i, arm in enumerate(found)])
     states: Counter[str] = Counter(cell.state() for cell in cells)
     grid = " x ".join(f"{len(levels)} {axis}" for axis, levels in ablation.axes.items())
     shown = ", ".join(f"{states[state]} {state}" for state in ORDER if states[state])
@@ -50,7 +52,15 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     unfair = flags(ablation, resolved)
     lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
     lines += _power(collect(ablation, resolved))
-    lines += _cost(ablation, [cell for cell in cells if not cell.is_finished()], workers)
+    left = [cell for cell in cells if not cell.is_finished()]
+    if tune := ablation.tune:
+        open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None]
+        tried = [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in range(tune.budget)]
+        lines.append(
+            f"tuning   {tune.budget} candidates of each arm ({tune.search}); {len(open_)} arms are not tuned yet"
+        )
+        left += tried
+    lines += _cost(ablation, left, workers)
     rows = [{"arm": r.arm.name, **r.arm.levels, **facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
 

@@ -56,6 +56,7 @@ class Cell:
     ablation: Ablation
     resolved: Resolved
     seed: int
+    until: int = 0  # the epoch after which it waits to be compared with others; 0 goes on to the end
 
     @property
     def arm(self) -> Arm:
@@ -105,6 +106,16 @@ class Cell:
     def is_done(self) -> bool:
         """Return whether it is trained and measured."""
         return bool(self.run.read("done.json")) and self.result() is not None
+
+    def value_at(self, epoch: int) -> float | None:
+        """Return the primary metric at the first validation when so many epochs are over; None before."""
+        key = f"val/{self.ablation.primary}"
+        found = (row[key] for row in self.run.rows() if key in row and row["epoch"] + 1 >= epoch)
+        return next(found, None)
+
+    def is_waiting(self) -> bool:
+        """Return whether it has come as far as it may."""
+        return self.until > 0 and self.value_at(self.until) is not None
 
     def missing_analyses(self) -> list[str]:
         """Return the analyses of the file that have neither been done nor turned out not to apply."""

@@ -91,21 +91,26 @@ class Pool:
     def _take(self) -> tuple[Cell, lock.Claim] | None:
         """Claim the first cell that nobody works on, has done, or has failed at."""
         for cell in self.cells:
-            if cell.is_finished() or cell.failure() or self.failed(cell):
+            if self._is_over(cell):
                 continue
             claim = lock.take(cell.claim)
             if claim is None:
                 continue
-            if not cell.is_finished() and not cell.failure():  # another worker may have just been here
+            if not self._is_over(cell):  # another worker may have just been here
                 return cell, claim
             claim.release()
         return None
+
+    def _is_over(self, cell: Cell) -> bool:
+        return cell.is_finished() or bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
 
     def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
         if outcome.end == "stopped":
             self.board.say(f"stopped  {cell.name}; `run` continues it")
             return
-        if outcome.end == "failed":
+        if outcome.end == "waiting":
+            self.board.say(f"waiting  {cell.name} after {cell.until} epochs, {outcome.text}")
+        elif outcome.end == "failed":
             self.failures.append((cell, outcome))
             self.board.say(f"failed   {cell.name}: {outcome.text}")
         else:

@@ -1,6 +1,7 @@
-"""Tuning per arm: every arm tries the same candidates on the validation split, and is measured with its best.
+"""Tuning per arm: every arm tries as many candidates on the validation split, and is measured with its best.
 
-A trial is a cell of an ablation of its own, in ``tune/`` beside the measured cells, killed and continued like any.
+A trial is a cell of an ablation of its own, in ``tune/`` beside the measured cells, killed and continued like any. What
+is tried next and what is stopped follows from the files of the trials alone, whoever asks and whenever.
 """
 
 import copy
@@ -12,8 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.file.tune import Range
 from vitlab.ablation.work.cells import Cell, Resolved
 from vitlab.ablation.work.pool import Pool, Say
+from vitlab.ablation.work.suggest import suggestion
 
 
 @dataclass(frozen=True)
@@ -24,59 +27,159 @@ class Trial:
         arm: Name of the arm.
         values: Dotted keys and values.
         cells: One for each seed of the tuning.
+        until: The epoch at which it waits for the others; 0 where it goes on to the end.
+        stopped: The epoch at which it was stopped as hopeless; 0 where it was not.
     """
 
     arm: str
     values: Mapping[str, Any]
     cells: tuple[Cell, ...]
+    until: int = 0
+    stopped: int = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do; a candidate that diverged is over, too."""
-        return all(cell.state() in ("done", "diverged") for cell in self.cells)
+        """Whether nothing is left to do: it is done, has diverged, or was stopped."""
+        return bool(self.stopped) or all(cell.state() in ("done", "diverged") for cell in self.cells)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether one of its seeds has."""
+        return any(cell.state() == "diverged" for cell in self.cells)
 
     def score(self) -> float:
-        """Return its mean over the seeds; NaN where one has diverged or is not done."""
-        found = [(c.result() or {}).get(c.ablation.primary) if c.state() == "done" else None for c in self.cells]
-        return statistics.fmean(map(float, found)) if all(x is not None for x in found) else math.nan  # type: ignore[arg-type]
+        """Return its mean over the seeds; NaN where one has diverged, was stopped or is not done."""
+        whole = not self.stopped and all(cell.state() == "done" for cell in self.cells)
+        return _mean([(c.result() or {}).get(c.ablation.primary) if whole else None for c in self.cells])
+
+    def score_at(self, epoch: int) -> float:
+        """Return its mean at the first validation after an epoch; NaN where one of its seeds is not there."""
+        values = [cell.value_at(epoch) for cell in self.cells]
+        worst = math.inf if self.cells[0].ablation.mode == "min" else -math.inf
+        return _mean([worst if value is not None and math.isnan(value) else value for value in values])
+
+
+def _mean(values: list[Any]) -> float:
+    return math.nan if any(value is None for value in values) else statistics.fmean(map(float, values))
 
 
 def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
-    """Return every candidate of every arm."""
+    """Return every candidate of every arm that is known so far, and how far each goes."""
     tune = ablation.tune
     if tune is None:
         return []
-    home = ablation.directory / "tune"
+    home, sign = ablation.directory / "tune", -1 if ablation.mode == "min" else 1
     inner = replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
     found = []
     for arm in resolved:
-        for i, values in enumerate(tune.candidates):
-            tried = with_values(arm, values)
-            named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, "tune": f"try{i}"}))
-            found.append(Trial(arm.arm.name, values, tuple(Cell(inner, named, seed) for seed in tune.seeds)))
+        if tune.search != "tpe":
+            mine = [_trial(inner, arm, i, values) for i, values in enumerate(tune.candidates)]
+            found += _halved(mine, rungs(ablation, arm), tune.halving or 1, sign)
+            continue
+        mine = []
+        while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each learns from all before it
+            past = [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in mine]
+            values = suggestion(tune, sign, past, home / arm.arm.name)
+            mine = _in_turn([*mine, _trial(inner, arm, len(mine), values)], rungs(ablation, arm), tune.halving, sign)
+        found += mine
     return found
 
 
-def work_off(tried: Sequence[Trial], workers: int, say: Say | None, fail_fast: bool) -> tuple[list[str], bool]:
+def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) -> Trial:
+    tried = with_values(arm, values)
+    named = replace(tried, arm=replace(tried.arm, levels={**arm.arm.levels, "tune": f"try{i}"}))
+    return Trial(arm.arm.name, values, tuple(Cell(inner, named, seed) for seed in inner.seeds))
+
+
+def rungs(ablation: Ablation, arm: Resolved) -> list[int]:
+    """Return the epochs after which halving compares: a quarter and half of them, as far as they are before the end."""
+    epochs = int(arm.config.get("trainer", {}).get("max_epochs") or 0)
+    asked = {math.ceil(epochs / 4), math.ceil(epochs / 2)} if ablation.tune and ablation.tune.halving else set()
+    return sorted(epoch for epoch in asked if 0 < epoch < epochs)
+
+
+def _halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list[Trial]:
+    """Return the trials of an arm with their fates: at each rung all that are left wait for each other."""
+    fates = {id(trial): trial for trial in tried}
+    left = [trial for trial in tried if not trial.has_diverged]
+    for epoch in epochs:
+        scores = {id(trial): sign * trial.score_at(epoch) for trial in left}
+        if any(score != score for score in scores.values()):
+            fates |= {id(trial): replace(trial, until=epoch) for trial in left}
+            break
+        best = sorted(left, key=lambda trial: -scores[id(trial)])
+        kept = math.ceil(len(best) / share)
+        fates |= {id(trial): replace(trial, stopped=epoch) for trial in best[kept:]}
+        left = best[:kept]
+    return list(fates.values())
+
+
+def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int) -> list[Trial]:
+    """Return the trials of an arm, the last one with its fate: at a rung it must be among the best so far."""
+    *before, last = tried
+    for epoch in epochs if not last.has_diverged else []:
+        score = sign * last.score_at(epoch)
+        if score != score:
+            return [*before, replace(last, until=epoch)]
+        others = [sign * t.score_at(epoch) for t in before if not t.stopped or t.stopped >= epoch]
+        better = sum(other > score for other in others)  # of those that diverged before, none
+        there = 1 + sum(other == other for other in others)
+        if better >= math.ceil(there / (share or 1)):
+            return [*before, replace(last, stopped=epoch)]
+    return tried
+
+
+def work_off(
+    ablation: Ablation, arms: Sequence[Resolved], workers: int, say: Say | None, fail_fast: bool
+) -> tuple[list[str], bool]:
     """Work off the trials, with whoever else is at it; return those that failed, and whether it was interrupted."""
-    todo = [cell for trial in tried for cell in trial.cells]
     while True:
+        left = [trial for trial in trials(ablation, arms) if not trial.is_over]
+        todo = [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
+        if not todo:
+            return [], False
         pool = Pool(todo, workers, say, fail_fast)
         pool.work_off()
-        if pool.interrupted or not any(cell.state() == "running" for cell in todo):
-            failed = [f"tune/{cell.name}" for cell in todo if cell.state() not in ("done", "diverged")]
+        states = [cell.state() for cell in todo]
+        ended = zip(todo, states, strict=True)
+        failed = [f"tune/{cell.name}" for cell, state in ended if cell.failure() and state != "diverged"]
+        if failed or pool.interrupted:
             return failed, pool.interrupted
-        time.sleep(1)  # another `run` is at it
+        if "running" in states:
+            time.sleep(1)  # another `run` is at it
 
 
 def choices(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the best candidate of every arm whose trials are over; the first of equals."""
+    """Return the best candidate of every arm whose trials are over, the first of equals; none below the floor."""
+    assert ablation.tune
     sign, found = (-1 if ablation.mode == "min" else 1), {}
     for arm in dict.fromkeys(trial.arm for trial in tried):
         mine = [trial for trial in tried if trial.arm == arm]
         known = [trial for trial in mine if not math.isnan(trial.score())]
-        if known and all(trial.is_over for trial in mine):
-            found[arm] = max(known, key=lambda trial: sign * trial.score())
+        if known and is_over(ablation, mine):
+            best = max(known, key=lambda trial: sign * trial.score())
+            if ablation.tune.floor is None or sign * best.score() >= sign * ablation.tune.floor:
+                found[arm] = best
+    return found
+
+
+def is_over(ablation: Ablation, mine: Sequence[Trial]) -> bool:
+    """Return whether an arm has tried all that it may."""
+    assert ablation.tune
+    return len(mine) == ablation.tune.budget and all(trial.is_over for trial in mine)
+
+
+def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
+    """Return the arms that are not measured, and why: all candidates diverged, or none reached the floor."""
+    assert ablation.tune
+    chosen, found = choices(ablation, tried), {}
+    for arm in dict.fromkeys(trial.arm for trial in tried):
+        mine = [trial for trial in tried if trial.arm == arm]
+        if arm not in chosen and is_over(ablation, mine):
+            scores = [trial.score() for trial in mine if trial.score() == trial.score()]
+            best = (min if ablation.mode == "min" else max)(scores, default=math.nan)
+            short = f"its best candidate has {best:.4f} on validation data, `tune.floor` is {ablation.tune.floor}"
+            found[arm] = short if scores else "all of its candidates diverged"
     return found
 
 
@@ -89,12 +192,16 @@ def tuned(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[Resol
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose chosen value is the smallest or the largest of its numbers."""
+    """Return the keys whose chosen value is the smallest or the largest of its numbers, or near the end of a range."""
     assert ablation.tune
     found = []
     for key, value in values.items():
-        numbers = [x for x in ablation.tune.space[key] if isinstance(x, int | float) and not isinstance(x, bool)]
-        if len(numbers) == len(ablation.tune.space[key]) and value in (min(numbers), max(numbers)):
+        space = ablation.tune.space[key]
+        if isinstance(space, Range):
+            found += [key] if space.is_border(value) else []
+            continue
+        numbers = [x for x in space if isinstance(x, int | float) and not isinstance(x, bool)]
+        if len(numbers) == len(space) and value in (min(numbers), max(numbers)):
             found.append(key)
     return found
 

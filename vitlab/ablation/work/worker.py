@@ -33,7 +33,7 @@ EVALUATION = {"val": "validate", "test": "test"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work on a cell ended: done, failed or stopped; and why."""
+    """How the work on a cell ended: done, failed, stopped, or waiting to be compared with others; and why."""
 
     end: str
     kind: str = ""
@@ -86,6 +86,8 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
     log, timeout = cell.beside(".log"), cell.ablation.run.timeout
     attempts = 0
     while True:
+        if cell.is_waiting():
+            return Outcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
         words = _next_stage(cell)
         if (text := _other_data(cell)) and not cell.is_done():
             return _failed(cell, fit_words(cell), 0, "other data", [text], 1)
@@ -95,7 +97,10 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
             return _finished(cell)
         if words == evaluate_words(cell):
             _count_reading(cell)
-        code, lines = process.finish(words, env, log, timeout, claim, stop)
+        ends = lambda: stop() or cell.is_waiting()  # noqa: E731
+        code, lines = process.finish(words, env, log, timeout, claim, ends)
+        if cell.is_waiting():
+            continue
         if code == STOPPED:
             return Outcome("stopped")
         if words != _next_stage(cell) and (not code or cell.is_done()):  # an analysis may not apply, the next may

@@ -1,0 +1,108 @@
+"""What each arm has tried before it was measured: a table, and its response to each value."""
+
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from vitlab.ablation.file.tune import Range, Tune
+from vitlab.ablation.report.drawings import Rows, draw, look
+from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.verdict.words import Section
+from vitlab.ablation.work.tuning import Trial, at_border, choices, given_up, trials
+
+SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
+SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
+
+
+def tuning_section(results: Results) -> list[Section]:
+    """Return what each arm has tried and chosen; nothing without tuning."""
+    ablation, tune = results.ablation, results.ablation.tune
+    if tune is None:
+        return []
+    tried = trials(ablation, results.known)
+    chosen, words = choices(ablation, tried), [*_rules(tune, tried)]
+    for arm, trial in chosen.items():
+        for key in at_border(ablation, trial.values):
+            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of what was tried.")
+    words += [f"{arm} is not measured: {why}." for arm, why in lost_arms(results)]
+    rows = []
+    for t in tried:
+        shown = f"{t.score():.4f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
+        if t.stopped:
+            shown = f"stopped after epoch {t.stopped} at {t.score_at(t.stopped):.4f}"
+        mark = "chosen" if chosen.get(t.arm) is t else ""
+        rows.append([t.arm, *(str(t.values[key]) for key in tune.space), shown, mark])
+    return [("Tuning", words, [[["arm", *tune.space, f"val {ablation.primary}", ""], *rows]])]
+
+
+def _rules(tune: Tune, tried: list[Trial]) -> list[str]:
+    """Return what was declared of the tuning."""
+    how, seeds = SEARCHED[tune.search].format(n=tune.budget), ", ".join(map(str, tune.seeds))
+    words = [f"Every arm tried {how} on the validation split, seeds {seeds}."]
+    if tune.halving:
+        those = "of all that come so far" if tune.search == "tpe" else "of an arm's candidates"
+        words.append(
+            f"Successive halving: after a quarter and after half of the epochs the best 1 in {tune.halving} {those} go "
+            f"on; {sum(t.stopped > 0 for t in tried)} of {len(tried)} were stopped."
+        )
+    if tune.floor is not None:
+        words.append(f"An arm whose best candidate does not reach {tune.floor} is given up.")
+    return words
+
+
+def lost_arms(results: Results) -> list[tuple[str, str]]:
+    """Return the arms that tuning has given up, and why."""
+    if results.ablation.tune is None:
+        return []
+    return list(given_up(results.ablation, trials(results.ablation, results.known)).items())
+
+
+def responses(results: Results) -> dict[str, tuple[str, str, Rows]]:
+    """Return title, SVG and data of the figure of what the candidates gave; nothing without tuning."""
+    ablation, tune = results.ablation, results.ablation.tune
+    if tune is None:
+        return {}
+    tried = trials(ablation, results.known)
+    chosen = choices(ablation, tried)
+    rows: Rows = [
+        {"arm": t.arm, **t.values, "value": t.score(), "chosen": chosen.get(t.arm) is t}
+        for t in tried
+        if t.score() == t.score()
+    ]
+    if not rows:
+        return {}
+
+    def paint(*axes: Axes) -> None:
+        for ax, key in zip(axes, tune.space, strict=True):
+            _response(ax, results, rows, key, tune.space[key])
+        axes[0].set_ylabel(f"val {ablation.primary}")
+        axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+
+    title = (
+        f"Tuning: val {ablation.primary} of each candidate, mean over {len(tune.seeds)} seeds; the ring is the choice"
+    )
+    return {"tuning": (title, draw(3.0, paint, columns=len(tune.space)), rows)}
+
+
+def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> None:
+    """Draw each candidate of each arm over one key, and a line through the best at each value."""
+    values = sorted({row[key] for row in rows}, key=lambda v: (isinstance(v, str), v))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    place: dict[Any, Any] = {v: v if numbers else i for i, v in enumerate(values)}
+    best = min if results.ablation.mode == "min" else max
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        colour, mark = look(results, arm)
+        mine = [row for row in rows if row["arm"] == arm]
+        ax.plot([place[r[key]] for r in mine], [r["value"] for r in mine], mark, color=colour, ms=3.5, alpha=0.7, mew=0)
+        if not isinstance(space, Range):
+            line = {v: best(r["value"] for r in mine if r[key] == v) for v in values if any(r[key] == v for r in mine)}
+            ax.plot([place[v] for v in line], list(line.values()), color=colour, lw=1.1)
+        for row in (r for r in mine if r["chosen"]):
+            ax.plot([place[row[key]]], [row["value"]], "o", mfc="none", mec=colour, ms=9, mew=1.3)
+        ax.plot([], [], mark, ls="-", color=colour, ms=3.5, lw=1.1, label=arm)
+    if numbers and min(values) > 0 and max(values) / min(values) >= 8:
+        ax.set_xscale("log")
+    if not isinstance(space, Range):
+        ax.set_xticks(list(place.values()), [f"{v:g}" if numbers else str(v) for v in values], fontsize=8)
+        ax.minorticks_off()
+    ax.set_xlabel(key)
