@@ -16,16 +16,17 @@ KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section
     "metric": ("primary", "mode", "secondary"),
     "match": ("within", "steps", "params", "flops", "on_violation"),
     "stats": ("test", "ci", "margin", "sd", "seeds_max"),
-    "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command"),
+    "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command", "fork"),
     "wandb": ("project", "mode"),
 }
-CHOICES = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "evaluate": ("val", "test"),
     "checkpoint": ("last", "best"),
     "metric.mode": ("max", "min"),
     "match.on_violation": ("warn", "fail"),
     "stats.test": ("auto", "paired", "welch"),
     "run.executor": ("local", "slurm"),
+    "run.fork": (True, False),
     "run.keep": ("all", "weights", "none"),
     "wandb.mode": ("online", "offline", "disabled"),
 }
@@ -98,7 +99,7 @@ class File:
             value = (self.content.get(section) or {} if section else self.content).get(key)
             if value is not None and value not in choices:
                 raise self.mistake(
-                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(choices)}, got {value!r}"
+                    name.replace(".", "/"), f"`{name}` must be one of {', '.join(map(str, choices))}, got {value!r}"
                 )
 
     def number(self, name: str, default: Any, lowest: float, highest: float = float("inf"), whole: bool = False) -> Any:

@@ -48,6 +48,7 @@ class Execution:
     keep: str = "all"
     slurm: Mapping[str, Any] = field(default_factory=dict)
     command: Sequence[str] | None = None
+    fork: bool = True  # from a process that has imported vitlab
 
 
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:
@@ -94,6 +95,7 @@ def read_run(file: File) -> Execution:
         keep=given.get("keep", "all"),
         slurm=given.get("slurm") or {},
         command=given.get("command"),
+        fork=given.get("fork", True),
     )
 
 

@@ -3,16 +3,21 @@
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from vitlab.ablation.work.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.runs.lock import Claim
 from vitlab.runs.processes import born
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
+VITLAB = [sys.executable, "-m", "vitlab"]
+READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict[str, str]:
@@ -61,6 +66,7 @@ def finish(
     timeout: float | None = None,
     claim: Claim | None = None,
     stop: Callable[[], bool] = lambda: False,
+    fork: bool = False,
 ) -> tuple[int, list[str]]:
     """Run a command to its end; return its exit code and the last lines it wrote.
 
@@ -73,19 +79,12 @@ def finish(
         timeout: Seconds after which it is ended.
         claim: The claim it works under, whose lock it inherits.
         stop: Asked again and again; true ends the command.
+        fork: Whether a process that has imported vitlab forks for it, where it is a command of this Python's vitlab.
     """
     deadline = time.monotonic() + timeout if timeout else None
     with log.open("ab") as out:
         began = out.tell()
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=dict(env),
-            start_new_session=True,
-            pass_fds=(claim.fd,) if claim else (),
-        )
+        child = _start(words, env, out.fileno(), claim, fork)
         if claim:
             claim.note(child=child.pid, child_started=born(child.pid))
         code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
@@ -95,7 +94,38 @@ def finish(
     return code, lines
 
 
-def _wait(child: "subprocess.Popen[bytes]", deadline: float | None, stop: Callable[[], bool]) -> int:
+def _start(
+    words: list[str], env: Mapping[str, str], out: int, claim: Claim | None, fork: bool
+) -> "subprocess.Popen[bytes] | Child":
+    """Start a command in a session of its own, with a lock on the claim that it inherits."""
+    if fork and words[:3] == VITLAB and sys.platform == "linux":
+        with suppress(OSError):
+            return _server(env).start(words[3:], env, out, claim.fd if claim else None)
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=out,
+        stderr=out,
+        env=dict(env),
+        start_new_session=True,
+        pass_fds=(claim.fd,) if claim else (),
+    )
+
+
+_servers: dict[tuple[str | None, ...], Server] = {}
+_mutex = threading.Lock()
+
+
+def _server(env: Mapping[str, str]) -> Server:
+    """Return the process that forks for commands of an environment; what a child cannot change must be equal."""
+    key = tuple(env.get(name) for name in READ_AT_START)
+    with _mutex:
+        if key not in _servers or _servers[key].has_ended():
+            _servers[key] = Server(env)
+        return _servers[key]
+
+
+def _wait(child: "subprocess.Popen[bytes] | Child", deadline: float | None, stop: Callable[[], bool]) -> int:
     while True:
         with suppress(subprocess.TimeoutExpired):
             return child.wait(timeout=0.2)
@@ -107,7 +137,7 @@ def _wait(child: "subprocess.Popen[bytes]", deadline: float | None, stop: Callab
             return STOPPED
 
 
-def _end(child: "subprocess.Popen[bytes]") -> None:
+def _end(child: "subprocess.Popen[bytes] | Child") -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)

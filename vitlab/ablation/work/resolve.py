@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import yaml
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.identity import code_digest, digest, flatten
-from vitlab.ablation.work.process import TIMEOUT, environment, finish, gpu_count
+from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish, gpu_count
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RunDir, write_text
@@ -39,7 +38,7 @@ def command(ablation: Ablation) -> list[str]:
     if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
         way_out = f"confirm it with --trust_imports {','.join(missing)}"
         raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
-    words = list(ablation.run.command or [sys.executable, "-m", "vitlab"])
+    words = list(ablation.run.command or VITLAB)
     return [*words, "--trust_imports", ",".join(TRUSTED)] if TRUSTED else words
 
 
@@ -181,7 +180,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]
     run = RunDir(place / "run")
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
     started = time.perf_counter()
-    code, lines = finish(words, env, place / "log", ablation.run.timeout)
+    code, lines = finish(words, env, place / "log", ablation.run.timeout, fork=ablation.run.fork)
     seconds = time.perf_counter() - started
     if code:
         if code == TIMEOUT:

@@ -98,7 +98,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
         if words == evaluate_words(cell):
             _count_reading(cell)
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
-        code, lines = process.finish(words, env, log, timeout, claim, ends)
+        code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork)
         if cell.is_waiting():
             continue
         if code == STOPPED:

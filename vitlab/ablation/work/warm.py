@@ -1,0 +1,181 @@
+"""A process that has imported everything once and forks for each command: most of a small cell is importing.
+
+A child is what a fresh process would be: a session of its own, its environment, directory and output, its own random
+numbers, no thread and no device of the parent's. It ends with its command, so nothing gathers over the cells.
+"""
+
+import gc
+import importlib
+import json
+import os
+import random
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+IDLE = 60.0  # seconds without a child after which it ends; the next command starts another
+MOST = 1 << 17  # bytes of a request
+ROOMS = ("cli.fit", "cli.evaluate", "cli.analyze", "api", "config.parser", "jobs.train.fit", "jobs.evaluate")
+OTHERS = ("numpy.random", "pandas", "pyarrow.parquet", "torchvision.transforms.v2", "torchmetrics.classification")
+
+
+class Child:
+    """A command in a fork; waits and tells its exit code as :class:`subprocess.Popen` does."""
+
+    def __init__(self, pid: int, reply: socket.socket) -> None:
+        self.pid, self.reply = pid, reply
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit code; -9 where the process that forked it is gone, and it with it."""
+        if not select.select([self.reply], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("vitlab", timeout)
+        answer = self.reply.recv(64)
+        self.reply.close()
+        if not answer:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+        return int(answer or -signal.SIGKILL)
+
+
+class Server:
+    """The process that forks.
+
+    Args:
+        env: Its environment; what is read when libraries are loaded, such as OMP_NUM_THREADS, holds for its children.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self.served = False
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        words = [sys.executable, "-m", "vitlab.ablation.work.warm", str(theirs.fileno())]
+        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        fds = (theirs.fileno(),)
+        self.process = subprocess.Popen(words, env=dict(env), pass_fds=fds, start_new_session=True, **quiet)
+        theirs.close()
+
+    def has_ended(self) -> bool:
+        """Return whether it is gone and was of use before: it was idle, or killed. One that never was is kept."""
+        if not self.served or self.process.poll() is None:
+            return False
+        self.socket.close()
+        return True
+
+    def start(self, args: Sequence[str], env: Mapping[str, str], log: int, claim: int | None) -> Child:
+        """Fork for ``vitlab ARGS``.
+
+        Raises:
+            OSError: The process is gone.
+        """
+        request = json.dumps({"args": list(args), "env": dict(env), "cwd": os.getcwd()}).encode()
+        reply, theirs = socket.socketpair()
+        with theirs, ExitStack() as closing:
+            closing.enter_context(reply)
+            fds = [theirs.fileno(), log, *([] if claim is None else [claim])]
+            socket.send_fds(self.socket, [request], fds)
+            theirs.close()
+            if len(pid := reply.recv(8)) < 8:
+                raise BrokenPipeError("the process that forks is gone")
+            closing.pop_all()
+        self.served = True
+        return Child(int.from_bytes(pid, "big"), reply)
+
+
+def main(fd: int) -> int:
+    """Import, then serve; in a child, run its command and return its exit code."""
+    for name in (*(f"vitlab.{room}" for room in ROOMS), *OTHERS):
+        importlib.import_module(name)
+    _parse()
+    gc.collect()
+    gc.freeze()  # the children's collector leaves these pages alone, so that they stay shared
+    task = _serve(socket.socket(fileno=fd))
+    return _command(*task) if task else 0
+
+
+def _parse() -> None:
+    """Parse a configuration, and build nothing: the parsers of all classes stay."""
+    from vitlab.config.parser import VitlabCLI
+    from vitlab.shipped import find_file
+
+    class Parsed(VitlabCLI):
+        """One that ends where classes would be built and random numbers drawn."""
+
+        def _set_seed(self) -> None:
+            pass
+
+        def instantiate_classes(self) -> None:
+            """Build nothing."""
+
+    Parsed(["--config", str(find_file("vit", "ablate"))])
+
+
+def _serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Fork for each request until nobody asks any more; return the request in each child, None in the end."""
+    woken, wake = socket.socketpair()
+    for end in (woken, wake):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wake.fileno())
+    replies: dict[int, socket.socket] = {}
+    while True:
+        ready = select.select([requests, woken], [], [], None if replies else IDLE)[0]
+        if woken in ready:
+            woken.recv(4096)
+            _reap(replies)
+        if requests in ready:
+            request, fds, _, _ = socket.recv_fds(requests, MOST, 3)
+            if not request:
+                return None  # whoever asked is gone
+            told, tell = os.pipe()
+            if not (pid := os.fork()):
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                os.setsid()
+                for open_ in (requests, woken, wake, *replies.values()):
+                    open_.close()
+                os.close(fds.pop(0))
+                os.close(told)
+                os.close(tell)  # it has its session: it can be ended
+                return json.loads(request), fds
+            os.close(tell)
+            os.read(told, 1)
+            os.close(told)
+            replies[pid] = socket.socket(fileno=fds.pop(0))
+            with suppress(OSError):
+                replies[pid].send(pid.to_bytes(8, "big"))
+            for other in fds:
+                os.close(other)
+        if not ready and not replies:
+            return None
+
+
+def _reap(replies: dict[int, socket.socket]) -> None:
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            with replies.pop(ended[0]) as reply, suppress(OSError):
+                reply.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
+
+
+def _command(request: dict[str, Any], fds: list[int]) -> int:
+    """Run ``vitlab`` as a fresh process would."""
+    vitlab = importlib.import_module("vitlab.cli.main").main  # as in a process of the same words
+    sys.stdout.flush()
+    for stream in (1, 2):
+        os.dup2(fds[0], stream)
+    os.close(fds[0])  # what may follow is the lock of the claim, which lives as long as this process
+    os.environ.clear()
+    os.environ.update(request["env"])
+    os.chdir(request["cwd"])
+    random.seed()
+    sys.modules["numpy.random"].seed()
+    sys.argv = [str(Path(__file__).parents[2] / "__main__.py"), *request["args"]]
+    return int(vitlab(request["args"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
