@@ -5,6 +5,7 @@ import torch
 from timm.layers import build_sincos2d_pos_embed
 
 from vitlab.layers.pos_embed.added import Factorized, Learned
+from vitlab.layers.pos_embed.build import build_pos_embed
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 
 GRIDS = [(14, 14), (3, 5)]
@@ -122,3 +123,26 @@ def test_the_input_is_left_as_it_was():
         before = x.clone()
         module.enter(module(x), 0)
         assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", ["learned", "factorized", "sincos1d", "sincos2d"])
+def test_what_is_added_can_be_scaled_and_a_scale_of_one_is_none(name):
+    plain, one, half = (
+        own(name if scale is None else {"class_path": name, "init_args": {"scale": scale}})
+        for scale in (None, 1.0, 0.5)
+    )
+    x = torch.randn(2, 6, 8)
+    assert plain.state_dict().keys() == half.state_dict().keys()
+    assert torch.equal(one(x), plain(x))
+    assert torch.allclose(half(x) - x, 0.5 * (plain(x) - x), atol=1e-6)
+
+
+def own(choice):
+    torch.manual_seed(0)
+    return build_pos_embed(choice, (2, 3), embed_dim=8, num_heads=2, depth=1, num_prefix_tokens=1)
+
+
+@pytest.mark.parametrize("choice", [("rope2d", 2.0), ("learned", 0), ("learned", "big")])
+def test_a_scale_is_a_factor_on_what_is_added(choice):
+    with pytest.raises(ValueError, match="`scale` belongs to a method that adds a vector"):
+        own({"class_path": choice[0], "init_args": {"scale": choice[1]}})

@@ -27,6 +27,7 @@ class AddedPosEmbed(PosEmbed):
 
     joins: tuple[PosEmbedJoin, ...] = ("stem", "every_layer", "every_layer_shared")
     trains = True
+    scale = 1.0  # a factor on what is added: ``scale`` in the ``init_args`` of a method
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
     stacks = MappingProxyType({"weight": 0, "row": 0, "col": 0})
 
@@ -50,7 +51,7 @@ class AddedPosEmbed(PosEmbed):
         return x + F.pad(table, (0, 0, x.shape[1] - len(table), 0))  # (L, D)
 
     def _ordered_table(self, layer: int) -> Tensor:
-        table = self.table(layer)
+        table = self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
         return table if self.order is None else table[self.order]
 
 

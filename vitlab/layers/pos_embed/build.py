@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
-from vitlab.layers.pos_embed.added import Factorized, Learned
+from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
@@ -102,12 +102,17 @@ def _build_one(
     theta: float | None = None,
 ) -> PosEmbed:
     word, args = name_and_args("pos_embed", name)
-    trainable, join = args.pop("trainable", trainable), args.pop("join", join)
+    trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
     cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
     _check_options(told(name), cls, trainable, join, theta)
     more = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
     more |= {} if theta is None else {"theta": theta}
     module: PosEmbed = build("pos_embed", cls, args, offered | more, grid_size)
+    if scale != 1:
+        if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
+            added = "that adds a vector to each token and takes a factor above 0"
+            raise ValueError(f"`scale` belongs to a method {added}, got {scale!r} for pos_embed={told(name)!r}")
+        module.scale = float(scale)
     return module.requires_grad_(trainable is not False)
 
 
