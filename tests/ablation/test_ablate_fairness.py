@@ -5,12 +5,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from vitlab.ablation.file.spec import read
 from vitlab.ablation.verdict.audit import flags, shares
+from vitlab.ablation.verdict.findings import find
+from vitlab.ablation.verdict.linear import linear, of_arm
+from vitlab.ablation.verdict.looks import Looks
+from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.work.cells import Resolved
 from vitlab.ablation.work.check import check_lines
+from vitlab.ablation.work.start import spread
+from vitlab.models.vit import VisionTransformer
 
 ROOT = Path(__file__).parents[2]
 NONE = {"model.pos_embed": "none", "model.pos_embed_lr_mult": 1}
@@ -61,6 +68,54 @@ def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
     words = ["its position embedding learns at 10 times the rate, none's at 1"]
     assert flags(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
     assert flags(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
+
+
+def test_positions_that_weigh_otherwise_at_the_start_are_seen_and_can_be_required_alike(tmp_path):
+    def told(ratios, **match):
+        spec = ablation(tmp_path, {"pos_embed": {**POS_EMBED, "other": {"model.pos_embed": "sincos2d"}}}, **match)
+        arms = zip(resolved(spec, [1] * 3), ratios, strict=True)
+        return flags(spec, [replace(arm, start={"pos_to_content": ratio}) for arm, ratio in arms])
+
+    assert told([0.0, 0.3, 0.5]) == {} and told([0.0, 1.8, 0.3]).keys() == {"other"}  # by more than a factor of two
+    words = {"other": ["positions are 0.5 of the content at the start, learned's 0.4"]}
+    assert told([0.0, 0.4, 0.5], match={"pos_to_content": 0.2}) == words
+    assert told([0.0, 0.4, 0.48], match={"pos_to_content": 0.2}) == {}
+
+
+def test_the_start_of_a_network_is_measured_on_its_tokens():
+    torch.manual_seed(0)
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    images = torch.randn(8, 3, 16, 16)
+    found = []
+    for scale in (1.0, 0.5):
+        torch.manual_seed(0)
+        net = VisionTransformer(pos_embed={"class_path": "sincos2d", "init_args": {"scale": scale}}, **size)
+        found.append(spread(net, images))
+        assert net.training
+    table = net.pos_embed.table()
+    sd = float(net.tokenizer(images).detach().std())
+    assert found[0]["token_sd"] == found[1]["token_sd"] == pytest.approx(sd)
+    assert found[0]["pos_to_content"] == pytest.approx(float(table.square().mean().sqrt()) / found[0]["token_sd"])
+    assert found[1]["pos_to_content"] == pytest.approx(found[0]["pos_to_content"] / 2)
+
+
+def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    probe = str(ROOT / "experiments/position_embeddings/probe_vit.yaml")
+    spec = ablation(tmp_path, {"pos_embed": POS_EMBED}, base=probe)
+    arms = resolved(spec, [100, 101])
+    (found,) = linear(spec, arms).values()
+    assert 0.8 < found["acc1"] < 1 and (found["n_train"], found["n"], found["inputs"]) == (3000, 750, 256)
+    kept = tmp_path / "runs/ablations/toy/linear.json"
+    kept.write_text(kept.read_text().replace(str(found["acc1"]), "0.5"))
+    assert of_arm(linear(spec, arms), spec, arms[0])["acc1"] == 0.5  # it is fitted once
+    assert of_arm(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
+    results = Results(spec, arms)
+    results.numbers = {
+        (arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)
+    }
+    under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2))).arms)
+    assert under.endswith("; under-trained") and "under-trained" not in beats
 
 
 def test_arms_of_one_seed_start_alike(tmp_path):

@@ -14,7 +14,15 @@ from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
-OWN = ("history/*.json", "looks.jsonl", "readings.jsonl", "registered.json", "tune/*/*.failed.json", "tune/*/try*.json")
+OWN = (
+    "history/*.json",
+    "linear.json",
+    "looks.jsonl",
+    "readings.jsonl",
+    "registered.json",
+    "tune/*/*.failed.json",
+    "tune/*/try*.json",
+)
 OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
 
 

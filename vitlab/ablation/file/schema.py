@@ -14,7 +14,7 @@ KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section
         *("analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
     ),
     "metric": ("primary", "mode", "secondary"),
-    "match": ("within", "steps", "params", "flops", "on_violation"),
+    "match": ("within", "steps", "params", "flops", "pos_to_content", "on_violation"),
     "stats": ("test", "ci", "margin", "sd", "seeds_max"),
     "run": ("executor", "workers", "per_gpu", "timeout", "retries", "keep", "slurm", "command", "fork"),
     "wandb": ("project", "mode"),

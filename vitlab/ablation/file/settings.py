@@ -17,6 +17,7 @@ class Match:
     steps: float | str = "exact"
     params: float | str = 0.02
     flops: float | str = 0.02
+    pos_to_content: float | None = None  # of all arms whose positions are added, to the first of them
     on_violation: str = "warn"
 
 
@@ -61,6 +62,7 @@ def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     for key in ("steps", "params", "flops"):
         if given.get(key, "exact") != "exact":
             file.number(f"match.{key}", 0.0, 0, 1000)
+    file.number("match.pos_to_content", None, 0, 1000)
     return Match(**{**given, "within": tuple(given.get("within") or ())})
 
 

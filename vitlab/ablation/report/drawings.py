@@ -76,7 +76,7 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
             ax.plot([low, high], [y, y], color=colour, lw=1.5, zorder=1)
         ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)
         ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
-        if row.verdict == "baseline":
+        if row.verdict.startswith("baseline"):
             ax.axvline(row.mean, color="0.6", lw=0.8, ls="--", zorder=0)
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")

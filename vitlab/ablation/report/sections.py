@@ -1,5 +1,7 @@
 """What a report says, section by section: sentences and tables, which Markdown and HTML write the same."""
 
+from typing import Any
+
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.provenance import provenance
 from vitlab.ablation.report.tuned import lost_arms, tuning_section
@@ -7,6 +9,7 @@ from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.audit import flags
 from vitlab.ablation.verdict.findings import Findings
+from vitlab.ablation.verdict.linear import of_arm
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
@@ -23,7 +26,8 @@ def sections(found: Findings) -> list[Section]:
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
         title = f"{metric} on the {'val' if '/' in metric else ablation.evaluate} split"
-        parts.append((title, _cautions(found, metric, mine), _main_tables(mine)))
+        words = [*(_gate_words(found) if metric == ablation.primary else []), *_cautions(found, metric, mine)]
+        parts.append((title, words, _main_tables(mine)))
     parts += images.section(results, found.pairs, found.joint)
     parts += analyses.sections(results, found.curves)
     parts += tuning_section(results)
@@ -86,6 +90,24 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
     return words
 
 
+def _gate_words(found: Findings) -> list[str]:
+    """Return what logistic regression on the same pixels reaches, and which arms do not beat it."""
+    ablation, words = found.results.ablation, []
+    gates: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for arm in found.results.resolved:
+        gates.setdefault(str(gate := of_arm(found.linear, ablation, arm)), (gate, []))[1].append(arm.arm.name)
+    for gate, arms in gates.values():
+        if "acc1" in gate:
+            share = "" if len(gates) == 1 else f" of {', '.join(arms)}"
+            words.append(
+                f"Logistic regression on the pixels of {gate['n_train']:,} training images{share} reaches "
+                f"{gate['acc1']:.4f} on {gate['n']:,}; an arm whose mean is not above that is marked under-trained."
+            )
+        elif "why" in gate:
+            words.append(f"No logistic regression to compare with: {gate['why']}.")
+    return words
+
+
 def _main_tables(rows: list[ArmRow]) -> list[Table]:
     head = ["arm", "n", "mean ± sd", "interval", "difference", "interval of difference", "adjusted p", "verdict"]
     table, tests = [head], [TESTS]
@@ -114,7 +136,7 @@ def _fairness_words(results: Results) -> list[str]:
 def _fairness_table(found: Findings) -> Table:
     speed = {row.arm: row.images_per_second for row in found.arms if row.images_per_second == row.images_per_second}
     keys = ["parameters", "pos_embed parameters", "flops", "tokens", "steps", "sum_lr", "sum_lr_pos_embed"]
-    keys.append("pos_embed_weight_decay")
+    keys += ["pos_embed_weight_decay", "token_sd", "pos_to_content"]
     rows = [
         [row["arm"], *(short(row[key]) for key in keys), f"{speed[row['arm']]:.0f}" if row["arm"] in speed else "-"]
         for row in found.fairness()

@@ -50,6 +50,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
     found["pos_embed_lr_scale"] = positions[-1]["lr_scale"] if positions else None
     found["sum_lr_pos_embed"] = sum_lr(arm) * positions[-1]["lr_scale"] if positions else None
     found["pos_embed_weight_decay"] = max((g["weight_decay"] for g in positions), default=None)
+    found |= {"token_sd": arm.start.get("token_sd"), "pos_to_content": arm.start.get("pos_to_content")}
     found["images_per_second"] = arm.images_per_second
     return found
 
@@ -71,6 +72,8 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
     found = {r.arm.name: facts(r) for r in resolved}
     differing = shares(ablation, resolved)
     unfair: dict[str, list[str]] = {}
+    for name, text in _unlike_positions(match.pos_to_content, resolved).items():
+        unfair[name] = [text]
     for r in resolved:
         matched = reference(ablation, r.arm)
         if matched is None or matched is r.arm or matched.name not in found:
@@ -93,8 +96,26 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
-            unfair[r.arm.name] = words
+            unfair[r.arm.name] = words + unfair.get(r.arm.name, [])
     return unfair
+
+
+def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str, str]:
+    """Return the arms in which positions weigh another share of the content at the start than in the first such arm.
+
+    Without a rule, one with the same position embedding, and by more than a factor of two.
+    """
+    first: dict[str, tuple[str, float]] = {}
+    found = {}
+    for r in resolved:
+        ratio = r.start.get("pos_to_content") or 0.0
+        if ratio <= 0:
+            continue
+        method = "" if rule is not None else told(arguments(r.config, "model").get("pos_embed"))
+        name, usual = first.setdefault(method, (r.arm.name, ratio))
+        if max(ratio / usual, usual / ratio) - 1 > (1.0 if rule is None else rule) + 1e-9:
+            found[r.arm.name] = f"positions are {ratio:.2g} of the content at the start, {name}'s {usual:.2g}"
+    return found
 
 
 def reference(ablation: Ablation, arm: Arm) -> Arm | None:

@@ -1,6 +1,6 @@
 """Everything that a report says, as numbers: one table holds all of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -9,6 +9,7 @@ from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
 from vitlab.ablation.verdict.arms import ArmRow, arm_questions, arm_rows, numbers
 from vitlab.ablation.verdict.audit import facts, shares
+from vitlab.ablation.verdict.linear import linear, of_arm
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.spending import levels
@@ -30,6 +31,7 @@ class Findings:
     curves: Rows
     pairs: Rows
     joint: Rows
+    linear: dict[str, dict[str, Any]]  # what logistic regression reaches
 
     def power(self, metric: str) -> dict[str, Any] | None:
         """Return the smallest difference that the seeds of a metric can show; None where nothing is tested."""
@@ -78,16 +80,27 @@ def find(results: Results, looks: Looks) -> Findings:
         answers |= answer(results, looks, mine)
         sizes[metric] = max(1, len(mine))
     claimed = {q.key for q in claims}
+    gates = linear(results.ablation, results.resolved)
+    rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
     return Findings(
         results=results,
         looks=looks,
         sizes=sizes,
-        arms=[row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)],
+        arms=[_gated(results, gates, row) for row in rows],
         verdicts=verdicts(results, looks, answers),
         curves=analyses.curve_rows(results),
         pairs=images.pairs(results),
         joint=images.joint(results),
+        linear=gates,
     )
+
+
+def _gated(results: Results, gates: dict[str, dict[str, Any]], row: ArmRow) -> ArmRow:
+    """Return a row with `under-trained` beside its verdict where its mean does not beat logistic regression."""
+    arm = next((arm for arm in results.resolved if arm.arm.name == row.arm), None)
+    least = of_arm(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None
+    is_under = least is not None and row.n > 0 and row.mean <= least
+    return replace(row, verdict=f"{row.verdict}; under-trained") if is_under else row
 
 
 def _claim_row(v: Verdict) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Resolved:
     code: str
     start_seconds: float = 12.0  # what a command needs beside its steps: to import torch, to build, to look at the data
     metrics: Sequence[str] = ()  # that a run measures; empty where it is not known
+    start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens, positions by content; before it learns
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of the host and of the device
 
     @property

@@ -27,6 +27,7 @@ PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
+TOKENS = "vitlab.ablation.work.start.Tokens"  # a callback
 
 
 def command(ablation: Ablation) -> list[str]:
@@ -179,6 +180,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]
     write_text(given, yaml.safe_dump(settings, sort_keys=False))
     run = RunDir(place / "run")
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
+    words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
     started = time.perf_counter()
     code, lines = finish(words, env, place / "log", ablation.run.timeout, fork=ablation.run.fork)
     seconds = time.perf_counter() - started
@@ -190,6 +192,9 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]
     for key, (_, default) in PROBE.items():
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
+    config["trainer"]["callbacks"] = [
+        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") != TOKENS
+    ] or None
     rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
     steps = max((row["step"] for row in run.rows()), default=0)
     return {
@@ -200,6 +205,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]
         "images_per_second": rows[-1] if rows else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
         "metrics": _metrics(run),
+        "start": run.read("start.json"),
         "peak_memory": run.record.get("peak_memory") or {},
     }
 

@@ -1,0 +1,77 @@
+"""A gate: a network that does not beat logistic regression on the same pixels is under-trained."""
+
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.work.cells import Resolved
+from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.resolve import fit_args, overrides
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RunDir
+
+MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
+FILE = "linear.json"
+
+
+def linear(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, Any]]:
+    """Return, for each digest of data, the accuracy of logistic regression on the split that counts, or why not.
+
+    It is fitted once and kept beside the cells, so that evidence needs no images.
+    """
+    place = RunDir(ablation.directory)
+    found = place.read(FILE)
+    if ablation.primary != "acc1" or ablation.home or ablation.run.command:
+        return found
+    for arm in resolved:
+        key = f"{digest(arm.data)} {ablation.evaluate}"
+        if key not in found:
+            try:
+                found[key] = _fit(ablation, arm)
+            except (UsageError, ImportError, OSError, ValueError, NotImplementedError) as error:
+                found[key] = {"why": " ".join(str(error).split())[:200]}
+            place.write(FILE, found)
+    return found
+
+
+def of_arm(found: dict[str, dict[str, Any]], ablation: Ablation, arm: Resolved) -> dict[str, Any]:
+    """Return what was found for the data of an arm; empty where nothing was fitted."""
+    return found.get(f"{digest(arm.data)} {ablation.evaluate}", {})
+
+
+def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
+    import torch
+    from sklearn.linear_model import LogisticRegression
+
+    from vitlab.analysis.subject import Subject
+    from vitlab.config.parser import VitlabCLI
+    from vitlab.jobs.terminal import open_terminal
+
+    open_terminal()
+    settings = {**overrides(ablation, arm.arm, ablation.seeds[0]), "trainer.logger": False}
+    settings["trainer.accelerator"] = "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "overrides.yaml"
+        given.write_text(yaml.safe_dump(settings, sort_keys=False))
+        cli = VitlabCLI(fit_args(ablation, arm.arm, given))
+    subject = Subject(cli.model.net, cli.datamodule, {}, "", classifies=True)
+    parts: list[Any] = []
+    for split, limit in (("train", MOST), (ablation.evaluate, 10 * MOST)):
+        images, labels = [], []
+        for pixels, classes in subject.batches(split, limit):  # type: ignore[arg-type]
+            sides = min(SIDE, pixels.shape[-2]), min(SIDE, pixels.shape[-1])
+            images.append(torch.nn.functional.adaptive_avg_pool2d(pixels, sides).flatten(1).cpu())
+            labels.append(classes.cpu())
+        parts += [torch.cat(images).numpy(), torch.cat(labels).numpy()]
+    x, y, held, truth = parts
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise ValueError("its targets are no classes")
+    model = LogisticRegression(C=0.1, max_iter=STEPS, tol=1e-3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it could go on: the steps are declared
+        model.fit(x, y)
+    return {"acc1": float(model.score(held, truth)), "n_train": len(x), "n": len(held), "inputs": x.shape[1]}
