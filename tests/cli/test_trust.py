@@ -17,6 +17,8 @@ from vitlab.config.callbacks import keep_inside
 from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
 from vitlab.errors import UsageError
+from vitlab.jobs.train.endings import told
+from vitlab.runs.directory import RunDir
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--model.depth=1", "--data.subset=0.1"]
@@ -164,6 +166,12 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monke
     assert "val/acc1" in said and "could not be kept" in said and "Read-only file system" in said
 
 
+def test_an_analysis_says_at_once_that_its_folder_cannot_be_written(run, capsys):
+    (run / "analysis").write_text("a file")
+    assert main(["analyze", "cost", str(run)]) == 2
+    assert "analysis cannot be written into; choose another with --output" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("file", ["results", "model"])
 def test_a_damaged_record_is_one_line_before_the_work(run, capsys, file):
     (run / f"{file}.json").write_text('{"grid": 3, "val": ')
@@ -237,6 +245,13 @@ def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, 
         code, said = main(words), capsys.readouterr()
         assert code == 0 or "the checkpoint knows the classes" in said.err, said.err
         assert said.out + said.err and "\x1b" not in said.out + said.err, words
+
+
+def test_only_memory_that_runs_out_is_told_as_such(tmp_path):
+    run = RunDir(tmp_path)
+    for error in (OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap: Cannot allocate memory (12)")):
+        assert "out of memory" in str(told(error, run, 64, 1))
+    assert told(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``vitlab analyze``: tables and figures of what a run has learned."""
 
 import argparse
+import os
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
@@ -16,6 +17,10 @@ def main(argv: list[str]) -> int:
     options, rest = _parser().parse_known_args(argv)
     names = names_of(options.names)
     of, against = find_run(options.run), find_run(options.against) if options.against else None
+    folder = Path(options.output) if options.output else of[0].path / "analysis"
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UsageError(f"{folder} cannot be written into; choose another with --output")
     with quick_imports():
         from vitlab.analysis.page import write_page
         from vitlab.jobs.analyze import View, analyze
@@ -33,7 +38,6 @@ def main(argv: list[str]) -> int:
         else:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
             page.append((name, finding.note, paths[1].read_bytes()))
-    folder = Path(options.output) if options.output else of[0].path / "analysis"
     if options.names == "all":
         say(f"{'page':<16} {write_page(folder, f'{of[0].path.name} ({of[1].name})', page).name}")
     say(f"wrote {folder}")

@@ -1,6 +1,7 @@
 """Why a training ended early, in one line with the way on."""
 
 import errno
+import os
 from urllib.error import URLError
 
 import torch
@@ -32,7 +33,7 @@ def told(error: Exception, run: RunDir, batch: int | None, processes: int) -> st
         case torch.OutOfMemoryError():
             share = f" with data.batch_size={batch}, {batch // processes} on each GPU" if batch else ""
             return f"out of GPU memory{share}; {OUT_OF_MEMORY}"
-        case MemoryError() | RuntimeError() if "allocate" in str(error).lower() or isinstance(error, MemoryError):
+        case MemoryError() | RuntimeError() | OSError() if is_out_of_memory(error):
             share = f" with data.batch_size={batch}, {batch // processes} in each process" if batch else ""
             return f"out of memory{share}; {OUT_OF_MEMORY}"
         case RunGone():
@@ -53,3 +54,9 @@ def told(error: Exception, run: RunDir, batch: int | None, processes: int) -> st
             what = " ".join(str(error).split()).split(". ")[0]
             return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"
     return None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether the host's memory ran out: in Python, in torch's allocator, or for a worker or shared memory."""
+    words = ("DefaultCPUAllocator: ", os.strerror(errno.ENOMEM))
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

@@ -18,7 +18,7 @@ from vitlab.jobs.terminal import close_log, complain, open_terminal, say
 from vitlab.jobs.train.build import build
 from vitlab.jobs.train.close import close, sum_up
 from vitlab.jobs.train.describe import begin, header
-from vitlab.jobs.train.endings import told
+from vitlab.jobs.train.endings import is_out_of_memory, told
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import mismatch
 from vitlab.jobs.train.wandb import finish
@@ -48,8 +48,13 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     started = time.perf_counter()
     run = run_to_continue(options)
     open_terminal(options.quiet)
-    with quick_imports():  # the logger's, the data's, the user's own
-        job = build(training_args(run, arguments, auto=not options.resume), options, run)
+    try:
+        with quick_imports():  # the logger's, the data's, the user's own
+            job = build(training_args(run, arguments, auto=not options.resume), options, run)
+    except UsageError as error:
+        if is_out_of_memory(error):
+            raise UsageError(f"out of memory: the network does not fit; make it smaller ({error})") from error
+        raise
     if not job.resumed and options.init_from:
         load_initial_weights(job, options.init_from, options.resize)
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
