@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from vitlab import stats as stats
     from vitlab import tasks as tasks
     from vitlab import tokenizers as tokenizers
+    from vitlab.ablation.folds import cross_validate
     from vitlab.analysis.subject import Subject
     from vitlab.api import ablate, fit, load
     from vitlab.callbacks.attention_maps import AttentionMaps
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from vitlab.data import (
         CIFAR10,
         CIFAR100,
+        Arrays,
         Digits,
         FashionMNIST,
         HuggingFace,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from vitlab.tasks import Classifier, Distillation, LinearProbe, Regressor
 else:
     _HOMES = {
+        "vitlab.ablation.folds": ("cross_validate",),
         "vitlab.analysis.subject": ("Subject",),
         "vitlab.api": ("ablate", "fit", "load"),
         "vitlab.callbacks.attention_maps": ("AttentionMaps",),
@@ -60,7 +63,7 @@ else:
         "vitlab.callbacks.ema": ("EMA",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            *("PositionProbe", "Table", "WebDataset"),
+            *("Arrays", "PositionProbe", "Table", "WebDataset"),
         ),
         "vitlab.data.base": ("ImageData",),
         "vitlab.layers.pos_embed": ("PosEmbed",),
@@ -80,6 +83,7 @@ __all__ = [
     "CIFAR100",
     "EMA",
     "SIZES",
+    "Arrays",
     "AttentionMaps",
     "Checkpoint",
     "Classifier",
@@ -102,6 +106,7 @@ __all__ = [
     "WebDataset",
     "ablate",
     "create_model",
+    "cross_validate",
     "fit",
     "load",
 ]

@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitlab.config.arguments import as_words
 from vitlab.config.options import FitOptions, Policy
@@ -12,7 +12,6 @@ from vitlab.errors import Stopped
 from vitlab.run import Overrides, PathLike, Run
 
 if TYPE_CHECKING:
-    from vitlab.ablation.folds import Folds
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
@@ -120,19 +119,6 @@ def ablate(file: PathLike, trust_command: bool = False, trust_imports: Sequence[
 
     trust(trust_imports)
     return Lab(os.fspath(file), trust_command=trust_command)
-
-
-def cross_validate(*args: Any, **kwargs: Any) -> "Folds":
-    """Train the folds of a configuration; see :func:`vitlab.ablation.folds.cross_validate`.
-
-    >>> cross_validate(["vit"], folds=1)
-    Traceback (most recent call last):
-        ...
-    vitlab.errors.UsageError: `--folds` must be at least 2, got 1
-    """
-    from vitlab.ablation import folds
-
-    return folds.cross_validate(*args, **kwargs)
 
 
 def _text(path: PathLike | None) -> str | None:

@@ -78,6 +78,12 @@ def cross_validate(
 
     Raises:
         UsageError: A setting is wrong, or no fold has come to its end.
+
+    Example:
+        >>> cross_validate(["vit"], folds=1)
+        Traceback (most recent call last):
+            ...
+        vitlab.errors.UsageError: `--folds` must be at least 2, got 1
     """
     if folds < 2:
         raise UsageError(f"`--folds` must be at least 2, got {folds}")

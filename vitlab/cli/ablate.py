@@ -5,7 +5,7 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vitlab.api import ablate, cross_validate
+from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, printable
 
@@ -172,6 +172,7 @@ def cv(argv: list[str]) -> int:
     )
     parser.add_argument("--retry_failed", action="store_true", help="try folds again that have failed")
     options, rest = parser.parse_known_args(argv)
+    from vitlab import cross_validate
     from vitlab.config.parser import settings
 
     for before, word in pairwise(["", *rest]):
