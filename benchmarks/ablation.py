@@ -17,7 +17,7 @@ from vitlab.ablation.work import process
 from vitlab.tables import table
 
 CONFIG = "experiments/position_embeddings/probe_vit.yaml"
-EMPTY = ["--trainer.limit_train_batches", "0", "--trainer.limit_val_batches", "0", "--trainer.max_epochs", "1"]
+EMPTY = ["--trainer.limit_train_batches", "1", "--trainer.limit_val_batches", "1", "--trainer.max_epochs", "2"]
 TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -76,9 +76,10 @@ def main(rounds: int) -> None:
         "# Cells of an ablation: each command in a process of its own, and in a fork",
         "",
         f"`python benchmarks/ablation.py {rounds}`, commit {commit.strip()}, {model.partition(': ')[2]}, "
-        f"{process.core_count()} cores, Python {platform.python_version()}; medians of {rounds} cells each way, in turns.",
+        f"{process.core_count()} cores, Python {platform.python_version()}; medians of {rounds} cells "
+        "each way, in turns.",
         f"The cell is `{CONFIG}`, two and a half seconds of training.",
-        f"Load of the machine at the end: {os.getloadavg()[0]:.1f}; CPU seconds say more than wall seconds on a busy one.",
+        f"Load of the machine at the end: {os.getloadavg()[0]:.1f}; on a busy one CPU seconds say more.",
         "",
         table(rows, columns),
         "",

@@ -1,12 +1,18 @@
 """Which device a child gets: by the environment alone."""
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
+from contextlib import ExitStack
 
 import pytest
 
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.work.process import environment, gpu_count
+from vitlab.ablation.work import gpus
+from vitlab.ablation.work.gpus import one_name, slot, visible_devices
+from vitlab.ablation.work.process import environment
 
 
 @pytest.mark.parametrize(
@@ -20,11 +26,48 @@ from vitlab.ablation.work.process import environment, gpu_count
         ("-1", []),
     ],
 )
-def test_slots_take_the_devices_that_are_visible_in_turn(monkeypatch, visible, devices):
+def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeypatch, tmp_path, visible, devices):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_count() == len(devices)
-    given = [environment(2, slot, gpu_count())["CUDA_VISIBLE_DEVICES"] for slot in range(4)]
-    assert given == ([devices[slot % len(devices)] for slot in range(4)] if devices else [visible] * 4)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert visible_devices() == devices
+    with ExitStack() as held:
+        slots = [held.enter_context(slot(2)) for _ in range(2 * len(devices) or 3)]
+        assert [s.device for s in slots] == (devices * 2 or [None] * 3)
+        if not devices:
+            assert environment(2).get("CUDA_VISIBLE_DEVICES") == visible
+            return
+        asked = iter([False, True])
+        with slot(2, lambda: next(asked)) as none:  # as another process would: it waits
+            assert none is None
+        held.pop_all().close()
+    with slot(2) as again:
+        assert again.device == devices[0]
+        heir = subprocess.Popen(["sleep", "30"], pass_fds=[again.fd])  # of a `run` that is killed
+    with slot(1, lambda: True) as none, slot(2) as second:
+        assert none is None and second.device == (devices[1:] or devices)[0]
+    heir.kill()
+    heir.wait()
+
+
+def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeypatch, tmp_path):
+    (tmp_path / "nvidia-smi").write_text(
+        "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"
+        "echo '  MIG 1g.10gb Device 0: (UUID: MIG-c7384736)'\n"
+    )
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    gpus._listed.cache_clear()
+    try:
+        assert visible_devices() == ["0", "1"]
+        assert [one_name(n) for n in ("0", "GPU-8932", "MIG-c7384736")] == ["GPU-8932f937-d72c"] * 2 + ["MIG-c7384736"]
+        with slot(1) as first:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932")
+            with slot(1, iter([False, True]).__next__) as none:
+                assert first.device == "0" and none is None
+    finally:
+        gpus._listed.cache_clear()
 
 
 def test_probes_at_work_have_a_device_each(lab, monkeypatch):

@@ -1,5 +1,6 @@
 """Work off the cells that are not done, several at a time; what is done is never done again."""
 
+import math
 import signal
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from vitlab.ablation.work.cells import Cell
-from vitlab.ablation.work.process import gpu_count
+from vitlab.ablation.work.gpus import slot, visible_devices
 from vitlab.ablation.work.progress import Board, Progress
 from vitlab.ablation.work.worker import Outcome, work
 from vitlab.runs import lock
@@ -55,12 +56,13 @@ class Pool:
         self.failures: list[tuple[Cell, Outcome]] = []
         self.interrupted = False
         self._mutex = threading.Lock()
-        self._gpus = gpu_count()
+        per_gpu = cells[0].ablation.run.per_gpu if cells else 1
+        self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
 
     def work_off(self) -> None:
         """Work until every cell is done or has failed, or until Ctrl-C."""
         with self.board, Interrupts(self.board.say) as self._interrupts:
-            threads = [threading.Thread(target=self._worker, args=(slot,)) for slot in range(self.workers)]
+            threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -72,21 +74,22 @@ class Pool:
         """Return whether a cell has failed in this call."""
         return any(cell is failed for failed, _ in self.failures)
 
-    def _worker(self, slot: int) -> None:
+    def _worker(self) -> None:
         while not self._interrupts.count and not (self.fail_fast and self.failures):
-            taken = self._take()
-            if taken is None:
-                return
-            cell, claim = taken
-            began = time.monotonic()
-            try:
-                outcome = work(cell, claim, self.workers, slot, self._gpus, lambda: self._interrupts.count > 1)
-            except OSError as error:  # such as a full disk
-                outcome = Outcome("failed", "system", str(error))
-            finally:
-                claim.release()
-            with self._mutex:
-                self._tell(cell, outcome, time.monotonic() - began)
+            with slot(self._shares, lambda: self._interrupts.count > 0 or all(map(self._is_over, self.cells))) as place:
+                taken = self._take() if place else None
+                if taken is None or place is None:
+                    return
+                cell, claim = taken
+                began = time.monotonic()
+                try:
+                    outcome = work(cell, claim, self.workers, place, lambda: self._interrupts.count > 1)
+                except OSError as error:  # such as a full disk
+                    outcome = Outcome("failed", "system", str(error))
+                finally:
+                    claim.release()
+                with self._mutex:
+                    self._tell(cell, outcome, time.monotonic() - began)
 
     def _take(self) -> tuple[Cell, lock.Claim] | None:
         """Claim the first cell that nobody works on, has done, or has failed at."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from vitlab.ablation.work.gpus import visible_devices
 from vitlab.ablation.work.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.runs.lock import Claim
@@ -20,12 +21,12 @@ VITLAB = [sys.executable, "-m", "vitlab"]
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
-def environment(workers: int, slot: int = 0, gpus: int = 0, **more: str) -> dict[str, str]:
+def environment(workers: int, device: str | None = None, **more: str) -> dict[str, str]:
     """Return the environment of a child: its share of the cores, its device; set before Python starts."""
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR" and not NAME.fullmatch(k)}
     env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
-    if gpus:
-        env["CUDA_VISIBLE_DEVICES"] = (visible_devices() or [str(i) for i in range(gpus)])[slot % gpus]
+    if device is not None:
+        env["CUDA_VISIBLE_DEVICES"] = device
     return {**env, **more}
 
 
@@ -34,29 +35,11 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def visible_devices() -> list[str]:
-    """Return the devices of CUDA_VISIBLE_DEVICES: numbers, UUIDs or MIG names; those after a -1 are hidden."""
-    names = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    names = names[: names.index("-1")] if "-1" in names else names
-    return [name for name in names if name]
-
-
-def gpu_count() -> int:
-    """Return the number of NVIDIA devices that this process may use."""
-    if "CUDA_VISIBLE_DEVICES" in os.environ:
-        return len(visible_devices())
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return sum(line.startswith("GPU ") for line in done.stdout.splitlines())
-
-
 def worker_count(workers: int | str, per_gpu: int) -> int:
     """Return the number of cells to work on at a time."""
     if workers != "auto":
         return int(workers)
-    return gpu_count() * per_gpu or max(1, core_count() // 2)
+    return len(visible_devices()) * per_gpu or max(1, core_count() // 2)
 
 
 def finish(
@@ -67,6 +50,7 @@ def finish(
     claim: Claim | None = None,
     stop: Callable[[], bool] = lambda: False,
     fork: bool = False,
+    lock: int | None = None,
 ) -> tuple[int, list[str]]:
     """Run a command to its end; return its exit code and the last lines it wrote.
 
@@ -80,11 +64,13 @@ def finish(
         claim: The claim it works under, whose lock it inherits.
         stop: Asked again and again; true ends the command.
         fork: Whether a process that has imported vitlab forks for it, where it is a command of this Python's vitlab.
+        lock: An open file that it inherits, too: the slot of its GPU.
     """
+    fds = [fd for fd in (claim.fd if claim else None, lock) if fd is not None]
     deadline = time.monotonic() + timeout if timeout else None
     with log.open("ab") as out:
         began = out.tell()
-        child = _start(words, env, out.fileno(), claim, fork)
+        child = _start(words, env, out.fileno(), fds, fork)
         if claim:
             claim.note(child=child.pid, child_started=born(child.pid))
         code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
@@ -95,12 +81,12 @@ def finish(
 
 
 def _start(
-    words: list[str], env: Mapping[str, str], out: int, claim: Claim | None, fork: bool
+    words: list[str], env: Mapping[str, str], out: int, fds: list[int], fork: bool
 ) -> "subprocess.Popen[bytes] | Child":
-    """Start a command in a session of its own, with a lock on the claim that it inherits."""
+    """Start a command in a session of its own, with the locks that it inherits."""
     if fork and words[:3] == VITLAB and sys.platform == "linux":
         with suppress(OSError):
-            return _server(env).start(words[3:], env, out, claim.fd if claim else None)
+            return _server(env).start(words[3:], env, out, fds)
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -108,7 +94,7 @@ def _start(
         stderr=out,
         env=dict(env),
         start_new_session=True,
-        pass_fds=(claim.fd,) if claim else (),
+        pass_fds=fds,
     )
 
 

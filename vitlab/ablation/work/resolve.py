@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import yaml
 
 from vitlab.ablation.file.spec import Ablation, Arm
 from vitlab.ablation.work.cells import Resolved, batch_size
+from vitlab.ablation.work.gpus import Slot, slot
 from vitlab.ablation.work.identity import code_digest, digest, flatten
-from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish, gpu_count
+from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RunDir, write_text
@@ -76,11 +76,8 @@ def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
 def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
     """Resolve every arm, the known ones from the files that their probes left."""
     code = code_digest(own=ablation.trust_imports)
-    slots: SimpleQueue[int] = SimpleQueue()  # of those at work, so that each probe has a device of its own
-    for slot in range(workers):
-        slots.put(slot)
     with ThreadPoolExecutor(workers) as pool:
-        probes = [pool.submit(_probe, ablation, arm, code, workers, slots) for arm in ablation.arms]
+        probes = [pool.submit(_probe, ablation, arm, code, workers) for arm in ablation.arms]
     _refuse_mistakes(ablation, [probe.exception() for probe in probes])
     resolved = [probe.result() for probe in probes]
     _refuse_equal(ablation, resolved)
@@ -156,24 +153,23 @@ def forget(ablation: Ablation, data: str) -> None:
                 path.unlink()
 
 
-def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, slots: SimpleQueue[int]) -> Resolved:
+def _probe(ablation: Ablation, arm: Arm, code: str, workers: int) -> Resolved:
     cache = _cache(ablation, arm, code)
     found = _load(arm, cache, code)
     if not found:
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
-        slot = slots.get()
         try:
-            write_text(cache, json.dumps(_run_probe(ablation, arm, place, environment(workers, slot, gpu_count()))))
+            with slot(shares=1) as own:  # of a whole GPU, so that memory and speed are its own
+                write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers, own or Slot())))
         finally:
-            slots.put(slot)
             shutil.rmtree(place, ignore_errors=True)
         found = _load(arm, cache, code)
     assert found, cache
     return found
 
 
-def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]) -> dict[str, Any]:
+def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot) -> dict[str, Any]:
     settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
     settings["trainer.logger"] = False
     given = place / "overrides.yaml"
@@ -182,7 +178,8 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, env: Mapping[str, str]
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
     words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
     started = time.perf_counter()
-    code, lines = finish(words, env, place / "log", ablation.run.timeout, fork=ablation.run.fork)
+    env = environment(workers, own.device)
+    code, lines = finish(words, env, place / "log", ablation.run.timeout, fork=ablation.run.fork, lock=own.fd)
     seconds = time.perf_counter() - started
     if code:
         if code == TIMEOUT:

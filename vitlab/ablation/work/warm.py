@@ -66,7 +66,7 @@ class Server:
         self.socket.close()
         return True
 
-    def start(self, args: Sequence[str], env: Mapping[str, str], log: int, claim: int | None) -> Child:
+    def start(self, args: Sequence[str], env: Mapping[str, str], log: int, locks: Sequence[int]) -> Child:
         """Fork for ``vitlab ARGS``.
 
         Raises:
@@ -76,7 +76,7 @@ class Server:
         reply, theirs = socket.socketpair()
         with theirs, ExitStack() as closing:
             closing.enter_context(reply)
-            fds = [theirs.fileno(), log, *([] if claim is None else [claim])]
+            fds = [theirs.fileno(), log, *locks]
             socket.send_fds(self.socket, [request], fds)
             theirs.close()
             if len(pid := reply.recv(8)) < 8:
@@ -128,7 +128,7 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
             woken.recv(4096)
             _reap(replies)
         if requests in ready:
-            request, fds, _, _ = socket.recv_fds(requests, MOST, 3)
+            request, fds, _, _ = socket.recv_fds(requests, MOST, 4)
             if not request:
                 return None  # whoever asked is gone
             told, tell = os.pipe()
@@ -167,7 +167,7 @@ def _command(request: dict[str, Any], fds: list[int]) -> int:
     sys.stdout.flush()
     for stream in (1, 2):
         os.dup2(fds[0], stream)
-    os.close(fds[0])  # what may follow is the lock of the claim, which lives as long as this process
+    os.close(fds[0])  # what may follow are locks, which live as long as this process
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])

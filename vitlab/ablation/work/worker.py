@@ -16,6 +16,7 @@ import yaml
 from vitlab.ablation.evidence.protocol import note
 from vitlab.ablation.work import process
 from vitlab.ablation.work.cells import Cell
+from vitlab.ablation.work.gpus import Slot
 from vitlab.ablation.work.identity import digest
 from vitlab.ablation.work.process import STOPPED, TIMEOUT
 from vitlab.ablation.work.resolve import command, fit_args, forget, overrides
@@ -79,10 +80,10 @@ def write_overrides(cell: Cell) -> None:
     write_text(cell.beside(".yaml"), text)
 
 
-def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Callable[[], bool]) -> Outcome:
+def work(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
     """Do what is left to do in a cell; a stage that is interrupted for no fault of its own is repeated."""
     started = time.time()
-    env = process.environment(workers, slot, gpus, **_wandb(cell))
+    env = process.environment(workers, slot.device, **_wandb(cell))
     log, timeout = cell.beside(".log"), cell.ablation.run.timeout
     attempts = 0
     while True:
@@ -98,7 +99,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: int, gpus: int, stop: Cal
         if words == evaluate_words(cell):
             _count_reading(cell)
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
-        code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork)
+        code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():
             continue
         if code == STOPPED:
