@@ -90,7 +90,7 @@ def test_activations_are_their_formulas(name, function):
 
 
 def test_an_unknown_activation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"):
+    with pytest.raises(ValueError, match="must be one of gelu, gelu_tanh, quick_gelu, relu, silu, got 'swish'"):
         build_act("swish", 4)
 
 
@@ -155,3 +155,11 @@ def test_a_block_drops_its_two_branches_apart(subset):
 
 def test_drop_path_says_its_rate_when_printed():
     assert "rate=0.1, subset=True" in repr(DropPath(0.1, subset=True))
+
+
+def test_swiglu_gates_one_half_with_the_other():
+    mlp, x = Mlp(4, hidden_dim=6, act_layer="silu", gated=True), torch.randn(3, 4)
+    one, other = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
+    torch.testing.assert_close(mlp(x), mlp.fc2(one * one.sigmoid() * other))
+    with pytest.raises(ValueError, match="`mlp_layer` must be one of mlp, swiglu, got 'glu'"):
+        Block(8, 2, mlp_layer="glu")

@@ -118,9 +118,3 @@ def test_frequencies_of_naver_need_the_number_of_heads():
     assert torch.equal(from_timm(state, num_heads=2)["pos_embed.freqs"], reference["rope.freqs"])
     with pytest.raises(ValueError, match="`num_heads` must be given for the weights of naver-ai/rope-vit"):
         from_timm(state)
-
-
-def test_a_table_together_with_trained_rotations_is_refused():
-    state = eva("mixed", 10.0).state_dict() | {"pos_embed": torch.zeros(1, 15, 32)}
-    with pytest.raises(ValueError, match="the file has a position table and freqs too"):
-        from_timm(state)

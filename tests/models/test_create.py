@@ -76,7 +76,7 @@ def test_positions_are_carried_to_another_grid(checkpoint, caplog):
 
 
 def saved_timm(name, folder):
-    theirs = timm.create_model(name).eval()
+    theirs = timm.create_model(name, pretrained=False).eval()
     for p in theirs.parameters():
         torch.nn.init.normal_(p, std=0.05)
     torch.save(theirs.state_dict(), folder / "timm.pt")
@@ -92,7 +92,55 @@ def test_a_network_of_timm_is_rebuilt_with_its_weights(tmp_path):
     assert small(torch.randn(1, 3, 96, 96)).shape == (1, 2)
 
 
-@pytest.mark.parametrize(("name", "missing"), [("test_vit2", "fc_norm"), ("test_vit3", "pool_include_prefix")])
+FAMILIES = {  # each at a small size: timm's class, arguments of its builder
+    "vit_base_patch16_clip_quickgelu_224": {},
+    "vit_giant_patch14_dinov2": {"mlp_ratio": 2.66667 * 2},
+    "vit_little_patch16_reg1_gap_256": {},
+    "vit_tiny_patch16_224": {},
+    "deit3_small_patch16_224": {},
+    "vit_base_patch16_siglip_224": {},
+    "vit_base_patch16_siglip_gap_224": {},
+    "beit_base_patch16_224": {},
+    "beitv2_base_patch16_224": {},
+    "eva02_tiny_patch14_224": {"ref_feat_shape": (4, 8)},  # published: the grid of 224 pixels
+    "vit_medium_patch16_rope_reg1_gap_256": {"ref_feat_shape": (4, 8)},
+    "vit_small_patch16_dinov3": {},
+    "vit_small_patch16_rope_224": {},
+    "vit_small_patch16_rope_ape_224": {},
+    "vit_small_patch16_rope_mixed_224": {},
+    "vit_small_patch16_rope_mixed_ape_224": {},
+}
+SMALL = {"img_size": (56, 112), "patch_size": 14, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families_of_timm_are_rebuilt_from_their_files(name, tmp_path, monkeypatch):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL | FAMILIES[name]))
+    theirs, path = saved_timm(name, tmp_path)
+    ours, images = create_model(f"timm:{name}", weights=path).eval(), torch.randn(2, 3, 56, 112)
+    with torch.no_grad():
+        expected = theirs.eval()(images)
+        torch.testing.assert_close(ours(images), expected, rtol=0, atol=2e-6 * float(expected.abs().max().clamp(min=5)))
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("eva02_base_patch14_224", "scale_mlp, qkv_fused=False, mlp_layer=SwiGLU"),
+        ("eva02_tiny_patch14_336", "RotaryEmbeddingCat of another grid"),
+        ("naflexvit_base_patch16_gap", "NaFlexVit"),
+        ("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled"),
+    ],
+)
+def test_families_that_ours_lacks_are_refused_by_what_is_missing(name, missing, tmp_path, monkeypatch):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, embed_dim=32, depth=1, num_heads=2))
+    with pytest.raises(ValueError, match=f"has no counterpart here.*{missing}|{missing} has no counterpart"):
+        create_model(f"timm:{name}", weights=tmp_path / "never_read.pt")
+
+
+@pytest.mark.parametrize(("name", "missing"), [("test_vit3", "pool_include_prefix")])
 def test_a_network_of_timm_that_ours_lacks_is_refused_by_what_is_missing(name, missing, tmp_path):
     _, path = saved_timm(name, tmp_path)
     with pytest.raises(ValueError, match=f"has no counterpart here: it has {missing}"):

@@ -304,7 +304,7 @@ def test_weights_of_another_network_are_refused_with_the_differences(path):
 
 def test_timm_weights_with_fc_norm_are_refused(path):
     torch.save(TimmViT(**TINY, global_pool="avg").state_dict(), path)
-    with pytest.raises(ValueError, match="normalise after pooling"):
+    with pytest.raises(ValueError, match=r"unexpected \(fc_norm.*normalises after pooling: set `model.fc_norm=True`"):
         load_weights(tiny(global_pool="avg"), path)
 
 

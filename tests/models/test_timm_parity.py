@@ -11,6 +11,7 @@ TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads
 VARIANTS = {  # timm's arguments, ours
     "default": ({}, {}),
     "avg": ({"global_pool": "avg", "fc_norm": False}, {"global_pool": "avg"}),
+    "avg, then normalised": ({"global_pool": "avg"}, {"global_pool": "avg", "fc_norm": True}),
     "max": ({"global_pool": "max", "fc_norm": False}, {"global_pool": "max"}),
     "map": ({"global_pool": "map", "fc_norm": False}, {"global_pool": "map"}),
     "avg without class token": (
@@ -103,11 +104,6 @@ def test_conversion_leaves_its_input_alone():
     from_timm(theirs)
     assert theirs.keys() == before.keys()
     assert all(torch.equal(theirs[name], before[name]) for name in before)
-
-
-def test_timm_weights_that_normalise_after_pooling_are_refused():
-    with pytest.raises(ValueError, match="normalise after pooling"):
-        from_timm(TimmViT(**TINY, global_pool="avg").state_dict())
 
 
 @pytest.mark.parametrize(

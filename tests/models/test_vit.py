@@ -443,7 +443,7 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
         ),
         ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
         ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
-        ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, relu, silu, got 'swish'"),
+        ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, quick_gelu, relu, silu, got 'swish'"),
         ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, got 'batchnorm'"),
         ({"rope_theta": 10.0}, "`rope_theta` belongs to"),
     ],

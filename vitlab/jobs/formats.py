@@ -93,6 +93,9 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         "pos_embed_join": (None, "stem"),
         "qk_scale": (None, (network["embed_dim"] / network["num_heads"]) ** -0.5),
         "head_hidden": (0,),
+        "value_skip": (False,),
+        "mlp_layer": ("mlp",),
+        "pre_norm": (False,),
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
@@ -106,7 +109,7 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         **{name: network[name] for name in _TIMM_NAMES},
         "pos_embed": "none" if network["pos_embed"] == "none" else "learn",
         "init_values": network["layer_scale"],
-        "fc_norm": False,
+        "fc_norm": network["fc_norm"],
         "norm_layer": partial(norm, eps=network["norm_eps"]),
     }
 

@@ -12,14 +12,16 @@ from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.own import build_own
 from vitlab.layers.pos_embed import PosEmbed
 
-ActName = Literal["gelu", "gelu_tanh", "relu", "silu"]
+ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 ActChoice = ActName | str | ClassSpec
+MlpName = Literal["mlp", "swiglu"]
 
 
 def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
     """Build the activation of ``dim`` channels called ``act_layer``, or one of torch.nn's, or of a class path.
 
-    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` its approximation.
+    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` and
+    CLIP's ``quick_gelu``, x sigmoid(1.702 x), are approximations.
 
     Example:
         >>> build_act("relu", 2)(torch.tensor([-1.0, 2.0])), build_act("Tanh", 2)
@@ -30,6 +32,8 @@ def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
             return nn.GELU()
         case "gelu_tanh":
             return nn.GELU(approximate="tanh")
+        case "quick_gelu":
+            return QuickGELU()
         case "relu":
             return nn.ReLU()
         case "silu":
@@ -37,14 +41,31 @@ def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
     return build_own("act_layer", act_layer, dim, get_args(ActName), {})
 
 
+class QuickGELU(nn.Module):
+    """The approximation of GELU of Hendrycks and Gimpel 2016 (arXiv:1606.08415) that CLIP has.
+
+    Example:
+        >>> QuickGELU()(torch.tensor(1.0))
+        tensor(0.8458)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map any shape to itself."""
+        return x * torch.sigmoid(1.702 * x)
+
+
 class Mlp(nn.Module):
     """Two linear layers with an activation between, applied to each token.
+
+    With ``gated`` half of what the first layer gives is activated and scales the other half: SwiGLU for a silu, Shazeer
+    2020 (arXiv:2002.05202).
 
     Args:
         dim: Token width D.
         hidden_dim: Width between the two layers; ``None`` is ``dim``.
         act_layer: The activation.
         dropout: Share of values that training sets to zero after each layer, 0 to 1.
+        gated: Whether the first layer gives twice the width, and one half scales the other.
 
     Example:
         >>> Mlp(8, hidden_dim=32)(torch.randn(2, 5, 8)).shape
@@ -52,18 +73,28 @@ class Mlp(nn.Module):
     """
 
     def __init__(
-        self, dim: int, hidden_dim: int | None = None, act_layer: ActChoice = "gelu", dropout: float = 0.0
+        self,
+        dim: int,
+        hidden_dim: int | None = None,
+        act_layer: ActChoice = "gelu",
+        dropout: float = 0.0,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         hidden_dim = dim if hidden_dim is None else hidden_dim
-        self.fc1 = nn.Linear(dim, hidden_dim)
+        self.gated = gated
+        self.fc1 = nn.Linear(dim, hidden_dim * (2 if gated else 1))
         self.act = build_act(act_layer, hidden_dim)
         self.fc2 = nn.Linear(hidden_dim, dim)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(..., D)`` to ``(..., D)``."""
-        return self.dropout(self.fc2(self.dropout(self.act(self.fc1(x)))))
+        x = self.fc1(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            return self.dropout(self.fc2(self.dropout(self.act(gate) * x)))
+        return self.dropout(self.fc2(self.dropout(self.act(x))))
 
 
 class LayerScale(nn.Module):
@@ -141,6 +172,7 @@ class Block(nn.Module):
         qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
         value_skip: Whether attention adds the values to what it returns.
         act_layer: Activation of the MLP.
+        mlp_layer: Two layers with the activation between, or swiglu, whose activation gates.
         norm_layer: Kind of normalisation.
         norm_eps: Epsilon of every normalisation.
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
@@ -166,6 +198,7 @@ class Block(nn.Module):
         qk_scale: float | None = None,
         value_skip: bool = False,
         act_layer: ActChoice = "gelu",
+        mlp_layer: MlpName = "mlp",
         norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         layer_scale: float | None = None,
@@ -175,8 +208,7 @@ class Block(nn.Module):
         se_reduction: int = 0,
     ) -> None:
         super().__init__()
-        if int(dim * mlp_ratio) < 1:
-            raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got mlp_ratio={mlp_ratio}")
+        _check_mlp(mlp_layer, dim, mlp_ratio)
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
         self.attn = Attention(
             dim,
@@ -192,7 +224,7 @@ class Block(nn.Module):
         )
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout, mlp_layer == "swiglu")
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path_rate, drop_path_subset)
 
@@ -205,3 +237,10 @@ class Block(nn.Module):
         x = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)))
         x = self.drop_path(x, lambda x: self.ls2(self.mlp(self.norm2(x))))
         return x if first_only else pos_embed.leave(x, layer)
+
+
+def _check_mlp(mlp_layer: str, dim: int, mlp_ratio: float) -> None:
+    if mlp_layer not in get_args(MlpName):
+        raise ValueError(f"`mlp_layer` must be one of {', '.join(get_args(MlpName))}, got {mlp_layer!r}")
+    if int(dim * mlp_ratio) < 1:
+        raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got mlp_ratio={mlp_ratio}")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitlab.layers.block import ActChoice
+from vitlab.layers.block import ActChoice, MlpName
 from vitlab.layers.norm import NormChoice
 from vitlab.layers.pool import PoolName
 from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin
@@ -30,6 +30,7 @@ class NetworkArgs(T2TArgs, total=False):
     qk_norm: bool
     value_skip: bool
     act_layer: ActChoice
+    mlp_layer: MlpName
     norm_layer: NormChoice
     norm_eps: float
     pos_embed: PosEmbedChoice
@@ -40,6 +41,8 @@ class NetworkArgs(T2TArgs, total=False):
     class_token: bool
     reg_tokens: int
     global_pool: PoolName
+    pre_norm: bool
+    fc_norm: bool
     head_hidden: int
     init_std: float
     se_reduction: int

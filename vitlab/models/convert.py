@@ -28,12 +28,9 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
         >>> {name: tuple(value.shape) for name, value in from_timm(theirs).items()}
         {'cls_token': (1, 1, 8), 'pos_embed.weight': (1, 4, 8)}
     """
-    if any(name.startswith("fc_norm.") for name in state_dict):
-        raise ValueError(
-            "timm weights with `fc_norm` are another network: they normalise after pooling, and ours normalises every "
-            "token before; only a timm model built with `fc_norm=False` has a counterpart"
-        )
     state = rename_positions(state_dict, num_heads)
+    if (weight := state.get("patch_embed.proj.weight")) is not None:  # CLIP's have no bias
+        state.setdefault("patch_embed.proj.bias", weight.new_zeros(len(weight)))
     return _fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
 
 
@@ -52,7 +49,7 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None) -> State:
     """
     state = _rename(state_dict, "tokenizer.", "patch_embed.")
     table = state.pop("pos_embed.weight", None if pos_embed is None else pos_embed[None])
-    foreign = [name for name in state if name.startswith(("pos_embed.", "head.0."))]
+    foreign = [name for name in state if name.startswith(("pos_embed.", "head.0.", "norm_pre."))]
     foreign += [name for name in state if name.startswith("patch_embed.") and ".proj." not in name]
     if foreign or (table is not None and len(table) > 1):
         raise ValueError(f"timm's ViT has no counterpart of {', '.join(foreign) or 'a position table per block'}")

@@ -16,8 +16,7 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
     """Rename rotations, biases and factorized tables, and what else these networks call otherwise than timm's ViT.
 
     Axial rotations leave no trace in timm's state dicts: the result then belongs to a model with pos_embed="rope2d".
-    timm's models with "ape" in their names add a table and rotate, and nothing here does both: they look like a
-    learned table and are another network.
+    timm's models with "ape" in their names add a table and rotate: theirs is one with pos_embed=["learned", "rope2d"].
 
     Args:
         state_dict: timm's names and tensors, or those of naver-ai/rope-vit.
@@ -38,11 +37,6 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
             state[new] = moved
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
-    both = [name for name in ("pos_embed.freqs", "pos_embed.bias_table") if name in state and "pos_embed" in state]
-    if both:
-        raise ValueError(
-            f"the file has a position table and {both[0].removeprefix('pos_embed.')} too: no model has both"
-        )
     return _join_qkv_biases(state)
 
 

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from vitlab.layers.attention import SqueezeExcite
 from vitlab.layers.pos_embed import PosEmbed
 
 Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens
@@ -131,3 +132,16 @@ def positions(net: Any, images: Tensor) -> PosEmbed:
             f"{name} takes images of {H} x {W} alone, got {size[0]} x {size[1]}: it has no `grid_of(size)`"
         )
     return net.pos_embed.at(net.tokenizer.grid_of(size), net.pos_embed_resize)
+
+
+def reads_class_token_only(net: Any) -> bool:
+    """Return whether the outputs depend on the class token alone, as the last block leaves it.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3).reads_class_token_only()
+        True
+    """
+    last = len(net.blocks) - 1
+    gates = isinstance(net.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # by the mean of all
+    return net.global_pool == "token" and not gates and not net.pos_embed.acts_after(last)

@@ -80,6 +80,7 @@ def load_weights(
     shape = {"num_patches": math.prod(model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
     state, sentences = to_ours(file.state_dict, num_heads=num_heads, **shape)
     old_grid, grid_sentences = _trained_grid(state, file.arguments, model)
+    state = _to_parts(state, model)
     state, table_sentences = _drop_formula(state, model, old_grid)
     policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
     state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
@@ -154,6 +155,15 @@ def _bias_grid(rows: int, grid: Grid) -> Grid:
     raise ValueError(f"the file has {rows} relative positions, of no square grid, and does not say their grid")
 
 
+def _to_parts(state: State, model: VisionTransformer) -> State:
+    """Return the state dict with a foreign file's positions under the names of the parts that have them here."""
+    parts = {
+        part: name for name, module in getattr(model.pos_embed, "parts", {}).items() for part in module.state_dict()
+    }
+    moved = {f"pos_embed.{key}": f"pos_embed.{name}.{key}" for key, name in parts.items()}
+    return {moved.get(name, name): value for name, value in state.items()}
+
+
 def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[State, list[str]]:
     """Return the state dict without a table that the model computes by itself."""
     pos_embed, table = model.pos_embed, state.get("pos_embed.weight")
@@ -183,7 +193,7 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     """Load ``state`` into ``model``, or say what does not fit."""
     own = model.state_dict()
-    resized = {"pos_embed.interpolated", "pos_embed.trained_grid"}  # a module takes these up when it loads them
+    resized = ("interpolated", "trained_grid")  # a module takes these up when it loads them
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -191,12 +201,14 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     ]
     differences = {
         "missing": [name for name in own if name not in state],
-        "unexpected": [name for name in state if name not in own and name not in resized],
+        "unexpected": [name for name in state if name not in own and not name.endswith(resized)],
         "of another shape": shapes,
     }
     found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
     if found:
-        raise ValueError(f"{path} does not fit the model: {'; '.join(found)}")
+        after = "fc_norm.weight" in differences["unexpected"]
+        hint = "; timm's fc_norm normalises after pooling: set `model.fc_norm=True`" if after else ""
+        raise ValueError(f"{path} does not fit the model: {'; '.join(found)}{hint}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -15,8 +15,8 @@ def stages(net: Any) -> list[list[nn.Parameter]]:
     """
     prefix = [token for token in (net.cls_token, net.reg_token) if token is not None]
     pool = [] if net.attn_pool is None else list(net.attn_pool.parameters())
-    embedding = [*net.tokenizer.parameters(), *prefix, *net.pos_embed.parameters()]
-    head = [*net.norm.parameters(), *pool, *net.head.parameters()]
+    embedding = [*net.tokenizer.parameters(), *prefix, *net.pos_embed.parameters(), *net.norm_pre.parameters()]
+    head = [*net.norm.parameters(), *pool, *net.fc_norm.parameters(), *net.head.parameters()]
     return [embedding, *(list(block.parameters()) for block in net.blocks), head]
 
 

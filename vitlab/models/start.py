@@ -126,3 +126,13 @@ def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
     if policy is not None and policy not in allowed:
         choices = f"one of {', '.join(allowed)} or null" if allowed else "null: there is nothing to resize"
         raise ValueError(f"`pos_embed_resize` must be {choices} for this position embedding, got {policy!r}")
+
+
+def check_spread(init_std: float) -> None:
+    """Refuse a spread of the start values that is none.
+
+    Example:
+        >>> check_spread(0.02)
+    """
+    if init_std <= 0:
+        raise ValueError(f"`init_std` must be above 0, got {init_std}")

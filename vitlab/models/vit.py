@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitlab.layers.attention import SqueezeExcite
-from vitlab.layers.block import ActChoice, Block
+from vitlab.layers.block import ActChoice, Block, MlpName
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.features import forward_intermediates, get_intermediate_layers, positions
+from vitlab.models.features import forward_intermediates, get_intermediate_layers, positions, reads_class_token_only
 from vitlab.models.parameters import no_weight_decay, stages
 from vitlab.models.start import (
     build_head,
@@ -22,6 +21,7 @@ from vitlab.models.start import (
     check_policy,
     check_pool,
     check_rates,
+    check_spread,
     init_token,
     init_weights,
     own_numbers,
@@ -54,6 +54,7 @@ class VisionTransformer(Named, nn.Module):
         qk_norm: Whether to normalise queries and keys per head.
         value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
         act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
+        mlp_layer: MLP of every block: two layers with act_layer between, or swiglu, where it gates (give it silu).
         norm_layer: Normalisation in the backbone; any of torch.nn's by name, or a class path.
         norm_eps: Epsilon of every normalisation, the tokenizer's included.
         pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
@@ -64,6 +65,8 @@ class VisionTransformer(Named, nn.Module):
         class_token: Whether to prepend a class token.
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
         global_pool: What the head reads: the class token, or the patch tokens' mean, maximum or attention pooling.
+        pre_norm: Whether the tokens are normalised before the first block, as CLIP's are.
+        fc_norm: Whether what the head reads is normalised after pooling, and not all tokens before it.
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
         init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
         se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
@@ -86,6 +89,7 @@ class VisionTransformer(Named, nn.Module):
     _built_from = (T2TTokenizer, build_token_layer)
     no_weight_decay = no_weight_decay
     positions = positions
+    reads_class_token_only = reads_class_token_only
     reset_head = reset_head
 
     def __init__(
@@ -104,6 +108,7 @@ class VisionTransformer(Named, nn.Module):
         qk_norm: bool = False,
         value_skip: bool = False,
         act_layer: ActChoice = "gelu",
+        mlp_layer: MlpName = "mlp",
         norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         pos_embed: PosEmbedChoice = "learned",
@@ -114,6 +119,8 @@ class VisionTransformer(Named, nn.Module):
         class_token: bool = True,
         reg_tokens: int = 0,
         global_pool: PoolName = "token",
+        pre_norm: bool = False,
+        fc_norm: bool = False,
         head_hidden: int = 0,
         init_std: float = 0.02,
         se_reduction: int = 0,
@@ -126,17 +133,15 @@ class VisionTransformer(Named, nn.Module):
     ) -> None:
         super().__init__()
         check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
-        check_at_least(
-            0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden, se_reduction=se_reduction
-        )
+        check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens)
+        check_at_least(0, head_hidden=head_hidden, se_reduction=se_reduction)
         check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         check_pool(global_pool, class_token)
-        if init_std <= 0:
-            raise ValueError(f"`init_std` must be above 0, got {init_std}")
+        check_spread(init_std)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
         self.embed_dim, self.head_hidden, self.init_std = embed_dim, head_hidden, init_std
-        self.num_prefix_tokens = int(class_token) + reg_tokens
-        self.global_pool, self.grad_checkpoint = global_pool, grad_checkpoint
+        self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
+        self.grad_checkpoint, self.pos_embed_resize = grad_checkpoint, pos_embed_resize
         self.skips_unread_tokens = False  # set it, and forward leaves out what no head reads in the last block
         part = partial(own_numbers, int(torch.randint(2**62, (), device="cpu")))
         init = partial(init_weights, std=init_std)
@@ -163,7 +168,6 @@ class VisionTransformer(Named, nn.Module):
                 theta=rope_theta,
             )
         check_policy(pos_embed_resize, self.pos_embed.policies)
-        self.pos_embed_resize = pos_embed_resize
         make_block = partial(
             Block,
             embed_dim,
@@ -174,6 +178,7 @@ class VisionTransformer(Named, nn.Module):
             qk_scale=qk_scale,
             value_skip=value_skip,
             act_layer=act_layer,
+            mlp_layer=mlp_layer,
             norm_layer=norm_layer,
             norm_eps=norm_eps,
             se_reduction=se_reduction,
@@ -185,13 +190,14 @@ class VisionTransformer(Named, nn.Module):
         for i in range(depth):
             with part(f"blocks.{i}"):
                 self.blocks.append(make_block(drop_path_rate=drop_path_rate * i / max(1, depth - 1)).apply(init))
-        self.norm = build_norm(norm_layer, embed_dim, norm_eps)
+        self.norm_pre = build_norm(norm_layer, embed_dim, norm_eps) if pre_norm else nn.Identity()
+        norms: list[nn.Module] = [build_norm(norm_layer, embed_dim, norm_eps), nn.Identity()]
+        self.norm, self.fc_norm = norms[::-1] if fc_norm else norms
         self.attn_pool: AttentionPool | None = None
         if global_pool == "map":
-            make_pool = partial(AttentionPool, mlp_ratio=mlp_ratio, act_layer=act_layer)
+            make_pool = partial(AttentionPool, mlp_ratio=mlp_ratio, act_layer=act_layer, norm_layer=norm_layer)
             with part("attn_pool"):
-                pool = make_pool(embed_dim, num_heads, norm_layer=norm_layer, norm_eps=norm_eps)
-                self.attn_pool = pool.apply(init)
+                self.attn_pool = make_pool(embed_dim, num_heads, norm_eps=norm_eps).apply(init)
         with part("head"):
             self.head = build_head(embed_dim, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
@@ -206,7 +212,7 @@ class VisionTransformer(Named, nn.Module):
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
-        return self.head(self.pool(x))
+        return self.head(self.fc_norm(self.pool(x)))
 
     def _tokens(self, images: Tensor, first_only: bool = False) -> Tensor:
         """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
@@ -221,7 +227,7 @@ class VisionTransformer(Named, nn.Module):
         x = (pos_embed or self.positions(images))(self.tokenizer(images))  # (B, N, D)
         B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
         prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        return self.dropout(torch.cat([*prefix, x], dim=1))  # (B, P + N, D)
+        return self.norm_pre(self.dropout(torch.cat([*prefix, x], dim=1)))  # (B, P + N, D)
 
     def run_block(self, i: int, x: Tensor, first_only: bool = False, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
@@ -229,12 +235,6 @@ class VisionTransformer(Named, nn.Module):
         if self.grad_checkpoint and torch.is_grad_enabled():
             return checkpoint(self.blocks[i], x, pos_embed, i, first_only, use_reentrant=False)
         return self.blocks[i](x, pos_embed, i, first_only)
-
-    def reads_class_token_only(self) -> bool:
-        """Return whether the outputs depend on the class token alone, as the last block leaves it."""
-        last = len(self.blocks) - 1
-        gates = isinstance(self.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # by the mean of all
-        return self.global_pool == "token" and not gates and not self.pos_embed.acts_after(last)
 
     def pool(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only."""
