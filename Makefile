@@ -19,7 +19,7 @@ test-all: setup  ## what is slow and seldom tells, too
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 ablation: setup  ## does a ViT use its positions? five arms, three seeds, a report
