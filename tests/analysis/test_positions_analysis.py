@@ -53,7 +53,7 @@ def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_emb
     table = analyze_displacement(subject).table
     assert len(table) == 2 * 2 * 7 * 7 and table.notna().all(axis=None)
     assert ("rotation" in table) is pos_embed.startswith("rope")
-    if pos_embed in ("learned", "factorized", "sincos1d", "sincos2d"):
+    if pos_embed in ("learned", "factorized", "sincos1d", "sincos2d", "fourier"):
         assert len(analyze_position(subject).table) == 16 * 16
     else:
         with pytest.raises(UsageError, match=f"pos_embed={pos_embed} has none; use displacement"):

@@ -9,6 +9,7 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
+from vitlab.layers.pos_embed.maps import ContinuousBias, Fourier, LieRE
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 from vitlab.layers.pos_embed.together import Together
@@ -24,6 +25,9 @@ PosEmbedName = Literal[
     "alibi2d",
     "rope2d",
     "rope_mixed",
+    "cpb",
+    "fourier",
+    "liere",
     "conv",
 ]
 PosEmbedChoice = PosEmbedName | Sequence[str | ClassSpec] | str | ClassSpec
@@ -37,6 +41,9 @@ POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
     "alibi2d": Alibi2d,
     "rope2d": RoPE2d,
     "rope_mixed": RoPEMixed,
+    "cpb": ContinuousBias,
+    "fourier": Fourier,
+    "liere": LieRE,
     "conv": ConvPosEmbed,
 }
 

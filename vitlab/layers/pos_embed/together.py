@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.base import PosEmbed
-from vitlab.layers.pos_embed.rotary import RotaryPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
 
 
@@ -128,7 +127,7 @@ def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 def _check(parts: dict[str, PosEmbed]) -> None:
     """Refuse parts of which one undoes or doubles another."""
     tables = [name for name, part in parts.items() if isinstance(part, AddedPosEmbed)]
-    rotations = [name for name, part in parts.items() if isinstance(part, RotaryPosEmbed)]
+    rotations = [name for name, part in parts.items() if type(part).rotate is not PosEmbed.rotate]
     nothing = [name for name, part in parts.items() if type(part) is PosEmbed]
     for names, what in ((tables, "are both added to the tokens"), (rotations, "both rotate queries and keys")):
         if len(names) > 1:

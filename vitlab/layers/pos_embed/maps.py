@@ -1,0 +1,206 @@
+"""Position embeddings that a trained map gives: of offsets to biases, of cells to vectors, of cells to rotations."""
+
+import math
+from types import MappingProxyType
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.biases import BiasPosEmbed, displacement_index
+from vitlab.layers.pos_embed.resizable import grid_cells
+from vitlab.layers.resample import Grid, ResizePolicy
+
+
+class ContinuousBias(BiasPosEmbed):
+    """A small network maps log-spaced offsets to a bias for each head, Liu et al. 2022 (arXiv:2111.09883), Swin V2.
+
+    Offsets are measured in units of the largest, times 8, on the scale sign(x) log2(1 + |x|) / 3. Of what the network
+    makes of them 16 sigmoid is taken, less 8: among patches attention is the same, and the 0 of prefix tokens is in the
+    middle. Swin V2 has a network in every block; in the last one, a class token alone does not train it.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        num_heads: Number of heads A.
+        depth: Number of blocks, each with a network of its own if ``join`` is every_layer.
+        num_prefix_tokens: Number of prefix tokens P.
+        join: Own network in every block (every_layer), or one for all (every_layer_shared).
+        hidden: Width of the network's hidden layer.
+
+    Example:
+        >>> ContinuousBias((2, 3), num_heads=2).bias(layer=0).shape
+        torch.Size([2, 6, 6])
+    """
+
+    joins = ("every_layer_shared", "every_layer")
+    trains = True
+    policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
+    index: Tensor  # (L, L), rows of the table
+    offsets: Tensor  # (R, 2), log-spaced
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        num_heads: int,
+        depth: int = 1,
+        num_prefix_tokens: int = 0,
+        join: PosEmbedJoin = "every_layer_shared",
+        hidden: int = 512,
+    ) -> None:
+        super().__init__(grid_size, num_prefix_tokens)
+        self.join = join
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(2, hidden), nn.ReLU(), nn.Linear(hidden, num_heads, bias=False))
+            for _ in range(depth if join == "every_layer" else 1)
+        )
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the offsets and which of them each pair of tokens has."""
+        like = next(self.mlps.parameters())
+        unit = self.grid_size if self.trained_grid is None else self.trained_grid.tolist()
+        sides = [
+            torch.arange(1 - side, side, dtype=torch.float32) * (8 / max(most - 1, 1))
+            for side, most in zip(self.grid_size, unit, strict=True)
+        ]
+        offsets = torch.cartesian_prod(*sides).view(-1, 2)
+        offsets = offsets.sign() * (1 + offsets.abs()).log2() / 3
+        index = displacement_index(self.grid_size, self.num_prefix_tokens)
+        self.register_buffer("offsets", offsets.to(like), persistent=False)
+        self.register_buffer("index", index.to(like.device), persistent=False)
+
+    def biases(self, layer: int) -> Tensor:
+        """Return ``(A, L, L)`` biases of block ``layer``."""
+        with torch.autocast(self.offsets.device.type, enabled=False):
+            table = 16 * self.mlps[layer % len(self.mlps)](self.offsets).sigmoid() - 8  # (R, A)
+        return F.pad(table, (0, 0, 0, 3)).t()[:, self.index]
+
+    def block_parameters(self, layer: int) -> list[nn.Parameter]:
+        """Return those of the network of block ``layer``."""
+        return list(self.mlps[layer].parameters()) if self.join == "every_layer" else []
+
+    def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
+        """Return both: offsets in units of the trained grid's largest, or of the new one's."""
+        return self.policies
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        if policy == "extrapolate":
+            return {"trained_grid": torch.tensor(old_grid)} | state
+        return {name: value for name, value in state.items() if name != "trained_grid"}
+
+
+class Fourier(AddedPosEmbed):
+    """Trained Fourier features of row and column through an MLP, Li et al. 2021 (arXiv:2106.02795).
+
+    The features are cos and sin of W (y, x), over the root of their number; W starts at N(0, 1 / gamma ** 2).
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        embed_dim: Token width D, even: also the number of features, and the MLP's hidden width.
+        gamma: How many cells a radian takes at the start.
+
+    Example:
+        >>> Fourier((2, 3), embed_dim=8)(torch.zeros(1, 6, 8)).shape
+        torch.Size([1, 6, 8])
+    """
+
+    joins = ("stem",)
+    policies: tuple[ResizePolicy, ...] = ("rescale", "extrapolate")
+    stacks = MappingProxyType({})
+    cells: Tensor  # (N, 2): y, x
+
+    def __init__(self, grid_size: Grid, embed_dim: int, gamma: float = 10.0) -> None:
+        super().__init__(grid_size)
+        if embed_dim % 2 or gamma <= 0:
+            raise ValueError(f"`embed_dim` must be even and `gamma` above 0 for fourier, got {embed_dim} and {gamma}")
+        self.freqs = nn.Parameter(torch.randn(embed_dim // 2, 2) / gamma)
+        self.mlp = nn.Sequential(nn.Linear(embed_dim, embed_dim), nn.GELU(), nn.Linear(embed_dim, embed_dim))
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the coordinates of all patches."""
+        half = 0.5 if self.trained_grid is not None else 0.0
+        cells = torch.stack(grid_cells(self.grid_size, self.trained_grid, half), dim=1)
+        self.register_buffer("cells", cells.to(self.freqs), persistent=False)
+
+    def table(self, layer: int = 0) -> Tensor:
+        """Return the ``(N, D)`` vectors, the same for every layer."""
+        angles = (self.cells[:, None] * self.freqs).sum(-1)  # products, not a matmul: autocast leaves them in float32
+        features = torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(2 * len(self.freqs))
+        return self.mlp(features)
+
+
+class LieRE(PosEmbed):
+    """Turn queries and keys by exp(y Y + x X) for trained generators, Ostmeier et al. 2025 (arXiv:2406.10322).
+
+    Y and X are skew-symmetric, and all channels of a block turn together; blocks of 2 are the pairs of rope_mixed. The
+    generators start uniform between 0 and 2 pi, as in the authors' code; cells lie between 0 and 1 on either axis.
+
+    Args:
+        grid_size: Patch tokens per column and per row, (h, w).
+        head_dim: Width d of a head, divisible by ``block``.
+        num_heads: Number of heads A, each with generators of its own.
+        depth: Number of blocks of the network, each with generators of its own if ``join`` is every_layer.
+        num_prefix_tokens: Number of prefix tokens P, which turn by nothing.
+        join: Own generators in every block (every_layer), or one set for all (every_layer_shared).
+        block: Channels that turn together; the paper has 8 and the whole head.
+
+    Example:
+        >>> LieRE((2, 3), head_dim=8, num_heads=2, block=4).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
+        torch.Size([1, 2, 6, 8])
+    """
+
+    joins = ("every_layer", "every_layer_shared")
+    trains = True
+    policies: tuple[ResizePolicy, ...] = ("rescale",)
+    stacks = MappingProxyType({"generators": 1})
+    keeps_float32 = True
+    cells: Tensor  # (2, L): y, x
+
+    def __init__(
+        self,
+        grid_size: Grid,
+        head_dim: int,
+        num_heads: int,
+        depth: int = 1,
+        num_prefix_tokens: int = 0,
+        join: PosEmbedJoin = "every_layer",
+        block: int = 8,
+    ) -> None:
+        super().__init__(grid_size)
+        if block < 2 or head_dim % block:
+            raise ValueError(f"`block` must divide the head width and be at least 2, got {block} and {head_dim}")
+        self.join, self.num_prefix_tokens, self.block = join, num_prefix_tokens, block
+        sets = depth if join == "every_layer" else 1
+        numbers = torch.rand(2, sets, num_heads, head_dim // block, block, block, dtype=torch.float32)
+        self.generators = nn.Parameter(2 * math.pi * numbers)  # above the diagonal they count
+        self.fill_tables()
+
+    def fill_tables(self) -> None:
+        """Compute the coordinates of all tokens."""
+        sides = torch.tensor(self.grid_size, dtype=torch.float64)[:, None]
+        cells = F.pad(torch.stack(grid_cells(self.grid_size)) / sides, (self.num_prefix_tokens, 0))
+        self.register_buffer("cells", cells.to(self.generators), persistent=False)
+
+    def rotations(self, layer: int) -> Tensor:
+        """Return ``(A, L, d / block, block, block)`` rotations of block ``layer``."""
+        upper = self.generators[:, layer % self.generators.shape[1]].triu(1)
+        y, x = (upper - upper.transpose(-2, -1))[:, :, None]  # (A, 1, d / block, block, block) each
+        down, across = self.cells[:, :, None, None, None]
+        return torch.matrix_exp(down * y + across * x)
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
+        turns, order = self.rotations(layer), self.token_order(self.num_prefix_tokens)
+        turns = turns if order is None else turns[:, order]
+        parts = x.unflatten(-1, (-1, self.block)).to(turns.dtype)
+        return (turns * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
+
+    def _resized_state(
+        self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
+    ) -> dict[str, Tensor]:
+        return dict(state)  # cells between 0 and 1 are those of any grid
