@@ -34,12 +34,13 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
     return _fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
 
 
-def to_timm(state_dict: State, pos_embed: Tensor | None = None) -> State:
+def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: bool = False) -> State:
     """Rename our state dict to timm's; outputs do not change. Prefix tokens get positions of zero.
 
     Args:
         state_dict: Our names and tensors, of a network with ``tokenizer="patch"`` and a linear head.
         pos_embed: The ``(N, D)`` table of a method that does not save it, such as ``model.pos_embed.table(0)``.
+        no_embed_class: As timm's model is built: whether its table has no rows for prefix tokens, as DeiT III's.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -54,7 +55,8 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None) -> State:
     if foreign or (table is not None and len(table) > 1):
         raise ValueError(f"timm's ViT has no counterpart of {', '.join(foreign) or 'a position table per block'}")
     if table is not None:
-        num_prefix_tokens = sum(state[name].shape[1] for name in ("cls_token", "reg_token") if name in state)
+        prefix = () if no_embed_class else ("cls_token", "reg_token")
+        num_prefix_tokens = sum(state[name].shape[1] for name in prefix if name in state)
         state["pos_embed"] = torch.cat([table.new_zeros(1, num_prefix_tokens, table.shape[2]), table], dim=1)
     return state
 
