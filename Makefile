@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs notebooks benchmarks faults gpu setup
+.PHONY: run test test-all check ablation results docs notebooks benchmarks faults faults-quick gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -26,7 +26,13 @@ ablation: setup  ## does a ViT use its positions? five arms, three seeds, a repo
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
-faults: setup  ## kill, fill, tear and deceive: the fault catalogue, three to ten minutes, and benchmarks/faults.md
+faults: setup  ## faults-quick, then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
+	rm -rf .faults
+	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; code=$$?; \
+		$(BIN)/python tests/faults/users.py benchmarks/faults-kills.json --minutes $(or $(MINUTES),30) || code=1; \
+		$(BIN)/python tests/faults/report.py .faults benchmarks/faults.md; exit $$code
+
+faults-quick: setup  ## kill, fill, tear and deceive: the fault catalogue, three minutes, and its table
 	rm -rf .faults
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; $(BIN)/python tests/faults/report.py .faults; exit $$code

@@ -53,6 +53,7 @@ class Process:
 
 def _run(arguments, folder, log, before, environment):
     os.setpgid(0, 0)
+    multiprocessing.set_start_method(None, force=True)  # as in a process that was started by itself
     os.environ.update(environment, OMP_NUM_THREADS="1", WANDB_MODE=environment.get("WANDB_MODE", "offline"))
     os.chdir(folder)
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

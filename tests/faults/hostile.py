@@ -17,6 +17,7 @@ from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.data.files.decode import ImageError, decode
+from vitlab.ranges import RANGES
 
 WEIRD = Path(os.environ.get("VITLAB_SHARED", Path(__file__).parents[3] / "shared")) / "data" / "weird"
 
@@ -211,7 +212,7 @@ def typo(draw, word):
 def mutated(draw, content):
     """Change one thing of a configuration; return the kind, the key it is about, and whether it must be refused."""
     content.setdefault("trainer", {})
-    kind = draw.choice(["key", "class", "type", "value", "missing", "extra", "double", "word"])
+    kind = draw.choice(["key", "class", "type", "value", "number", "number", "missing", "extra", "double", "word"])
     places = [p for p in leaves(content) if p[-1] != "class_path" and p[0] != "seed_everything"]
     places = [p for p in places if not set(p) & OVERRIDDEN]
     place = draw.choice(places)
@@ -232,6 +233,11 @@ def mutated(draw, content):
         case "value":
             group, name, value = draw.choice(WRONG)
             content[group].setdefault("init_args", {})[name] = value
+        case "number":
+            group, name = draw.choice([key.split(".") for key in sorted(RANGES) if key != "trainer.devices"])
+            parent = content.setdefault(group, {})
+            parent = parent.setdefault("init_args", {}) if group in ("model", "data") else parent
+            parent[name] = draw.choice([float("nan"), 1e30, -1e30])
         case "missing":
             name = draw.choice(["model", "data"])
             del content[name]
@@ -281,10 +287,11 @@ def mutations(folder, count=200, seed=0):
     raw.mkdir(parents=True)
     for kind in ("images-idx3", "labels-idx1"):
         (raw / f"train-{kind}-ubyte").write_bytes(b"")
-    for i in range(1000):
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "0.png")
+    for i in range(1000):  # a folder without images is no class
         for part in ("train", "val"):
             (folder / part / f"n{i:08}").mkdir(parents=True)
-    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(folder / "train" / "n00000000" / "0.png")
+            os.link(folder / "0.png", folder / part / f"n{i:08}" / "0.png")
     wrong, refused = [], 0
     for i in range(count):
         recipe = RECIPES[i % len(RECIPES)]

@@ -1,4 +1,4 @@
-"""Print the figures that `make faults` has collected, and write benchmarks/faults.md."""
+"""Print the figures that `make faults` has collected; write them to the page that is named."""
 
 import datetime
 import json
@@ -9,28 +9,34 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+KILLS = ROOT / "benchmarks" / "faults-kills.json"  # which `make faults` adds to
 
 
-def table(folder):
+def table(folder, kills=KILLS):
     """Return the collected figures as a markdown table."""
     rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
+    for scenario, found in (json.loads(kills.read_text()) if kills.is_file() else {}).items():
+        left = f"{len(found['dead'])} dead ends, {found['unusable']} unusable, {len(found['diverged'])} diverged"
+        fault = f"{scenario}: {found['kills']} SIGKILLs from the first millisecond on, in {found['runs']} runs"
+        rows.append({"fault": fault, "found": left, "must": "0, 0, 0"})
     lines = ["| fault | found | must be |", "|---|---|---|"]
     return "\n".join(lines + [f"| {r['fault']} | {r['found']} | {r['must']} |" for r in rows]) + "\n"
 
 
-def main(folder):
-    """Write the page."""
+def main(folder, page=""):
+    """Print the table, and write the page if asked to."""
     commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     text = table(folder)
-    page = (
+    head = (
         "# What faults and hostile files did\n\n"
         f"Measured by `make faults` on {datetime.date.today()}, commit {commit.strip()}, "
         f"{os.cpu_count()} CPU cores, Python {platform.python_version()}. The tests are in "
         "`tests/faults/`; processes are real and are killed with signals.\n\n"
     )
-    (ROOT / "benchmarks" / "faults.md").write_text(page + text)
+    if page:
+        Path(page).write_text(head + text)
     sys.stdout.write("\n" + text)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -13,6 +13,7 @@ from harness import CONFIGS, Process, curve, differences, finish, until
 from hostile import images, mutations, pickles
 from kills import FIT, OFTEN, kills_in_writing, random_kills, twin, usable
 from ranks import lose_a_rank
+from users import photos as make_photos
 
 faults = pytest.mark.faults
 whole = [faults, pytest.mark.timeout(900)]
@@ -80,7 +81,7 @@ def test_weird_and_fuzzed_images(tmp_path, finished, note):
 def test_200_mutated_configurations(tmp_path, note):
     found = mutations(tmp_path, count=200)
     note(
-        f"{found['mutations']} mutated shipped configs: typos, wrong types and values, missing, extra, double ones",
+        f"{found['mutations']} mutated shipped configs: typos, wrong types, numbers out of range, missing, double keys",
         f"{found['refused']} refused in one line that names the key, {found['tracebacks']} tracebacks, "
         f"{len(found['wrong'])} other ends",
         "200, 0, 0",
@@ -273,6 +274,67 @@ def _in_first_step():
 MOMENTS = {"checkpoint": _in_checkpoint, "validation": _in_validation, "first step": _in_first_step}
 
 
+def _sleep_in_validation():
+    from vitlab.tasks import Classifier
+
+    step, calls = Classifier.validation_step, []
+
+    def slow(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:  # two are in the sanity check
+            open("reached", "w").close()
+            time.sleep(25)
+        return step(self, *args, **kwargs)
+
+    Classifier.validation_step = slow
+
+
+def _twice(process):
+    process.send(signal.SIGINT)
+    time.sleep(1)
+    process.send(signal.SIGINT)
+
+
+def _stop_a_worker(process):
+    workers = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
+    os.kill(int(workers.split()[0]), signal.SIGSTOP)
+
+
+SHOWS = {
+    "Ctrl-C twice, a second apart, in a validation step of 25 s": ([], _sleep_in_validation, _twice, 130, 3, ""),
+    "SIGHUP in training": ([], None, lambda p: p.send(signal.SIGHUP), 75, 10, "stopped by SIGHUP; continue with"),
+    "a worker of the loader stopped, --deadline 3": (["workers"], None, _stop_a_worker, 75, 60, "is stopped"),
+}
+
+
+@faults
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fault", SHOWS)
+def test_what_hangs_or_is_interrupted_ends_in_time(tmp_path, note, fault):
+    more, before, harm, must, seconds, line = SHOWS[fault]
+    words = [*[word for word in FIT if word != "--quiet"], "--trainer.max_epochs=500", "--name", "a"]
+    if more:
+        photos = ["--data=ImageFolder", f"--data.root={make_photos(tmp_path)}", "--data.num_workers=2"]
+        words += [*photos, "--data.img_size=16", "--deadline=3"]
+    process = Process(words, tmp_path, before=before)
+    ready = tmp_path / "reached" if before else tmp_path / "runs" / "a" / "metrics.jsonl"
+    assert until(lambda: ready.exists() and (before or curve(ready.parent)), process), process.output()
+    started = time.monotonic()
+    harm(process)
+    code = process.wait(100)
+    took = time.monotonic() - started
+    said = [text for text in process.output().splitlines() if line and line in text]
+    note(
+        fault,
+        f"exit {code} after {took:.1f} s{f': {said[0].strip()[:160]}' if said else ''}",
+        f"exit {must} in {seconds} s",
+    )
+    assert code == must, process.output()
+    assert took < seconds
+    assert said or not line, process.output()
+    assert "Traceback" not in process.output()
+
+
 @faults
 @pytest.mark.timeout(300)
 def test_two_runs_of_one_directory(tmp_path, note):
@@ -301,6 +363,8 @@ def test_the_figures_have_a_table(tmp_path):
     from report import table
 
     (tmp_path / "a.json").write_text(json.dumps({"fault": "f", "found": "0 lost", "must": "0"}))
-    text = table(tmp_path)
+    kills = {"W&B on": {"kills": 9, "runs": 2, "unusable": 0, "dead": ["exit 1"], "diverged": []}}
+    (tmp_path / "kills").write_text(json.dumps(kills))
+    text = table(tmp_path, tmp_path / "kills")
     assert "| f | 0 lost | 0 |" in text
-    assert os.cpu_count()
+    assert "9 SIGKILLs from the first millisecond on, in 2 runs | 1 dead ends, 0 unusable, 0 diverged |" in text
