@@ -10,12 +10,12 @@ import yaml
 
 from vitlab.ablation.file.spec import read
 from vitlab.ablation.verdict.audit import flags, shares
+from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import linear, of_arm
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.check import check_lines
 from vitlab.ablation.work.start import spread
 from vitlab.models.vit import VisionTransformer
 
@@ -114,7 +114,7 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     results.numbers = {
         (arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)
     }
-    under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2))).arms)
+    under, beats = (row.verdict for row in find(results, Looks((3,), 3, (0, 1, 2)), linear(spec, arms)).arms)
     assert under.endswith("; under-trained") and "under-trained" not in beats
 
 

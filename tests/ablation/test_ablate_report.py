@@ -211,10 +211,31 @@ def test_the_page_has_everything_in_itself(folder):
 
 def test_tables_and_figures_are_copied_to_where_they_are_kept(folder):
     kept = folder.parents[3] / "kept"
-    names = ["report.md", "summary.csv", *(f"figures/{path.name}" for path in (folder / "figures").glob("*.svg"))]
-    assert "figures/dots.svg" in names
+    drawn = [path for path in (folder / "figures").iterdir() if path.suffix != ".csv"]
+    names = ["report.md", "summary.csv", "tables.tex", *(f"figures/{path.name}" for path in drawn)]
+    assert "figures/dots.svg" in names and "figures/dots.pdf" in names
     assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*.*")) == sorted(names)
     assert all((kept / name).read_bytes() == (folder / name).read_bytes() for name in names)
+
+
+def test_figures_say_what_they_show_in_text_and_tables_come_for_papers(folder):
+    for path in (folder / "figures").glob("*.svg"):
+        text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
+        assert (
+            "n of planned seeds" in text
+            or "n = 3" in text
+            or "each of 3 seeds" in text
+            or "over heads and seeds" in text
+        )
+        assert path.with_suffix(".pdf").read_bytes().startswith(b"%PDF")
+    assert ">none</text>" in (folder / "figures/dots.svg").read_text()  # whose line it is
+    table = (folder / "tables.tex").read_text()
+    assert table.count(r"\begin{tabular}") == table.count(r"\bottomrule") > 4 and r" $\pm$ " in table
+    assert not re.search(r"(?<!\\)[%_&#]", "".join(c for row in cells(table) for c in row))
+
+
+def cells(table):
+    return [re.split(r"(?<!\\)&", line.removesuffix(r" \\")) for line in table.splitlines() if line.endswith(r" \\")]
 
 
 @pytest.mark.slow

@@ -75,7 +75,7 @@ class Lab:
         count = self._workers(workers)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
-            from vitlab.ablation.work.check import check_lines
+            from vitlab.ablation.verdict.check import check_lines
 
             plan.starts, plan.starts_alike = check_lines(self.ablation)
         return plan

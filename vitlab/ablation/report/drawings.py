@@ -1,7 +1,9 @@
 """The figures of a report: every seed first, its interval beside it; SVG text, the same whenever it is drawn."""
 
 import io
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
@@ -11,21 +13,64 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.measured import Results
+from vitlab.stats import interval
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")  # Okabe and Ito
+COLOURS: tuple[str, ...] = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#8C6D1F",
+)  # Okabe and Ito
+COLOURS += ("#7F7F7F", "#882255", "#117733", "#332288")  # and Tol
 MARKS = "osD^vPX*"
+STYLES = ("-", "--", ":", "-.")
+SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
+SETTINGS |= {"axes.spines.top": False, "axes.spines.right": False}
 Rows = list[dict[str, Any]]
 
 
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its text as text: SVG for pages, PDF for papers."""
+
+    svg: str
+    pdf: bytes
+
+
 def look(results: Results, name: str) -> tuple[str, str]:
-    """Return colour and mark of an arm, the same in every figure."""
-    i = [arm.name for arm in results.ablation.arms].index(name)
-    return COLOURS[i % len(COLOURS)], MARKS[(i + i // len(COLOURS)) % len(MARKS)]
+    """Return colour and mark of an arm: by its level of the compared axis, and by its levels of the others."""
+    return look_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
 
 
-def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, str, Rows]]:
+def look_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
+    """Return colour and mark of some levels."""
+    axis = next(iter(ablation.baseline))
+    i = list(ablation.axes[axis]).index(levels[axis])
+    others = list(dict.fromkeys(_others(arm.levels, axis) for arm in ablation.arms))
+    j = others.index(_others(levels, axis)) if len(others) > 1 else i  # of one axis both tell arms apart
+    return COLOURS[i % len(COLOURS)], MARKS[(j + i // len(COLOURS)) % len(MARKS)]
+
+
+def style(results: Results, name: str) -> str:
+    """Return the line of an arm, by its levels of the axes that are not compared."""
+    axis = next(iter(results.ablation.baseline))
+    others = list(dict.fromkeys(_others(arm.levels, axis) for arm in results.ablation.arms))
+    levels = next(arm for arm in results.ablation.arms if arm.name == name).levels
+    return STYLES[others.index(_others(levels, axis)) % len(STYLES)]
+
+
+def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
+    return tuple(level for name, level in levels.items() if name != axis)
+
+
+def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawing, Rows]]:
     """Return title, SVG and data of every figure that there are numbers for."""
     primary = results.ablation.primary
     mine = [row for row in rows if row.metric == primary and row.n]
@@ -35,17 +80,21 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, str, R
         for seed, value in results.by_seed(arm.name, primary)
     ]
     height = 1.1 + 0.34 * len(results.ablation.arms)
-    title = f"{primary} of every seed, mean and {results.ablation.stats.ci:.0%} t interval"
-    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine)), dots)}
+    ci, split = f"{results.ablation.stats.ci:.0%}", results.ablation.evaluate
+    title = f"{primary} on the {split} split: every seed, mean and {ci} t interval of the mean (n of planned seeds)"
+    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)}
     compared = [row.record() for row in mine if row.test]
     if compared:
         data = [{k: r[k] for k in ("arm", "difference", "difference_low", "difference_high")} for r in compared]
-        svg = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared))
-        found["differences"] = (f"difference to the baseline in {primary}, with interval", svg, data)
-    curves = _curve_rows(results)
-    if curves:
-        svg = draw(3.6, lambda ax: _curves(ax, results, curves))
-        found["curves"] = (f"validation {primary} during training, every seed", svg, curves)
+        title = f"Difference to the baseline in {primary}, with the interval of its test (n of planned seeds)"
+        drawing = draw(0.8 + 0.34 * len(compared), lambda ax: _forest(ax, results, compared), title)
+        found["differences"] = (title, drawing, data)
+    if curves := _curve_rows(results):
+        seen = [key for key in ("train/loss", f"val/{primary}") if any(row["metric"] == key for row in curves)]
+        count = len({row["seed"] for row in curves})
+        title = f"During training: {' and '.join(seen)}, a line for each of {count} seeds"
+        drawing = draw(3.4, lambda *axes: _curves(axes, results, curves, seen), title, columns=len(seen))
+        found["curves"] = (title, drawing, curves)
     axes = list(results.ablation.axes)
     for i, a in enumerate(axes):
         for b in axes[i + 1 :]:
@@ -53,17 +102,20 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, str, R
     return found
 
 
-def draw(height: float, paint: Callable[..., None], columns: int = 1, rows: int = 1) -> str:
-    """Return the SVG of a figure of ``height`` inches whose axes ``paint`` gets, row by row."""
-    settings: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "path", "font.size": 9, "axes.spines.top": False}
-    with plt.rc_context({**settings, "axes.spines.right": False}):
-        figure, axes = plt.subplots(rows, columns, figsize=(7.2, height), layout="constrained", squeeze=False)
+def draw(height: float, paint: Callable[..., None], title: str, columns: int = 1, rows: int = 1) -> Drawing:
+    """Return a figure of ``height`` inches below its title, whose axes ``paint`` gets, row by row."""
+    with plt.rc_context(SETTINGS):
+        lines = textwrap.fill(title, 100)
+        size = (7.2, height + 0.22 * (1 + lines.count("\n")))
+        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
         paint(*axes.flat)
-        out = io.StringIO()
+        out, page = io.StringIO(), io.BytesIO()
         figure.savefig(out, format="svg", metadata={"Date": None})
+        figure.savefig(page, format="pdf", metadata={"CreationDate": None, "ModDate": None})
         plt.close(figure)
     text = out.getvalue()
-    return text[text.index("<svg") :]
+    return Drawing(text[text.index("<svg") :], page.getvalue())
 
 
 def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
@@ -77,7 +129,9 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
         ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)
         ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
         if row.verdict.startswith("baseline"):
-            ax.axvline(row.mean, color="0.6", lw=0.8, ls="--", zorder=0)
+            ax.axvline(row.mean, color=colour, lw=0.8, ls="--", zorder=0, alpha=0.7)
+            place: Any = {"xy": (row.mean, 1), "xycoords": ("data", "axes fraction"), "rotation": 30}
+            ax.annotate(row.arm, **place, fontsize=7, color=colour, ha="left", va="bottom")
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
 
@@ -102,49 +156,70 @@ def _arms(ax: Axes, rows: list[tuple[str, int, int]]) -> None:
 
 
 def _curve_rows(results: Results) -> Rows:
-    key = f"val/{results.ablation.primary}"
+    keys = ("train/loss", f"val/{results.ablation.primary}")
     return [
-        {"arm": arm.name, "seed": seed, "epoch": row["epoch"] + 1, "value": row[key]}
+        {"arm": arm.name, "seed": seed, "metric": key, "step": row["step"], "value": row[key]}
         for arm in results.ablation.arms
         for seed in results.ablation.seeds
         if (run := results.runs.get((arm.name, seed)))
         for row in run.rows()
+        for key in keys
         if key in row
     ]
 
 
-def _curves(ax: Axes, results: Results, rows: Rows) -> None:
-    for arm in results.ablation.arms:
-        colour, mark = look(results, arm.name)
-        label: str | None = arm.name
-        for seed in results.ablation.seeds:
-            line = [(r["epoch"], r["value"]) for r in rows if (r["arm"], r["seed"]) == (arm.name, seed)]
-            if line:
-                ax.plot(*zip(*line, strict=True), mark, ls="-", color=colour, lw=0.9, ms=2.2, alpha=0.8, label=label)
-                label = None
-    ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_xlabel("epoch")
-    ax.set_ylabel(f"val {results.ablation.primary}")
+def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str]) -> None:
+    for ax, key in zip(axes, keys, strict=True):
+        for arm in results.ablation.arms:
+            colour, mark = look(results, arm.name)
+            label: str | None = arm.name
+            for seed in results.ablation.seeds:
+                mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm.name, seed, key)]
+                if mine:
+                    shown: Any = {"color": colour, "ls": style(results, arm.name), "label": label, "lw": 0.9}
+                    shown |= {"marker": mark, "ms": 2.4} if len(mine) <= 12 else {}
+                    ax.plot([r["step"] for r in mine], [r["value"] for r in mine], alpha=0.8, **shown)
+                    label = None
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_xlabel("optimizer step")
+        ax.set_ylabel(key)
+    axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def _interaction(results: Results, a: str, b: str) -> tuple[str, str, Rows]:
-    rows = []
-    for level_a in results.ablation.axes[a]:
-        for level_b in results.ablation.axes[b]:
-            arms = [arm for arm in results.ablation.arms if (arm.levels[a], arm.levels[b]) == (level_a, level_b)]
-            values = [v for arm in arms for v in results.values(arm, results.ablation.primary)]
-            if values:
-                rows.append({a: level_a, b: level_b, "mean": sum(values) / len(values), "n": len(values)})
+def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
+    ablation = results.ablation
+    rows: Rows = []
+    compared = next(iter(ablation.baseline))
+    a, b = (b, a) if a == compared else (a, b)  # the compared axis has the lines
+    for i, level_b in enumerate(ablation.axes[b]):
+        for level_a in ablation.axes[a]:
+            arms = [arm for arm in ablation.arms if (arm.levels[a], arm.levels[b]) == (level_a, level_b)]
+            values = [v for arm in arms for v in results.values(arm, ablation.primary)]
+            low, high = interval(values, ablation.stats.ci)
+            base = {a: level_a, b: level_b, "line": i, "n": len(values)}
+            rows += [{**base, "value": v, "mean": sum(values) / len(values), "low": low, "high": high} for v in values]
 
     def paint(ax: Axes) -> None:
-        for i, level in enumerate(results.ablation.axes[b]):
-            line = [(r[a], r["mean"]) for r in rows if r[b] == level]
-            if line:
-                style: Any = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
-                ax.plot(*zip(*line, strict=True), label=f"{b}={level}", **style)
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+        levels = list(ablation.axes[a])
+        for i, level in enumerate(ablation.axes[b]):
+            mine = [row for row in rows if row["line"] == i]
+            shift = 0.12 * (i - (len(ablation.axes[b]) - 1) / 2)
+            means = {row[a]: row for row in mine}
+            x = [levels.index(name) + shift for name in means]
+            shown: Any = {"color": COLOURS[i % len(COLOURS)]}
+            ax.plot(
+                x, [r["mean"] for r in means.values()], marker=MARKS[i % len(MARKS)], ms=5, lw=1, label=level, **shown
+            )
+            ax.vlines(x, [r["low"] for r in means.values()], [r["high"] for r in means.values()], lw=1, **shown)
+            seeds = [levels.index(row[a]) + shift + 0.04 for row in mine]
+            ax.plot(seeds, [row["value"] for row in mine], ".", ms=3, alpha=0.6, **shown)
+        ax.set_xticks(range(len(levels)), levels)
+        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), title=b)
         ax.set_xlabel(a)
-        ax.set_ylabel(results.ablation.primary)
+        ax.set_ylabel(ablation.primary)
 
-    return f"{a} x {b}: mean {results.ablation.primary}; parallel lines mean no interaction", draw(3.0, paint), rows
+    counts = sorted({row["n"] for row in rows})
+    n = "n = " + " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "n = 0"
+    what = f"mean {ablation.primary}, {ablation.stats.ci:.0%} t interval and seeds ({n})"
+    title = f"{a} x {b}: {what}; parallel lines mean no interaction"
+    return title, draw(3.0, paint, title), rows

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.report.drawings import Rows, draw, look
+from vitlab.ablation.report.drawings import Drawing, Rows, draw, look, style
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
@@ -12,7 +12,7 @@ WORDS = {"acc1": "accuracy", "flipped": "share of other predictions", "spread": 
 AXES = {"size": "height of the image, pixels", "blocks": "blocks that change places", "pixels": "shift, pixels"}
 
 
-def panels(found: Findings) -> dict[str, tuple[str, str, Rows]]:
+def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
     """Return title, SVG and data of a figure for each analysis that there are numbers for."""
     drawn = {}
     for name in found.results.ablation.analyses:
@@ -20,8 +20,9 @@ def panels(found: Findings) -> dict[str, tuple[str, str, Rows]]:
         if not rows:
             continue
         parts = _parts(name, rows)
-        title = f"{name}: mean over seeds, band: {found.results.ablation.stats.ci:.0%} t interval"
-        svg = draw(2.9, lambda *axes, parts=parts: _curves(found, parts, axes), columns=len(parts))
+        n = max(row["n"] for row in rows)
+        title = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
+        svg = draw(2.9, lambda *axes, parts=parts: _curves(found, parts, axes), title, columns=len(parts))
         drawn[name] = (title, svg, rows)
         if name == "displacement":
             drawn["displacement_maps"] = _maps(found)
@@ -56,7 +57,16 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], axes: tuple[Axes, ..
             line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
             colour, mark = look(found.results, arm)
             x = [row["x"] for row in line]
-            ax.plot(x, [row["mean"] for row in line], mark, ls="-", color=colour, lw=1.1, ms=3.5, label=arm)
+            ax.plot(
+                x,
+                [row["mean"] for row in line],
+                mark,
+                ls=style(found.results, arm),
+                color=colour,
+                lw=1.1,
+                ms=3.5,
+                label=arm,
+            )
             if all(row["n"] > 1 for row in line):
                 low, high = ([row[end] for row in line] for end in ("low", "high"))
                 ax.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
@@ -77,7 +87,7 @@ def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
         ax.set_ylim(-0.03, 1.03)  # an interval may reach beyond what can be
 
 
-def _maps(found: Findings) -> tuple[str, str, Rows]:
+def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
     profiles = mean_profiles(found.results)
     layers = sorted({int(layer) for table in profiles.values() for layer in table["layer"]})
     most = max(float(table["logit"].abs().max()) for table in profiles.values()) or 1.0
@@ -96,6 +106,6 @@ def _maps(found: Findings) -> tuple[str, str, Rows]:
         axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
 
     rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
-    svg = draw(0.4 + 1.1 * len(profiles), paint, columns=len(layers), rows=len(profiles))
-    title = "mean logit of a key by where it lies, seen from the query at the cross; mean over heads and seeds"
+    title = "Mean logit of a key by where it lies, seen from the query at the cross; mean over heads and seeds"
+    svg = draw(0.4 + 1.1 * len(profiles), paint, title, columns=len(layers), rows=len(profiles))
     return title, svg, rows

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.report.drawings import Rows, draw, look
+from vitlab.ablation.report.drawings import Drawing, Rows, draw, look
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section
 from vitlab.ablation.work.tuning import Trial, at_border, choices, given_up, trials
@@ -57,7 +57,7 @@ def lost_arms(results: Results) -> list[tuple[str, str]]:
     return list(given_up(results.ablation, trials(results.ablation, results.known)).items())
 
 
-def responses(results: Results) -> dict[str, tuple[str, str, Rows]]:
+def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
     """Return title, SVG and data of the figure of what the candidates gave; nothing without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
@@ -81,7 +81,7 @@ def responses(results: Results) -> dict[str, tuple[str, str, Rows]]:
     title = (
         f"Tuning: val {ablation.primary} of each candidate, mean over {len(tune.seeds)} seeds; the ring is the choice"
     )
-    return {"tuning": (title, draw(3.0, paint, columns=len(tune.space)), rows)}
+    return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
 def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> None:

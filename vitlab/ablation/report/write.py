@@ -7,12 +7,13 @@ from pathlib import Path
 import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.report.drawings import figures
+from vitlab.ablation.report.drawings import Drawing, Rows, figures
 from vitlab.ablation.report.html_page import page
 from vitlab.ablation.report.panels import panels
 from vitlab.ablation.report.sections import sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.ablation.verdict.findings import find
+from vitlab.ablation.verdict.linear import linear
 from vitlab.ablation.verdict.looks import take_look
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.verdict.verdicts import Verdict
@@ -47,24 +48,25 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
         raise UsageError(f"{cells}: read other images than the rest, and no report mixes them; remove them and `run`")
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
-    table, found = results.table(), find(results, take_look(ablation, results.seeds()))
+    table, found = (
+        results.table(),
+        find(results, take_look(ablation, results.seeds()), linear(ablation, results.resolved)),
+    )
     table.to_csv(place / "results.csv", index=False)
     table.to_parquet(place / "results.parquet", index=False)
     summary = found.table()
     summary.to_csv(place / "summary.csv", index=False, float_format="%.10g")
     drawn = figures(results, found.arms) | panels(found) | responses(results)
-    (place / "figures").mkdir(exist_ok=True)
-    for name, (_, svg, data) in drawn.items():
-        write_text(place / "figures" / f"{name}.svg", svg)
-        pd.DataFrame(data).to_csv(place / "figures" / f"{name}.csv", index=False, float_format="%.10g")
+    _keep(drawn, place / "figures")
     parts = sections(found)
     source = ablation.file.path.read_text()
     write_text(place / "report.md", _markdown(ablation.name, parts, source))
-    write_text(place / "report.html", page(ablation.name, parts, [(t, svg) for t, svg, _ in drawn.values()], source))
+    write_text(place / "tables.tex", _latex(parts))
+    write_text(place / "report.html", page(ablation.name, parts, [(t, d.svg) for t, d, _ in drawn.values()], source))
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
-        for name in ("report.md", "summary.csv"):
+        for name in ("report.md", "summary.csv", "tables.tex"):
             shutil.copyfile(place / name, Path(output) / name)
         drawings = shutil.ignore_patterns("*.csv")
         shutil.copytree(place / "figures", Path(output) / "figures", ignore=drawings, dirs_exist_ok=True)
@@ -77,6 +79,30 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
         answers=parts[0][1],
         files=[place / name for name in names],
     )
+
+
+def _keep(drawn: dict[str, tuple[str, Drawing, Rows]], folder: Path) -> None:
+    """Write every figure twice, and its numbers."""
+    folder.mkdir(exist_ok=True)
+    for name, (_, drawing, data) in drawn.items():
+        write_text(folder / f"{name}.svg", drawing.svg)
+        (folder / f"{name}.pdf").write_bytes(drawing.pdf)
+        pd.DataFrame(data).to_csv(folder / f"{name}.csv", index=False, float_format="%.10g")
+
+
+def _latex(sections: list[Section]) -> str:
+    """Return every table for a paper, in booktabs."""
+    escaped = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "~": r"\textasciitilde{}"}
+    escaped |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    lines = ["% needs \\usepackage{booktabs}"]
+    for title, _, tables in sections:
+        for table in tables:
+            head, *rows = [
+                " & ".join("".join(escaped.get(c, c) for c in cell) for cell in row) + r" \\" for row in table
+            ]
+            body = [rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}", r"\toprule", head, r"\midrule", *rows]
+            lines += ["", f"% {title}", *body, r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
 
 
 def _markdown(name: str, sections: list[Section], source: str) -> str:

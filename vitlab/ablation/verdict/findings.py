@@ -9,7 +9,7 @@ from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
 from vitlab.ablation.verdict.arms import ArmRow, arm_questions, arm_rows, numbers
 from vitlab.ablation.verdict.audit import facts, shares
-from vitlab.ablation.verdict.linear import linear, of_arm
+from vitlab.ablation.verdict.linear import Gates, of_arm
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.spending import levels
@@ -31,7 +31,7 @@ class Findings:
     curves: Rows
     pairs: Rows
     joint: Rows
-    linear: dict[str, dict[str, Any]]  # what logistic regression reaches
+    linear: Gates  # what logistic regression reaches
 
     def power(self, metric: str) -> dict[str, Any] | None:
         """Return the smallest difference that the seeds of a metric can show; None where nothing is tested."""
@@ -68,8 +68,8 @@ class Findings:
         return pd.DataFrame([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])
 
 
-def find(results: Results, looks: Looks) -> Findings:
-    """Return what the finished cells say."""
+def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings:
+    """Return what the finished cells say, beside what logistic regression reaches."""
     primary, *others = results.metrics()
     claims = [q for _, _, q in asked(results) if q]
     family = [*arm_questions(results, primary).values(), *claims]
@@ -80,7 +80,7 @@ def find(results: Results, looks: Looks) -> Findings:
         answers |= answer(results, looks, mine)
         sizes[metric] = max(1, len(mine))
     claimed = {q.key for q in claims}
-    gates = linear(results.ablation, results.resolved)
+    gates = gates or {}
     rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
     return Findings(
         results=results,
@@ -95,7 +95,7 @@ def find(results: Results, looks: Looks) -> Findings:
     )
 
 
-def _gated(results: Results, gates: dict[str, dict[str, Any]], row: ArmRow) -> ArmRow:
+def _gated(results: Results, gates: Gates, row: ArmRow) -> ArmRow:
     """Return a row with `under-trained` beside its verdict where its mean does not beat logistic regression."""
     arm = next((arm for arm in results.resolved if arm.arm.name == row.arm), None)
     least = of_arm(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None

@@ -16,9 +16,10 @@ from vitlab.runs.directory import RunDir
 
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
 FILE = "linear.json"
+Gates = dict[str, dict[str, Any]]  # digest of the data and split: accuracy and counts, or why there is none
 
 
-def linear(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, Any]]:
+def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     """Return, for each digest of data, the accuracy of logistic regression on the split that counts, or why not.
 
     It is fitted once and kept beside the cells, so that evidence needs no images.
@@ -38,7 +39,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, 
     return found
 
 
-def of_arm(found: dict[str, dict[str, Any]], ablation: Ablation, arm: Resolved) -> dict[str, Any]:
+def of_arm(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     """Return what was found for the data of an arm; empty where nothing was fitted."""
     return found.get(f"{digest(arm.data)} {ablation.evaluate}", {})
 
