@@ -28,7 +28,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "bench": {*NETWORK, *BESIDE, "tasks"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
-    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench"},
+    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench", "ablation"},
 }
 GROUND = {
     "classes",

@@ -5,6 +5,7 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from vitlab.ablation.side_by_side import compared, listed
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, printable
@@ -20,6 +21,8 @@ WORDS = {
     "register": "freeze claims and protocol, before the first cell; reports tell of every later change",
     "verify": "compute every number again from the predictions beside it",
     "export": "write one folder from which others can verify and report",
+    "list": "show the ablations in runs/ablations",
+    "compare": "print the arms and claims of several ablations on one page, from their reports",
 }
 STARTS = ("plan", "run")  # the words that start programs
 EPILOG = """examples:
@@ -32,6 +35,9 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
+    if options.word in ("list", "compare"):
+        _say(listed() if options.word == "list" else compared(options.files))
+        return 0
     source = getattr(options, "evidence", None) or options.file
     if not source:
         raise UsageError("`ablate report` takes a FILE, or --from DIR, a folder of `vitlab ablate export`")
@@ -50,6 +56,12 @@ def _parser() -> argparse.ArgumentParser:
     words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
     for word, text in WORDS.items():
         sub = words.add_parser(word, help=text, description=text, allow_abbrev=False)
+        if word == "compare":
+            sub.add_argument(
+                "files", metavar="ABLATION", nargs="+", help="a file, a name, or a folder with summary.csv"
+            )
+        if word in ("list", "compare"):
+            continue
         text = "the YAML file of the ablation" + ("" if word in STARTS else ", or a folder of `vitlab ablate export`")
         sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
         if word in STARTS:

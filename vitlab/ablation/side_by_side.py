@@ -1,0 +1,84 @@
+"""Several ablations on one page: what there is, and the arms of some beside each other."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitlab.ablation.file import spec
+from vitlab.errors import UsageError
+from vitlab.runs.directory import RUNS
+from vitlab.runs.records import read_json
+from vitlab.tables import columns, table
+
+CAUTION = (
+    "Arms of different ablations are not tested against each other: other images, steps or code may lie between them."
+)
+
+
+def listed() -> str:
+    """Return a line for each ablation in ``runs/ablations``: arms, finished cells, what was written."""
+    rows = [["ablation", "arms", "cells done", "last cell", "registered", "report"]]
+    for folder in sorted((RUNS / "ablations").glob("*/")):
+        done = sorted(folder.glob("*/s*-*/done.json"))
+        arms = {path.parent.parent.name for path in done}
+        ended = max((str(_read(path).get("ended", "")) for path in done), default="-")
+        marks = ["yes" if (folder / name).is_file() else "no" for name in ("registered.json", "report/report.md")]
+        rows.append([folder.name, str(len(arms)), str(len(done)), ended, *marks])
+    if len(rows) == 1:
+        raise UsageError(f"there is no ablation in {RUNS / 'ablations'}; start one with `vitlab ablate run FILE`")
+    return columns(rows, right=[1, 2])
+
+
+def compared(names: Sequence[str]) -> str:
+    """Return a page with the arms and the claims of several ablations, as their reports have them.
+
+    Args:
+        names: Each a file, a name in ``runs/ablations``, or a folder with a ``summary.csv``.
+
+    Raises:
+        UsageError: One has no report yet.
+    """
+    rows = [{"ablation": name, **row} for name in names for row in _summary(name)]
+    parts = [f"# {', '.join(names)}", "", CAUTION]
+    arms = [row for row in rows if row["kind"] == "arm"]
+    head = {
+        "ablation": "{ablation}",
+        "arm": "{arm}",
+        "n": "{n}/{planned}",
+        "mean": "{mean}",
+        "interval": "{low} to {high}",
+    }
+    head |= {"difference to its baseline": "{difference}", "adjusted p": "{adjusted_p}", "verdict": "{verdict}"}
+    for metric in dict.fromkeys(row["metric"] for row in arms):
+        mine = sorted((row for row in arms if row["metric"] == metric), key=lambda row: row["mean"], reverse=True)
+        parts += ["", f"## {metric}", "", table(mine, head)]
+    if claims := [row for row in rows if row["kind"] == "claim"]:
+        head = {"ablation": "{ablation}", "claim": "`{claim}`", "where": "{setting}", "n": "{n}/{planned}"}
+        parts += ["", "## Claims", "", table(claims, {**head, "adjusted p": "{adjusted_p}", "verdict": "{verdict}"})]
+    return "\n".join(parts)
+
+
+def _summary(name: str) -> list[dict[str, str]]:
+    folders = [Path(name), RUNS / "ablations" / name / "report"]
+    if Path(name).is_file():
+        folders = [spec.read(name).directory / "report"]
+    found = next((folder / "summary.csv" for folder in folders if (folder / "summary.csv").is_file()), None)
+    if not found:
+        raise UsageError(
+            f"{name} has no report: `vitlab ablate report {name}` writes it; `vitlab ablate list` says what is there"
+        )
+    with found.open() as file:
+        rows = list(csv.DictReader(file))
+    short = ("mean", "low", "high", "difference", "adjusted_p")
+    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+
+
+def _whole(row: dict[str, str]) -> dict[str, str]:
+    return {key: f"{float(row[key]):.0f}" if row.get(key) else "-" for key in ("n", "planned")}
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        return dict(read_json(path))
+    except UsageError:  # a damaged file is in nobody's way
+        return {}
