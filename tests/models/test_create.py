@@ -124,6 +124,19 @@ def test_families_of_timm_are_rebuilt_from_their_files(name, tmp_path, monkeypat
         torch.testing.assert_close(ours(images), expected, rtol=0, atol=2e-6 * float(expected.abs().max().clamp(min=5)))
 
 
+def test_a_file_whose_rotation_cannot_be_told_is_refused_until_it_is_said(tmp_path, monkeypatch):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
+    theirs, path = saved_timm("vit_small_patch16_dinov3", tmp_path)
+    same = {"qkv_bias": False, "reg_tokens": 4, "layer_scale": 1.0, "global_pool": "avg", "norm_eps": 1e-5}
+    with pytest.raises(ValueError, match=r"timm's files do not say how they rotate; .* half, yx for DINOv3"):
+        create_model(weights=path, pos_embed="rope2d", **SMALL, **same)
+    said = {"coordinates": "normalized", "pairs": "half", "axes": "yx"}
+    rotation = {"class_path": "rope2d", "init_args": said}
+    ours, images = create_model(weights=path, pos_embed=rotation, **SMALL, **same).eval(), torch.randn(1, 3, 56, 112)
+    torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("name", "missing"),
     [

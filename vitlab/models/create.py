@@ -161,7 +161,7 @@ def _timm_rotation(theirs: Any, rope: Any) -> Any:
         case "RotaryEmbeddingMixed":
             return "rope_mixed"
         case "RotaryEmbeddingCat" if rope.ref_feat_shape in (None, rope.feat_shape) and not rope.grid_offset:
-            return {"class_path": "rope2d", "init_args": args}
+            return {"class_path": "rope2d", "init_args": {"coordinates": "index", **args}}
         case "RotaryEmbeddingDinoV3" if rope.normalize_coords == "separate" and not rope.grid_offset:
             moves = {"shift": rope.shift_coords, "jitter": rope.jitter_coords, "rescale": rope.rescale_coords}
             moves = {name: value for name, value in moves.items() if value is not None}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import resample_pos_embed
+from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.convert import same_table, to_ours
@@ -79,6 +80,8 @@ def load_weights(
     num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
     shape = {"num_patches": math.prod(model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
     state, sentences = to_ours(file.state_dict, num_heads=num_heads, **shape)
+    if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
+        _check_rotation(model)
     old_grid, grid_sentences = _trained_grid(state, file.arguments, model)
     state = _to_parts(state, model)
     state, table_sentences = _drop_formula(state, model, old_grid)
@@ -153,6 +156,16 @@ def _bias_grid(rows: int, grid: Grid) -> Grid:
         if (2 * h - 1) * (2 * w - 1) in (rows, rows - 3):
             return h, w
     raise ValueError(f"the file has {rows} relative positions, of no square grid, and does not say their grid")
+
+
+def _check_rotation(model: VisionTransformer) -> None:
+    """Refuse a foreign file for a network whose axial rotation nobody has told: such files do not say theirs."""
+    if any(isinstance(part, RoPE2d) and not part.is_told for part in model.pos_embed.modules()):
+        raise ValueError(
+            "timm's files do not say how they rotate; say it in the init_args of rope2d: coordinates, pairs and axes "
+            "(index, interleaved, xy for rope-vit; index, interleaved, yx for EVA-02; normalized, half, yx for DINOv3) "
+            "or build the network as timm:NAME"
+        )
 
 
 def _to_parts(state: State, model: VisionTransformer) -> State:

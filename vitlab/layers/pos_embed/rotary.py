@@ -76,9 +76,9 @@ class RoPE2d(RotaryPosEmbed):
         head_dim: Width d of a head, divisible by 4.
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies, above 1.
-        coordinates: Cells by their index, or normalised to [-1, 1].
-        pairs: Which channels turn together: neighbours, or those of two halves.
-        axes: Which coordinate turns the first half of the pairs: "xy" or "yx".
+        coordinates: Cells by their index, or normalised to [-1, 1]; None is index.
+        pairs: Which channels turn together: neighbours (interleaved), or those of two halves; None is interleaved.
+        axes: Which coordinate turns the first half of the pairs: "xy" or "yx"; None is "xy".
         shift: Largest shift of normalised coordinates in training; 0 is none.
         jitter: Largest factor on each axis in training; 1 is none.
         rescale: Largest factor on both axes in training; 1 is none.
@@ -98,14 +98,16 @@ class RoPE2d(RotaryPosEmbed):
         head_dim: int,
         num_prefix_tokens: int = 0,
         theta: float = 100.0,
-        coordinates: Literal["index", "normalized"] = "index",
-        pairs: PairName = "interleaved",
-        axes: Literal["xy", "yx"] = "xy",
+        coordinates: Literal["index", "normalized"] | None = None,
+        pairs: PairName | None = None,
+        axes: Literal["xy", "yx"] | None = None,
         shift: float = 0.0,
         jitter: float = 1.0,
         rescale: float = 1.0,
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
+        self.is_told = None not in (coordinates, pairs, axes)  # which a foreign file, which does not say it, asks for
+        coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
         _check("rope2d", head_dim, theta)
         _check_word("coordinates", coordinates, "index", "normalized")
         _check_word("pairs", pairs, "interleaved", "half")
