@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.attention import attend
-from vitlab.tokenizers.performer import TokenPerformer, autocast_device
+from vitlab.layers.precision import without_autocast
+from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split, soft_split
 from vitlab.tokenizers.token_layers import TokenTransformer
 
@@ -95,7 +96,7 @@ def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -
         True
     """
     dtype = torch.promote_types(v.dtype, torch.float32)
-    with torch.autocast(autocast_device(v), enabled=False):
+    with without_autocast(v):
         w, proj, bias = layer.w.to(dtype), layer.proj.weight.to(dtype), layer.proj.bias.to(dtype)
         of_features = w.T.expand(len(q), -1, -1)
         q, k = q.to(dtype), k.to(dtype)

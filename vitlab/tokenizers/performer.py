@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.block import ActChoice, build_act
 from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.layers.precision import without_autocast
 
 
 class TokenPerformer(nn.Module):
@@ -80,7 +81,7 @@ class TokenPerformer(nn.Module):
         they are off by per cents. Autocast would cast the products back, so it is switched off here.
         """
         dtype = torch.promote_types(v.dtype, torch.float32)
-        with torch.autocast(autocast_device(v), enabled=False):
+        with without_autocast(v):
             q, k = self.features(q.to(dtype)), self.features(k.to(dtype))  # (B, N, m)
             context = k.transpose(-2, -1) @ v.to(dtype)  # (B, m, dim)
             total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
@@ -106,13 +107,3 @@ def random_features(m: int, dim: int) -> Tensor:
         return nn.init.orthogonal_(torch.empty(m, dim)) * math.sqrt(m)
     rows = [nn.init.orthogonal_(torch.empty(min(dim, m - start), dim)) for start in range(0, m, dim)]
     return torch.cat(rows) * math.sqrt(dim)
-
-
-def autocast_device(x: Tensor) -> str:
-    """Return the device whose autocast reaches ``x``: the meta device has none to switch off.
-
-    Example:
-        >>> autocast_device(torch.empty(1, device="meta"))
-        'cpu'
-    """
-    return "cpu" if x.device.type == "meta" else x.device.type

@@ -11,6 +11,7 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import BiasPosEmbed, displacement_index
 from vitlab.layers.pos_embed.resizable import grid_cells
+from vitlab.layers.precision import without_autocast
 from vitlab.layers.resample import Grid, ResizePolicy
 
 
@@ -73,7 +74,7 @@ class ContinuousBias(BiasPosEmbed):
 
     def biases(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` biases of block ``layer``."""
-        with torch.autocast(self.offsets.device.type, enabled=False):
+        with without_autocast(self.offsets):
             table = 16 * self.mlps[layer % len(self.mlps)](self.offsets).sigmoid() - 8  # (R, A)
         return F.pad(table, (0, 0, 0, 3)).t()[:, self.index]
 
