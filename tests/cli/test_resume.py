@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -144,4 +145,9 @@ def test_a_run_of_an_older_vitlab_goes_on_with_the_defaults_of_what_it_does_not_
     more = ["fit", "--resume=old", "--trainer.max_epochs=2"]
     assert main([*more, "--model.lr_scheduler=wsd"]) == 2
     assert "model.lr_scheduler: None -> wsd" in capsys.readouterr().err
+    with monkeypatch.context() as other:  # what torch says of groups that another version has made
+        wrong = ValueError("loaded state dict contains a parameter group that doesn't match")
+        other.setattr(torch.optim.Optimizer, "load_state_dict", Mock(side_effect=wrong))
+        assert main(more) == 2
+    assert "start anew with --init_from runs/old" in capsys.readouterr().err
     assert main(more) == 0

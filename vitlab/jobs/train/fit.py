@@ -136,6 +136,9 @@ def _fit(job: Job) -> None:
             raise
         if not job.resumed and job.trainer.is_global_zero:
             shutil.rmtree(job.run.path, ignore_errors=True)
+        if "parameter group" in str(error):  # of a version that grouped them otherwise, as with `layer_decay`
+            way_on = f"go on with the vitlab of its commit (run.json), or start anew with --init_from {job.run.path}"
+            sentence = f"{job.run.path} groups its parameters otherwise than this vitlab: {way_on}"
         raise UsageError(sentence or " ".join(str(error).split())) from error
 
 
