@@ -27,7 +27,10 @@ def test_an_experiment_is_read_and_has_a_question_and_a_protocol(path, monkeypat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=[pytest.mark.rare] * (p.stem != "probe"), id=f"{p.parent.name}/{p.stem}") for p in FILES],
+)
 def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
     for arm in read(path.relative_to(ROOT)).arms:

@@ -84,6 +84,7 @@ def test_tuning_that_is_killed_and_shared_halves_as_if_undisturbed(toy, lab):
     assert page.count("stopped after epoch 1 at") == 4 and page.count("| chosen |") == 2
 
 
+@pytest.mark.rare
 def test_candidates_by_tpe_learn_from_those_before_and_need_optuna_once(toy, lab, monkeypatch):
     pytest.importorskip("optuna")
     space = {"model.lr": {"low": "1e-4", "high": "1e-2", "log": True}, "model.sd": [0.01, 0.02]}
@@ -100,6 +101,7 @@ def test_candidates_by_tpe_learn_from_those_before_and_need_optuna_once(toy, lab
         toy().run()
 
 
+@pytest.mark.rare
 def test_an_arm_that_diverges_or_is_hopeless_is_given_up_and_the_others_are_measured(toy, lab, monkeypatch):
     lab.change()
     content = yaml.safe_load((lab.path / "toy.yaml").read_text())

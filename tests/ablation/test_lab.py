@@ -31,6 +31,7 @@ def test_a_comparison_goes_from_plan_to_verdict_in_python_without_a_word(toy, la
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.rare
 def test_the_command_prints_what_python_returns(toy, lab):
     assert lab("plan")[1] == f"{toy.plan()}\n"
     assert lab("run")[0] == 0

@@ -102,7 +102,7 @@ def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place,
     assert all(torch.equal(states[0]["state_dict"][k], states[1]["state_dict"][k]) for k in states[0]["state_dict"])
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_process_stuck_in_c_is_ended_by_the_thread(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})

@@ -78,13 +78,16 @@ def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path)
     "arguments",
     [
         {"tokenizer": "t2t", "t2t_attn": "transformer", "pos_embed": "sincos1d"},
-        {"tokenizer": "conv", "pos_embed": "conv"},
+        pytest.param({"tokenizer": "conv", "pos_embed": "conv"}, marks=pytest.mark.rare),
         {"pos_embed": "rope2d", "qk_norm": True, "norm_layer": "rmsnorm"},
-        {"pos_embed": "rope_mixed", "layer_scale": 0.5},
-        {"pos_embed": "relpos", "reg_tokens": 2},
-        {"pos_embed": "alibi2d", "class_token": False, "global_pool": "avg"},
-        {"pos_embed": "factorized", "global_pool": "map"},
-        {"pos_embed": "sincos2d", "global_pool": "max", "act_layer": "gelu_tanh", "head_hidden": 8},
+        pytest.param({"pos_embed": "rope_mixed", "layer_scale": 0.5}, marks=pytest.mark.rare),
+        pytest.param({"pos_embed": "relpos", "reg_tokens": 2}, marks=pytest.mark.rare),
+        pytest.param({"pos_embed": "alibi2d", "class_token": False, "global_pool": "avg"}, marks=pytest.mark.rare),
+        pytest.param({"pos_embed": "factorized", "global_pool": "map"}, marks=pytest.mark.rare),
+        pytest.param(
+            {"pos_embed": "sincos2d", "global_pool": "max", "act_layer": "gelu_tanh", "head_hidden": 8},
+            marks=pytest.mark.rare,
+        ),
     ],
     ids=lambda arguments: "-".join(str(value) for value in arguments.values()),
 )

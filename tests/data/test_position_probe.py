@@ -115,7 +115,9 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pos_embed", NAMES)
+@pytest.mark.parametrize(
+    "pos_embed", [pytest.param(n, marks=[pytest.mark.rare] * (n not in ("none", "rope2d"))) for n in NAMES]
+)
 def test_bag_needs_no_position(pos_embed):
     assert accuracy("bag", pos_embed) >= 97
 
@@ -123,14 +125,21 @@ def test_bag_needs_no_position(pos_embed):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("pos_embed", "task", "global_pool"),
-    [("none", "abs", "avg"), ("none", "rel", "token"), ("alibi2d", "abs", "token"), ("alibi2d", "rel", "avg")],
+    [
+        ("none", "abs", "avg"),
+        ("alibi2d", "abs", "token"),
+        *(
+            pytest.param(*case, marks=pytest.mark.rare)
+            for case in (("none", "rel", "token"), ("alibi2d", "rel", "avg"))
+        ),
+    ],
 )
 def test_none_and_alibi2d_stay_at_chance(pos_embed, task, global_pool):
     assert accuracy(task, pos_embed, global_pool) <= 29
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pos_embed", ["rope2d", "rope_mixed"])
+@pytest.mark.parametrize("pos_embed", ["rope2d", pytest.param("rope_mixed", marks=pytest.mark.rare)])
 def test_a_class_token_reads_absolute_positions_from_rotations(pos_embed):
     assert accuracy("abs", pos_embed) >= 97
 
