@@ -238,7 +238,7 @@ def cells(table):
     return [re.split(r"(?<!\\)&", line.removesuffix(r" \\")) for line in table.splitlines() if line.endswith(r" \\")]
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_report_that_is_repeated_is_the_same(folder, monkeypatch):
     monkeypatch.chdir(folder.parents[3])
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

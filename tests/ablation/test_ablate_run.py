@@ -245,6 +245,7 @@ def test_without_a_terminal_there_are_plain_lines(lab):
     assert re.search(r"\[6/6, about 0\.0 min left, best 0\.\d{4} \(\w+/s\d-\w+\)\]$", lines[-1]), lines
 
 
+@pytest.mark.rare
 def test_one_seed_prints_no_inference(lab):
     lab.change(seeds=1)
     assert lab()[0] == 0

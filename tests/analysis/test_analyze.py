@@ -40,6 +40,7 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
     assert (tmp_path / "out" / "entropy.svg").read_text().lstrip().startswith("<?xml")
 
 
+@pytest.mark.rare
 def test_all_makes_one_page_in_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
     page = (run / "analysis" / "analysis.html").read_text()

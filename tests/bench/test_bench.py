@@ -212,7 +212,7 @@ def test_attention_cells_say_what_the_rule_chooses(monkeypatch):
     assert [row["rule"] for row in rows] == ["sdpa", "sdpa", "sdpa", "products"]
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_loaders_hand_out_every_image():
     rows = loader.measure(rounds=3, budget=0, count=512, photos=72)
     assert all(row["ratio"] == 1 for row in rows if row["loader"] == row["base"])

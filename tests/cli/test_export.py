@@ -58,7 +58,7 @@ def test_a_vit_is_exported_and_checked(vit, form, tmp_path, capsys):
     assert sorted(os.listdir(path.parent)) == [path.name, f"{path.name}.json"]  # nothing half-written
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_large_weights_lie_beside_the_graph(vit, tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "_HUGE", 1000)
     path = tmp_path / "vit.onnx"
@@ -67,7 +67,9 @@ def test_large_weights_lie_beside_the_graph(vit, tmp_path, monkeypatch):
     assert largest_difference(network(vit), FORMATS["onnx"][1](path, {})) < 1e-4  # where it lies now
 
 
-@pytest.mark.parametrize("form", ["safetensors", GRAPHS[0], pytest.param("pt2", marks=pytest.mark.rare)])
+@pytest.mark.parametrize(
+    "form", ["safetensors", *(pytest.param(form, marks=pytest.mark.rare) for form in ("onnx", "pt2"))]
+)
 def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path):
     path = tmp_path / f"t2t{export.SUFFIXES[form]}"
     assert main(["export", str(t2t), "--to", form, "-o", str(path), "--check", "--quiet"]) == 0
@@ -100,8 +102,8 @@ def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, tmp
     assert largest_difference(net, read(tmp_path / "net.onnx", {})) < 1e-4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["onnx", pytest.param("pt2", marks=pytest.mark.rare)])
+@pytest.mark.rare
+@pytest.mark.parametrize("form", ["onnx", "pt2"])
 def test_the_performers_small_number_is_kept(form, tmp_path):
     """Where all features are small, the 1e-8 in the denominator decides; optimizers of graphs took it for 0."""
     net = VisionTransformer(

@@ -190,7 +190,7 @@ def test_switching_takes_effect_at_once_and_meta_tensors_take_the_plain_way(fuse
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+@pytest.mark.parametrize("t2t_attn", [pytest.param("performer", marks=pytest.mark.rare), "transformer"])
 def test_the_fast_way_has_no_graph_break(t2t_attn):
     tokenizer = T2TTokenizer((32, 32), 3, 8, t2t_attn).eval()
     images = torch.randn(2, 3, 32, 32)
