@@ -50,10 +50,21 @@ def test_excluded_arms_are_left_out(write):
     assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token"]
 
 
+def test_what_is_adjusted_is_set_in_the_arms_of_these_levels_alone(write):
+    wide = {"class_path": "learned", "init_args": {"scale": 2}}
+    ablation = read(
+        write(adjust=[{"of": {"pos_embed": "learned", "global_pool": "avg"}, "set": {"model.pos_embed": wide}}])
+    )
+    assert [arm.overrides["model.pos_embed"] for arm in ablation.arms] == ["none", "none", "learned", wide]
+
+
 WRONG = {  # what is changed, and words of the message
     "unknown key": ({"sedes": 3}, ["line", "unknown key `sedes`", 'did you mean "seeds"']),
     "unknown key in a section": ({"stats": {"magrin": 1}}, ["unknown key `magrin`", '"margin"']),
     "missing key": ({"metric": None}, ["`metric` is missing"]),
+    "adjusted key": ({"adjust": [{"of": {"pos_embed": "none"}, "set": {"lr": 1}}]}, ["line", "`lr`", "no dotted key"]),
+    "adjusted arm": ({"adjust": [{"of": {"pos_embed": "non"}, "set": {}}]}, ["no level `non`", '"none"']),
+    "adjusted by a list": ({"adjust": {"none": {}}}, ["`adjust` must be a list"]),
     "no such base": ({"base": "bas.yaml"}, ["no config bas.yaml"]),
     "level without effect on a config": ({"axes": {"a": {"x": {"pos_embed": 1}, "y": {}}}}, ["no dotted key"]),
     "one level": ({"axes": {"a": {"x": {}}}, "claims": []}, ["two levels"]),

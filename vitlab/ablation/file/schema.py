@@ -10,7 +10,19 @@ from vitlab.errors import UsageError, did_you_mean
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
-        *("name", "base", "axes", "exclude", "seeds", "baseline", "evaluate", "checkpoint", "metric", "match"),
+        *(
+            "name",
+            "base",
+            "axes",
+            "exclude",
+            "adjust",
+            "seeds",
+            "baseline",
+            "evaluate",
+            "checkpoint",
+            "metric",
+            "match",
+        ),
         *("analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
     ),
     "metric": ("primary", "mode", "secondary"),

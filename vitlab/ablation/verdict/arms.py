@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from vitlab import stats
-from vitlab.ablation.file.spec import Arm
+from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.verdict.answers import Answer, Question
 from vitlab.ablation.verdict.measured import Results, bounds_of
 from vitlab.stats import NAN, Estimate

@@ -3,7 +3,8 @@
 import math
 from typing import Any
 
-from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, arguments, batch_size
 from vitlab.classes import told
 

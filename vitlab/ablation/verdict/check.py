@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.audit import reference
 from vitlab.ablation.work.resolve import fit_args, overrides
 from vitlab.config.parser import VitlabCLI

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vitlab.ablation.file.spec import Arm
+from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
 from vitlab.stats import mcnemar, seeds_and_images

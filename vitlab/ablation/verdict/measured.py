@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.identity import digest
 from vitlab.ablation.work.tuning import tuned

@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.identity import digest, effective
 from vitlab.errors import UsageError
 from vitlab.runs import lock

@@ -13,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from vitlab.ablation.file.spec import Ablation, Arm
+from vitlab.ablation.file.arms import Arm
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.gpus import Slot, slot
 from vitlab.ablation.work.identity import code_digest, digest, flatten

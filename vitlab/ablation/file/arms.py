@@ -1,0 +1,159 @@
+"""The arms of an ablation: a level of every axis, and what they set."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.ablation.file.schema import File, check_level_name, level_names
+from vitlab.errors import did_you_mean
+from vitlab.shipped import find_shipped
+
+OWNED = (  # dotted keys that belong to the laboratory, and what to write instead
+    ("seed_everything", "write `seeds:`"),
+    ("trainer.devices", "a cell runs on one device"),
+    ("trainer.num_nodes", "a cell runs on one device"),
+    ("trainer.logger", "write `wandb:`"),
+    ("trainer.default_root_dir", "the laboratory names the directories"),
+    ("run_dir", "the laboratory names the directories"),
+)
+SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_dir")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One variant: a level of every axis, and what this sets."""
+
+    levels: Mapping[str, str]  # axis: level
+    configs: tuple[str, ...]
+    overrides: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The names of its levels, joined."""
+        return "-".join(self.levels.values())
+
+
+def read_axes(file: File) -> dict[str, dict[str, Any]]:
+    """Return axis: level: what it sets, as the file has them under ``axes``."""
+    content = file.content["axes"]
+    if not isinstance(content, dict):
+        raise file.mistake("axes", f"`axes` must name axes and their levels, got {content!r}")
+    axes: dict[str, dict[str, Any]] = {}
+    for name, levels in content.items():
+        where = f"axes/{name}"
+        if isinstance(levels, list):  # the short form: a dotted key and its values
+            named = level_names(levels)
+            if doubles := {level for level in named if named.count(level) > 1}:
+                raise file.mistake(
+                    f"axes/{name}", f"two levels are called {min(doubles)}; name them: {{NAME: {{{name}: VALUE}}}}"
+                )
+            levels = {level: {name: value} for level, value in zip(named, levels, strict=True)}
+            where, name = "axes", str(name).rpartition(".")[2]
+        if not isinstance(levels, dict) or len(levels) < 2:
+            raise file.mistake(where, f"the axis `{name}` needs two levels or more, got {levels!r}")
+        checked = {check_level_name(file, f"{where}/{k}", k): v or {} for k, v in levels.items()}
+        axes[check_level_name(file, where, name)] = checked
+        for level, sets in checked.items():
+            _check_overrides(file, f"axes/{name}/{level}", level, sets)
+    for (a, levels_a), (b, levels_b) in itertools.combinations(axes.items(), 2):
+        keys_a, keys_b = ({k for sets in levels.values() for k in sets} - {"config"} for levels in (levels_a, levels_b))
+        if shared := keys_a & keys_b:
+            raise file.mistake(
+                f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`; one would undo the other"
+            )
+    return axes
+
+
+def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
+    if not isinstance(sets, dict):
+        raise file.mistake(where, f"the level `{level}` must be dotted keys and values, as in {{model.depth: 3}}")
+    for key in sets:
+        place = f"{where}/{key}"
+        if key == "config":
+            continue
+        if str(key).split(".")[0] not in SECTIONS:
+            hint = did_you_mean(str(key).split(".")[0], SECTIONS) or ", such as model.pos_embed"
+            raise file.mistake(place, f"`{key}` of the level `{level}` is no dotted key of a config{hint}")
+        for owned, way_out in OWNED:
+            if key == owned or str(key).startswith(f"{owned}."):
+                raise file.mistake(place, f"`{key}` of the level `{level}` belongs to the laboratory: {way_out}")
+
+
+def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
+    """Return the combinations of levels that ``exclude`` leaves, with what ``adjust`` sets in some of them."""
+    if not isinstance(exclude := file.content.get("exclude") or [], list):
+        raise file.mistake("exclude", "`exclude` must be a list, as in [{tokenizer: t2t, pos_embed: none}]")
+    excluded = [pick(file, f"exclude/{i}", axes, levels) for i, levels in enumerate(exclude)]
+    adjusted, met = _adjusted(file, axes), set()
+    arms = []
+    for combination in itertools.product(*axes.values()):
+        levels = dict(zip(axes, combination, strict=True))
+        if any(out.items() <= levels.items() for out in excluded):
+            continue
+        configs: tuple[str, ...] = ()
+        overrides: dict[str, Any] = {}
+        for axis, level in levels.items():
+            sets = dict(axes[axis][level])
+            if "config" in sets:
+                configs += find_configs(file, f"axes/{axis}/{level}/config", sets.pop("config"))
+            overrides |= sets
+        for i, (of, sets) in enumerate(adjusted):
+            if of.items() <= levels.items():
+                met.add(i)
+                overrides |= sets
+        arms.append(Arm(levels, configs, overrides))
+    if idle := set(range(len(adjusted))) - met:
+        raise file.mistake(f"adjust/{min(idle)}", f"no arm is {adjusted[min(idle)][0]}: `exclude` leaves it out")
+    names = [arm.name for arm in arms]
+    if doubles := {name for name in names if names.count(name) > 1}:
+        raise file.mistake("axes", f"two arms are called {min(doubles)}; give their levels other names")
+    if len(arms) < 2:
+        raise file.mistake("exclude", f"a comparison needs two arms or more, and `exclude` leaves {len(arms)}")
+    return tuple(arms)
+
+
+def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[tuple[dict[str, str], dict[str, Any]]]:
+    """Return levels, and what arms that have them all set beyond their axes, for what must differ to be alike."""
+    content = file.content.get("adjust") or []
+    example = "{of: {tokenizer: t2t, pos_embed: learned}, set: {model.lr: 1e-3}}"
+    if not isinstance(content, list) or not all(isinstance(e, dict) and set(e) == {"of", "set"} for e in content):
+        raise file.mistake("adjust", f"`adjust` must be a list, as in [{example}], got {content!r}")
+    for i, one in enumerate(content):
+        name = "-".join(map(str, one["of"].values())) if isinstance(one["of"], dict) else "adjust"
+        _check_overrides(file, f"adjust/{i}/set", name, one["set"])
+        if "config" in one["set"]:
+            raise file.mistake(f"adjust/{i}/set", "`adjust` sets keys; a level names configs")
+    return [(pick(file, f"adjust/{i}/of", axes, one["of"]), one["set"]) for i, one in enumerate(content)]
+
+
+def pick(file: File, where: str, axes: Mapping[str, Mapping[str, Any]], levels: Any) -> dict[str, str]:
+    """Return the levels that the place ``where`` of the file names; refuse what is no level."""
+    if not isinstance(levels, dict):
+        raise file.mistake(where, f"expected axes and levels, as in {{pos_embed: none}}, got {levels!r}")
+    for axis, level in levels.items():
+        if axis not in axes:
+            raise file.mistake(where, f"there is no axis `{axis}`{did_you_mean(str(axis), axes) or _known(axes)}")
+        if str(level) not in axes[axis]:
+            hint = did_you_mean(str(level), axes[axis]) or _known(axes[axis])
+            raise file.mistake(where, f"the axis `{axis}` has no level `{level}`{hint}")
+    return {axis: str(level) for axis, level in levels.items()}
+
+
+def _known(names: Mapping[str, Any]) -> str:
+    return f"; there are {', '.join(names)}"
+
+
+def find_configs(file: File, where: str, value: Any) -> tuple[str, ...]:
+    """Return the paths of one config or several: here, beside the file, or shipped."""
+    paths = []
+    for text in value if isinstance(value, list) else [value]:
+        own = (p for p in (Path(str(text)), file.path.parent / str(text)) if p.is_file())
+        found = next(own, None) or find_shipped(str(text))
+        if not found and file.is_alone:
+            found = Path(str(text))
+        if not found:
+            raise file.mistake(where, f"there is no config {text}: not here, not next to the file, not a shipped one")
+        paths.append(str(found))
+    return tuple(paths)
