@@ -1,6 +1,7 @@
 import json
 import os
 import resource
+import threading
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from vitlab.runs.manifest import damage
 
 
 def write(folder, number):
-    WholeFiles().save_checkpoint({"w": torch.full((100,), number)}, folder / WRITING)
+    files = WholeFiles()
+    files.save_checkpoint({"w": torch.full((100,), number)}, folder / WRITING)
+    assert files.wait() is None
 
 
 def value(path):
@@ -85,10 +88,12 @@ def test_a_file_that_cannot_be_written_is_told_and_removed(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
         files.save_checkpoint({"w": torch.zeros(300_000)}, tmp_path / WRITING)
+        failure = files.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert "File too large; it needs 1.2 MB" in files.failure
-    assert str(tmp_path) in files.failure
+    assert "File too large; it needs 1.2 MB" in failure
+    assert str(tmp_path) in failure
+    assert files.wait() is None
     assert not os.listdir(tmp_path)
 
 
@@ -97,8 +102,28 @@ def test_other_errors_of_saving_are_no_disk_errors(tmp_path, monkeypatch):
         raise RuntimeError("CUDA error")
 
     monkeypatch.setattr(generations.torch, "save", no_memory)
+    files = WholeFiles()
+    files.save_checkpoint({}, tmp_path / WRITING)
     with pytest.raises(RuntimeError, match="CUDA error"):
-        WholeFiles().save_checkpoint({}, tmp_path / WRITING)
+        files.wait()
+
+
+def test_what_is_written_in_the_background_is_the_state_of_the_moment(tmp_path, monkeypatch):
+    go, save = threading.Event(), torch.save
+    monkeypatch.setattr(generations.torch, "save", lambda *args: go.wait(10) and save(*args))
+    files, done, tied = WholeFiles(), [], torch.zeros(3)
+    files.finish = lambda: done.append((tmp_path / WRITING).is_file())
+    state = {"a": tied, "b": tied.detach(), "steps": [1]}
+    files.save_checkpoint(state, tmp_path / WRITING)
+    tied.add_(1)
+    state["steps"].append(2)
+    assert not done
+    go.set()
+    assert files.wait() is None
+    assert done == [True]
+    found = torch.load(tmp_path / WRITING, weights_only=True)
+    assert (found["a"].sum(), found["steps"]) == (0, [1])
+    assert found["a"].data_ptr() == found["b"].data_ptr()
 
 
 def test_a_place_without_room_or_under_a_file_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """Which states of a run are kept, and how they reach the disk whole."""
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from vitlab import contract
 from vitlab.errors import UsageError
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
-from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, not_saved, sweep
+from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, sweep
 
 LOOK = 8  # batches between two looks at the clock, about which processes have to agree
 
@@ -23,7 +24,8 @@ class Checkpoint(callbacks.Checkpoint):
     """Keep ``last.ckpt``, the one before it as ``previous.ckpt`` and, of the best epoch, ``best.ckpt``.
 
     Lightning's ``ModelCheckpoint`` writes over the only good file; this one writes beside it, syncs and renames, so
-    that every name holds a whole checkpoint whenever the process ends. ``manifest.json`` holds their checksums.
+    that every name holds a whole checkpoint whenever the process ends. ``manifest.json`` holds their checksums. A
+    thread writes, from a copy in the host's memory, while training goes on.
 
     Args:
         monitor: Metric that tells which epoch is the best; null takes the task's own.
@@ -56,6 +58,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_epoch: int | None = None
         self.directory = Path("checkpoints")
         self._loader_state: dict[str, Any] | None = None
+        self._unsettled: list[str] = []  # the names of what is still being written
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the task's own choice and the place of the run."""
@@ -95,20 +98,20 @@ class Checkpoint(callbacks.Checkpoint):
         """Save in the middle of an epoch if it is time; never after its last batch, before its validation."""
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if batch_idx + 1 < trainer.num_training_batches and between_steps and self._is_due(trainer, batch_idx):
-            self.save(trainer, ["last"])
+            self.save(trainer, ["last"], is_last=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save after the epoch's validation, when the epoch is complete."""
         is_last = trainer.current_epoch + 1 == trainer.max_epochs or trainer.should_stop
         if is_last or (trainer.current_epoch + 1) % self.every_n_epochs == 0:
-            self.save_epoch(trainer)
+            self.save_epoch(trainer, is_last)
 
-    def save_epoch(self, trainer: L.Trainer) -> None:
+    def save_epoch(self, trainer: L.Trainer, is_last: bool = True) -> None:
         """Save a complete epoch, and remember it if it is the best so far."""
         improved = self._improved(trainer)
         if improved:
             self.best_epoch = trainer.current_epoch
-        self.save(trainer, ["last", "best"] if improved else ["last"])
+        self.save(trainer, ["last", "best"] if improved else ["last"], is_last)
 
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Refuse a metric that does not exist before the first step, not after the first epoch."""
@@ -163,21 +166,36 @@ class Checkpoint(callbacks.Checkpoint):
             progress.load_state_dict({"total": begun, "current": begun, "is_last_batch": False})
         self.save(trainer, ["last"])
 
-    def save(self, trainer: L.Trainer, names: list[str]) -> None:
-        """Write the state of the run once, under each of ``names``; on every process, or on none, NotSaved."""
+    def save(self, trainer: L.Trainer, names: list[str], is_last: bool = True) -> None:
+        """Write the state of the run once, under each of ``names``; on every process, or on none, NotSaved.
+
+        What is not the last goes on being written in the background, and is waited for before the next.
+        """
         if getattr(trainer, "fast_dev_run", False):
             return
+        self.settle(trainer)
         self._saved = time.monotonic()
         if trainer.is_global_zero:
             self.run.check_there()  # or writing would make it anew, without its configuration
         _check_finite(trainer)
+        finish = partial(keep, self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
+        files = trainer.strategy.checkpoint_io
+        if isinstance(files, WholeFiles):
+            files.finish = finish
         trainer.save_checkpoint(self.directory / WRITING, weights_only=False)  # everywhere: some strategies gather
-        failure = getattr(trainer.strategy.checkpoint_io, "failure", None)
-        if trainer.is_global_zero and failure is None:
-            try:
-                keep(self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
-            except OSError as error:
-                failure = not_saved(self.directory, error.strerror or str(error), 0)
+        if not isinstance(files, WholeFiles) and trainer.is_global_zero:
+            finish()
+        self._unsettled = names
+        if is_last:
+            self.settle(trainer)
+
+    def settle(self, trainer: L.Trainer) -> None:
+        """Wait until what was saved is on the disk, and tell the loggers; NotSaved on all processes if it is not."""
+        names, self._unsettled = self._unsettled, []
+        if not names:
+            return
+        files = trainer.strategy.checkpoint_io
+        failure = files.wait() if isinstance(files, WholeFiles) else None
         if trainer.world_size > 1:
             failure = trainer.strategy.broadcast(failure)
         if failure:
@@ -186,6 +204,15 @@ class Checkpoint(callbacks.Checkpoint):
             if hasattr(logger, "keep_checkpoint"):
                 aliases = ["latest", *(name for name in names if name == "best")]
                 logger.keep_checkpoint(self.directory / f"{names[0]}.ckpt", aliases, at_end=False)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Let what is being written come to its end, unless the user has no time."""
+        if isinstance(trainer.strategy.checkpoint_io, WholeFiles) and not isinstance(exception, KeyboardInterrupt):
+            trainer.strategy.checkpoint_io.wait()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Wait for what is being written: nothing may be left to write when the trainer returns."""
+        self.settle(trainer)
 
 
 def _check_finite(trainer: L.Trainer) -> None:

@@ -1,10 +1,12 @@
 """How a checkpoint reaches the disk whole, and how the one before it stays."""
 
+import copy
 import json
 import os
 import resource
 import shutil
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +29,76 @@ class NotSaved(OSError):
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Write a checkpoint straight to its path and sync it; a failure is kept in ``failure``, not raised.
+    """Write a checkpoint straight to its path and sync it, in a thread and from a copy: training goes on meanwhile.
 
     Lightning's own goes through TMPDIR, and copies where that is another file system. Processes that wait for the
-    writing one could not know of an error that it raises.
+    writing one could not know of an error that it raises: :meth:`wait` returns what failed.
     """
 
-    failure: str | None = None
+    finish: Callable[[], None] | None = None  # what the thread does with the file that it has written
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self._error: BaseException | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Write ``checkpoint``."""
-        path = Path(path)
-        self.failure = None
+        """Copy ``checkpoint``, and begin to write it; the host needs memory for the copy until it is written."""
+        if failure := self.wait():  # of a writing that nobody has waited for
+            raise NotSaved(failure)
+        content = snapshot(checkpoint, {})
+        self._thread = threading.Thread(target=self._write, args=(content, Path(path)), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> str | None:
+        """Return, when nothing is being written any more, why the last checkpoint could not be; None if it could."""
+        if self._thread is not None:
+            self._thread.join()
+        self._thread = None
+        (failure, self._failure), (error, self._error) = (self._failure, None), (self._error, None)
+        if error:
+            raise error
+        return failure
+
+    def _write(self, content: dict[str, Any], path: Path) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
-                torch.save(checkpoint, file)
+                torch.save(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except (OSError, RuntimeError) as error:
+            if self.finish:
+                self.finish()
+        except BaseException as error:
             reason = _reason(error)
             if reason is None:
-                raise
-            path.unlink(missing_ok=True)
-            self.failure = not_saved(path.parent, reason, tensor_bytes(checkpoint))
+                self._error = error
+            else:
+                path.unlink(missing_ok=True)
+                self._failure = not_saved(path.parent, reason, tensor_bytes(content))
+
+
+def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
+    """Return a copy of nested containers on the CPU; tensors that share their memory, such as tied weights, still do.
+
+    >>> tied = torch.zeros(2)
+    >>> copied = snapshot({"a": tied, "b": [tied]}, {})
+    >>> tied.add_(1), copied["a"] is copied["b"][0], copied
+    (tensor([1., 1.]), True, {'a': tensor([0., 0.]), 'b': [tensor([0., 0.])]})
+    """
+    if isinstance(content, Tensor):
+        place = (content.data_ptr(), content.device, content.dtype, content.shape, content.stride())
+        if content.numel() == 0 or place not in seen:
+            seen[place] = content.detach().to("cpu", copy=True)
+        return seen[place]
+    if isinstance(content, dict):
+        copied = copy.copy(content)  # with the versions that a state dict carries beside its entries
+        copied.update((key, snapshot(value, seen)) for key, value in content.items())
+        return copied
+    if type(content) in (list, tuple):
+        return type(content)(snapshot(value, seen) for value in content)
+    return copy.deepcopy(content)
 
 
 def _reason(error: BaseException) -> str | None:
