@@ -1,68 +1,139 @@
-"""Workers as an array job: what reaches `sbatch`."""
+"""Workers as array jobs: the environment and the commands of SLURM are stand-ins, the script is run as it is."""
 
 import os
-import stat
+import shlex
+import signal
 import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
-import yaml
 
-from vitlab.ablation.file.spec import read
-from vitlab.ablation.work.slurm import script, submit
+from vitlab.ablation.lab import Lab
 from vitlab.errors import UsageError
 
-DelayedSubmission = pytest.importorskip("submitit").core.utils.DelayedSubmission
+SETTINGS = {"partition": "gpu", "time": "02:00:00", "array_parallelism": 4, "gpus": 0, "cpus_per_task": 1}
+STAND_INS = {
+    "sbatch": 'echo "$@" >> "$DESK/sbatch"; expr 70 + "$(wc -l < "$DESK/sbatch")"',
+    "scontrol": 'case $1 in show) echo "MaxArraySize  = ${MOST:-1001}";; *) echo "$@" >> "$DESK/asked";; esac',
+    "squeue": 'cat "$DESK/queue" 2>/dev/null',
+    "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"',
+    "nvidia-smi": "exit 1",
+}
 
 
 @pytest.fixture
-def ablation(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("base.yaml").write_text("{}\n")
-    slurm = {"partition": "gpu", "time": "02:00:00", "array_parallelism": 4, "gpus_per_node": 1}
-    axes = {"a": {"x": {"model.lr": 1.0}, "y": {"model.lr": 2.0}}}
-    content = {"name": "toy", "base": "base.yaml", "axes": axes, "baseline": {"a": "x"}, "metric": {"primary": "acc1"}}
-    Path("toy.yaml").write_text(yaml.safe_dump({**content, "run": {"executor": "slurm", "slurm": slurm}}))
-    return read("toy.yaml")
+def login(lab, monkeypatch):
+    """A login node, inside an interactive allocation, with the toy."""
+    (lab.path / "bin").mkdir()
+    for name, body in STAND_INS.items():
+        (lab.path / "bin" / name).write_text(f"#!/bin/bash\n{body}\n")
+        (lab.path / "bin" / name).chmod(0o755)
+    monkeypatch.chdir(lab.path)
+    monkeypatch.setenv("PATH", str(lab.path / "bin"), prepend=os.pathsep)
+    monkeypatch.setenv("DESK", str(lab.path))
+    monkeypatch.setenv("SLURM_JOB_ID", "9")
+    for name in ("SLURMD_NODENAME", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    lab.change(executor="slurm", slurm=SETTINGS)
+    return lab
 
 
-def test_a_dry_run_prints_the_script(ablation):
-    text = script(ablation, "toy.yaml", 2)
-    assert text.startswith("#!/bin/bash")
-    for line in ("--array=0-3%4", "--partition=gpu", "--time=02:00:00", "--gpus-per-node=1", "--job-name=toy"):
-        assert f"#SBATCH {line}" in text, text
-    command = next(line for line in text.splitlines() if line.startswith("srun"))
-    assert command.endswith(f"-m vitlab ablate run {Path('toy.yaml').resolve()} --workers 1")
-    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+def toy():
+    return Lab("toy.yaml", trust_command=True)
 
 
-def test_a_setting_that_slurm_does_not_know_is_told_with_its_line(ablation):
-    Path("toy.yaml").write_text(Path("toy.yaml").read_text().replace("partition", "partitoin"))
-    with pytest.raises(UsageError, match=r'toy.yaml, line \d+: .* `partitoin`; did you mean "partition"'):
-        script(read("toy.yaml"), "toy.yaml", 2)
+def submitted(lab):
+    path = lab.path / "sbatch"
+    return [line.split(" ")[1:-1] for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_without_slurm_the_way_out_is_said(ablation, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(UsageError, match="executor: local"):
-        submit(ablation, "toy.yaml", 2, print)
-
-
-def test_the_array_has_the_settings_of_the_file(ablation, monkeypatch, tmp_path):
-    for name, answer in (("sbatch", "Submitted batch job 77"), ("srun", ""), ("sacct", "")):
-        fake = tmp_path / "bin" / name
-        fake.parent.mkdir(exist_ok=True)
-        fake.write_text(f"#!/bin/sh\necho {answer}\n")
-        fake.chmod(fake.stat().st_mode | stat.S_IEXEC)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(login):
     said = []
-    submit(ablation, "toy.yaml", 2, said.append)
-    assert "4 workers as 77" in said[0]
-    script = next((tmp_path / "runs/ablations/toy/slurm").glob("*.sh")).read_text()
-    for line in ("--array=0-3%4", "--partition=gpu", "--time=02:00:00", "--gpus-per-node=1", "--job-name=toy"):
-        assert f"#SBATCH {line}" in script, script
-    assert sys.executable in script
-    task = next((tmp_path / "runs/ablations/toy/slurm").glob("*_submitted.pkl"))
-    delayed = DelayedSubmission.load(task)
-    assert (delayed.function, delayed.args[0][1:5]) == (subprocess.check_call, ["-m", "vitlab", "ablate", "run"])
+    assert toy().run(say=said.append).submitted and said[0].startswith("submitted 4 workers as 71; logs in ")
+    assert not login.counts() and not (login.path / "runs/ablations/toy/arms").exists()
+    text = (login.path / "runs/ablations/toy/slurm/workers.sbatch").read_text()
+    wanted = ("array=0-3", "partition=gpu", "time=02:00:00", "signal=USR1@120", "ntasks-per-node=1", "requeue")
+    assert set(wanted) <= {line.removeprefix("#SBATCH --") for line in text.splitlines()} and "gpus" not in text
+    assert (
+        toy().commands() == text and subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    )
+    with pytest.raises(
+        UsageError, match=r"line \d+: a plan trains each arm for 20 steps, and this is no node of SLURM"
+    ):
+        toy().plan()
+    (login.path / "queue").write_text("71_0\n71_1\n71_2\n")  # again: the one that is missing
+    toy().run(only=["pos_embed=none"], say=said.append)
+    (login.path / "queue").write_text("71_0\n71_1\n71_2\n72_0")
+    toy().run(say=said.append)
+    assert submitted(login) == [["--array=0-3"], ["--array=0-0"]] and "72_0" not in said[-1] and "71_0" in said[-1]
+    script = (login.path / "runs/ablations/toy/slurm/workers.sbatch").read_text()
+    assert "ablate run" in script and "--only pos_embed=none" in script
+    login.change(executor="slurm", per_gpu=2, slurm={**SETTINGS, "gpus": 1, "array_parallelism": 400})
+    (login.path / "queue").unlink()
+    toy().run()
+    assert submitted(login)[-1] == ["--array=0-2"]  # six cells, two on each GPU
+
+
+def test_arrays_are_chained_beyond_the_limit_of_the_site(login, monkeypatch):
+    monkeypatch.setenv("MOST", "3")
+    login.change(seeds=3, executor="slurm", workers=8, slurm={k: SETTINGS[k] for k in ("time", "gpus")})
+    toy().run()
+    assert submitted(login) == [
+        ["--array=0-2"],
+        ["--array=0-2", "--dependency=after:71"],
+        ["--array=0-1", "--dependency=after:72"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"partitoin": "gpu"}, '`partitoin`; did you mean "partition"'),
+        ({"time": 7200}, "`time` must be a limit that sbatch takes, got 7200; write it in quotes"),
+        ({"time": None}, "`time` must be a limit"),
+        ({"nodes": 2}, "`nodes` must be 1, got 2: a cell trains on one device"),
+        ({"sbatch": {"array": "0-9"}}, "`sbatch.array` is set by vitlab"),
+    ],
+)
+def test_a_setting_that_slurm_does_not_take_is_told_with_its_line(login, change, words):
+    login.change(executor="slurm", slurm={**SETTINGS, **change})
+    with pytest.raises(UsageError) as error:
+        toy().run()
+    assert "toy.yaml, line " in str(error.value) and words in str(error.value)
+    assert not submitted(login)
+
+
+def test_without_slurm_nothing_is_trained_in_its_place(login, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UsageError, match="there is no sbatch on this machine"):
+        toy().run()
+    assert not login.counts() and not list(login.path.rglob("*.sbatch"))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_warned_saves_is_requeued_and_continues(login, undisturbed, monkeypatch):
+    toy().run()
+    script = login.path / "runs/ablations/toy/slurm/workers.sbatch"
+    task = {"SLURMD_NODENAME": "n1", "SLURM_ARRAY_JOB_ID": "71", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_ID": "74"}
+    env = {**os.environ, **task, "TOY_STARTS": str(login.starts), "PYTHONPATH": str(login.toy.parents[2])}
+
+    def started(**more):
+        words = ["bash", str(script)]
+        login.processes.append(subprocess.Popen(words, env={**env, **more}, stdout=subprocess.DEVNULL))
+        return login.processes[-1]
+
+    shell = started(TOY_SLEEP="0.5")
+    while not list(login.path.rglob("s0-*/checkpoints/last.ckpt")):
+        time.sleep(0.05)
+    (worker,) = subprocess.check_output(["pgrep", "-P", str(shell.pid)], text=True).split()
+    os.kill(int(worker), signal.SIGUSR1)
+    assert shell.wait(60) == 0
+    assert (login.path / "asked").read_text() == "requeue 71_2\n"  # not 71, which would be the whole array
+    fits = sum(n for line, n in login.counts().items() if line.startswith("fit"))
+    assert not login.files("/done.json") and fits == 1
+    shell = started()
+    assert shell.wait(60) == 0
+    assert (login.path / "asked").read_text() == "requeue 71_2\n"
+    assert login.results() == undisturbed
+    assert sum(n for line, n in login.counts().items() if line.startswith("fit")) == 7  # six cells, one of them twice
+    assert shlex.split(toy().commands()) and toy().run().submitted and submitted(login) == [["--array=0-3"]]

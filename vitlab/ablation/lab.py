@@ -3,7 +3,6 @@
 The command ``vitlab ablate`` does nothing else than to call it and to print what it returns.
 """
 
-import os
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.evidence.protocol import note
 from vitlab.ablation.file import spec
-from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.ablation.running import commands, run_here, run_there
+from vitlab.ablation.work.cells import Resolved, cells_of
+from vitlab.ablation.work.gpus import visible_devices
 from vitlab.ablation.work.process import worker_count
 from vitlab.ablation.work.resolve import known, resolve
+from vitlab.ablation.work.slurm import is_elsewhere
 from vitlab.ablation.work.status import Status, status_of
-from vitlab.ablation.work.tuning import given_up, trials, tuned, work_off
+from vitlab.ablation.work.tuning import trials, tuned
 from vitlab.analysis import ANALYSES
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
@@ -73,6 +75,9 @@ class Lab:
         from vitlab.ablation.verdict.plan import plan_of
 
         count = self._workers(workers)
+        if is_elsewhere(self.ablation) and None in known(self.ablation):
+            text = "a plan trains each arm for 20 steps, and this is no node of SLURM: put srun before the command"
+            raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
             from vitlab.ablation.verdict.check import check_lines
@@ -97,49 +102,17 @@ class Lab:
             retry_failed: Try the failed cells again.
             say: Gets a line whenever something happens; with it a terminal shows a table of the progress, too.
         """
-        from vitlab.ablation.work.pool import Pool
-
         ablation, count = self.ablation, self._workers(workers)
         note(ablation)
-        cells = self._cells(count, only, say or _silent)
-        if retry_failed:
-            for cell in cells:
-                cell.beside(".failed.json").unlink(missing_ok=True)
-        if ablation.run.executor == "slurm" and "SLURM_ARRAY_JOB_ID" not in os.environ:
-            from vitlab.ablation.work.slurm import submit
-
-            submit(ablation, str(ablation.file.path), count, say or _silent)
+        if is_elsewhere(ablation):
+            run_there(ablation, only, fail_fast, retry_failed, say or _silent)
             return replace(self.status(), submitted=True)
-        lost: list[str] = []
-        if ablation.tune:
-            arms = list({cell.arm.name: cell.resolved for cell in cells}.values())
-            failed, is_interrupted = work_off(ablation, arms, count, say, fail_fast)
-            if failed or is_interrupted:
-                return replace(self.status(), failed=failed, interrupted=is_interrupted)
-            for name, why in given_up(ablation, trials(ablation, arms)).items():
-                lost.append(name)
-                (say or _silent)(f"given up {name}: {why}; it is not measured")
-        cells = self._tuned(cells)
-        pool = Pool(cells, count, say, fail_fast)
-        pool.work_off()
-        failed = [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))]
-        return replace(self.status(), failed=failed, interrupted=pool.interrupted)
+        failed, code = run_here(ablation, count, only, fail_fast, retry_failed, say)
+        return replace(self.status(), failed=failed, code=code)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
         """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-        from vitlab.ablation.work.worker import left_words
-
-        count = self._workers(workers)
-        cells = self._cells(count, only, say)
-        if self.ablation.run.executor == "slurm":
-            from vitlab.ablation.work.slurm import script
-
-            return script(self.ablation, str(self.ablation.file.path), count)
-        if self.ablation.tune:
-            tried = trials(self.ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
-            cells = [*(c for t in tried for c in t.cells if not t.is_over), *self._tuned(cells)]
-        parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := left_words(cell))]
-        return "\n".join(line for part in parts for line in part)
+        return commands(self.ablation, self._workers(workers), only, say)
 
     def status(self) -> Status:
         """Return how far it is; reads files alone."""
@@ -214,12 +187,6 @@ class Lab:
         """Return them with what they have chosen; without those that are not tuned yet, or are given up."""
         return [arm for arm in tuned(self.ablation, self._known()) if arm]
 
-    def _tuned(self, cells: list[Cell]) -> list[Cell]:
-        """Return the cells with what their arms have chosen."""
-        known = {cell.arm.name: cell.resolved for cell in cells}
-        found = {arm.arm.name: arm for arm in tuned(self.ablation, list(known.values())) if arm}
-        return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
-
     def _workers(self, given: int | None) -> int:
         """Return how many probes or cells to start at a time; refuse to start a program that nobody trusts."""
         if self._arms:
@@ -227,24 +194,6 @@ class Lab:
         if self.ablation.run.command and not self.trust_command:
             words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
             raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")
+        if self.ablation.run.executor == "slurm":  # of a task; `run.workers` counts those of all tasks
+            return given or max(1, len(visible_devices()) * self.ablation.run.per_gpu)
         return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
-
-    def _cells(self, workers: int, only: Sequence[str], say: Say) -> list[Cell]:
-        """Resolve the arms and return the cells to work on; refuse arms that do not match where the file says so."""
-        from vitlab.ablation.verdict.audit import flags
-
-        ablation = self.ablation
-        say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
-        resolved = resolve(ablation, workers)
-        unfair = flags(ablation, resolved)
-        for name, words in unfair.items():
-            say(f"note     {name}: {'; '.join(words)}")
-        if unfair and ablation.match.on_violation == "fail":
-            raise UsageError(f"{ablation.file.path}: arms that do not match, and `match.on_violation` is fail")
-        cells = cells_of(ablation, resolved)
-        for text in only:
-            axis, _, level = text.partition("=")
-            if level not in ablation.axes.get(axis, {}):
-                raise UsageError(f"`--only` takes AXIS=LEVEL, got {text}; the axes are {', '.join(ablation.axes)}")
-            cells = [cell for cell in cells if cell.arm.levels[axis] == level]
-        return cells

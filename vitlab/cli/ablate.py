@@ -113,7 +113,7 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
     if not status.submitted:
         _say(str(status))
         _say(f"next     vitlab ablate report {options.file}")
-    return 130 if status.interrupted else int(bool(status.failed))
+    return status.code or int(bool(status.failed))
 
 
 def _status(lab: "Lab", options: argparse.Namespace) -> int:
@@ -195,4 +195,4 @@ def cv(argv: list[str]) -> int:
         options.retry_failed, _say,
     )  # fmt: skip
     _say(f"{found}\n{found.file}")
-    return 130 if found.status.interrupted else int(bool(found.status.failed))
+    return found.status.code or int(bool(found.status.failed))

@@ -22,6 +22,15 @@ OWN = {  # options of sbatch that the script sets itself, and where their values
 }
 SECRET = re.compile(r"secret|passw(or)?d|api[_-]?key|(access|auth|bearer)[_-]?token|credential", re.IGNORECASE)
 
+REQUEUE = """
+# A job that was cancelled stays cancelled, and one that Slurm pre-empted is requeued by Slurm. A task of an array is
+# named by both numbers: one of them alone would requeue the whole array.
+if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
+    scontrol requeue "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}" && exit 0
+    echo "Slurm did not requeue the job; continue with: sbatch {script}" >&2
+fi
+exit "$code"
+"""
 SCRIPT = """\
 #!/bin/bash
 # {title}
@@ -37,14 +46,7 @@ trap 'ended=1' TERM
 srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=300 \\
     "${{fit[@]}}" --trainer.devices={gpus} --trainer.num_nodes={nodes}
 code=$?
-
-# A job that was cancelled stays cancelled, and one that Slurm pre-empted is requeued by Slurm.
-if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
-    scontrol requeue "$SLURM_JOB_ID" && exit 0
-    echo "Slurm did not requeue the job; continue with: sbatch {script}" >&2
-fi
-exit "$code"
-"""
+{requeue}"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,8 +95,8 @@ class Site:
             if SECRET.search(line):
                 raise ValueError("`setup` must hold no secret: it would stand in the script; export it in your shell")
 
-    def header(self, name: str, log: Path) -> str:
-        """Return the lines that sbatch reads."""
+    def header(self, name: str, log: Path, **more: Any) -> str:
+        """Return the lines that sbatch reads, with ``more`` in place of its own options; None leaves one out."""
         kind = f"{self.gpu_type}:" if self.gpu_type else ""
         options = {
             "job-name": name,
@@ -108,7 +110,9 @@ class Site:
             "signal": f"USR1@{self.warn_seconds}",
             "requeue": True,
             **{str(key).replace("_", "-"): value for key, value in self.sbatch.items()},
+            **more,
         }
+        options = {key: value for key, value in options.items() if value is not None}
         shown = {key: "" if value is True else f"={shlex.quote(str(value))}" for key, value in options.items()}
         return "\n".join(f"#SBATCH --{key}{value}" for key, value in shown.items())
 
@@ -170,5 +174,5 @@ def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None
         cpus=site.cpus_per_task,
         gpus=site.gpus,
         nodes=site.nodes,
-        script=script,
+        requeue=REQUEUE.format(script=script),
     )

@@ -17,14 +17,17 @@ Say = Callable[[str], None]
 
 
 class Interrupts:
-    """Ctrl-C once: no new cells. Twice: the running ones are ended, their checkpoints kept."""
+    """Ctrl-C once: no new cells. Twice, or another signal: the running ones save and are ended.
+
+    SIGUSR1 is the warning of a time limit: the exit code 75 says that it can go on later.
+    """
 
     def __init__(self, say: Say) -> None:
-        self.say, self.count = say, 0
+        self.say, self.count, self.code = say, 0, 0
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            self._old = {n: signal.signal(n, self._heard) for n in (signal.SIGINT, signal.SIGTERM)}
+            self._old = {n: signal.signal(n, self._heard) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -32,7 +35,8 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        self.count += 2 if number == signal.SIGTERM else 1
+        self.count += 1 if number == signal.SIGINT else 2
+        self.code = self.code or (75 if number == signal.SIGUSR1 else 130)
         if self.count == 1:
             self.say("no new cells; the running ones finish (Ctrl-C again: end them too; `run` continues them)")
 
@@ -44,46 +48,47 @@ class Pool:
         cells: The cells, in the order to do them.
         workers: How many at a time.
         say: Prints a line; None keeps silent.
+        interrupts: Tells of signals.
         fail_fast: Start no new cells after a failure.
     """
 
-    def __init__(self, cells: list[Cell], workers: int, say: Say | None, fail_fast: bool = False) -> None:
-        self.cells, self.workers, self.fail_fast = cells, workers, fail_fast
+    def __init__(
+        self, cells: list[Cell], workers: int, say: Say | None, interrupts: Interrupts, fail_fast: bool = False
+    ) -> None:
+        self.cells, self.workers, self.interrupts, self.fail_fast = cells, workers, interrupts, fail_fast
         for cell in cells:
             _mend(cell, say)
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
-        self.interrupted = False
         self._mutex = threading.Lock()
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
 
     def work_off(self) -> None:
-        """Work until every cell is done or has failed, or until Ctrl-C."""
-        with self.board, Interrupts(self.board.say) as self._interrupts:
+        """Work until every cell is done or has failed, or until a signal."""
+        with self.board:
             threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 while thread.is_alive():
                     thread.join(0.2)
-        self.interrupted = self._interrupts.count > 0
 
     def failed(self, cell: Cell) -> bool:
         """Return whether a cell has failed in this call."""
         return any(cell is failed for failed, _ in self.failures)
 
     def _worker(self) -> None:
-        while not self._interrupts.count and not (self.fail_fast and self.failures):
-            with slot(self._shares, lambda: self._interrupts.count > 0 or all(map(self._is_over, self.cells))) as place:
+        while not self.interrupts.count and not (self.fail_fast and self.failures):
+            with slot(self._shares, lambda: self.interrupts.count > 0 or all(map(self._is_over, self.cells))) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
                     return
                 cell, claim = taken
                 began = time.monotonic()
                 try:
-                    outcome = work(cell, claim, self.workers, place, lambda: self._interrupts.count > 1)
+                    outcome = work(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
                 except OSError as error:  # such as a full disk
                     outcome = Outcome("failed", "system", str(error))
                 finally:

@@ -17,6 +17,7 @@ from vitlab.runs.lock import Claim
 from vitlab.runs.processes import born
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
+PATIENCE = 60.0  # seconds to save in
 VITLAB = [sys.executable, "-m", "vitlab"]
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -128,5 +129,5 @@ def _end(child: "subprocess.Popen[bytes] | Child") -> None:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, number)
         with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=10)
+            child.wait(timeout=PATIENCE)
             return

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -16,11 +16,12 @@ import yaml
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, batch_size
-from vitlab.ablation.work.gpus import Slot, slot
+from vitlab.ablation.work.gpus import WAIT, Slot, slot
 from vitlab.ablation.work.identity import code_digest, digest, flatten
 from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs import lock
 from vitlab.runs.directory import RunDir, write_text
 
 PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config that does not speak of it
@@ -74,13 +75,15 @@ def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
     return [word for path in paths for word in ("--config", path)]
 
 
-def resolve(ablation: Ablation, workers: int) -> list[Resolved]:
-    """Resolve every arm, the known ones from the files that their probes left."""
+def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
+    """Resolve every arm, the known ones from the files that their probes left; none where ``stop`` said so."""
     code = code_digest(own=ablation.trust_imports)
     with ThreadPoolExecutor(workers) as pool:
-        probes = [pool.submit(_probe, ablation, arm, code, workers) for arm in ablation.arms]
+        probes = [pool.submit(_probe, ablation, arm, code, workers, stop) for arm in ablation.arms]
+    if stop():
+        return []
     _refuse_mistakes(ablation, [probe.exception() for probe in probes])
-    resolved = [probe.result() for probe in probes]
+    resolved = [arm for probe in probes if (arm := probe.result())]
     _refuse_equal(ablation, resolved)
     _refuse_metrics(ablation, resolved)
     return resolved
@@ -154,23 +157,28 @@ def forget(ablation: Ablation, data: str) -> None:
                 path.unlink()
 
 
-def _probe(ablation: Ablation, arm: Arm, code: str, workers: int) -> Resolved:
+def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable[[], bool]) -> Resolved | None:
     cache = _cache(ablation, arm, code)
-    found = _load(arm, cache, code)
-    if not found:
+    while not (found := _load(arm, cache, code)) and not stop():
+        claim = lock.take(cache.with_suffix(".claim"))
+        if claim is None:
+            time.sleep(WAIT)  # another `run` is at it
+            continue
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
         try:
-            with slot(shares=1) as own:  # of a whole GPU, so that memory and speed are its own
-                write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers, own or Slot())))
+            with slot(1, stop) as own:  # a whole GPU, so that memory and speed are its own
+                if own and not _load(arm, cache, code):  # another may have just done it
+                    write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers, own, claim, stop)))
         finally:
             shutil.rmtree(place, ignore_errors=True)
-        found = _load(arm, cache, code)
-    assert found, cache
+            claim.release()
     return found
 
 
-def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot) -> dict[str, Any]:
+def _run_probe(
+    ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot, claim: lock.Claim, stop: Callable[[], bool]
+) -> dict[str, Any]:
     settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
     settings["trainer.logger"] = False
     given = place / "overrides.yaml"
@@ -180,7 +188,7 @@ def _run_probe(ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slo
     words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
     started = time.perf_counter()
     env = environment(workers, own.device)
-    code, lines = finish(words, env, place / "log", ablation.run.timeout, fork=ablation.run.fork, lock=own.fd)
+    code, lines = finish(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
     seconds = time.perf_counter() - started
     if code:
         if code == TIMEOUT:

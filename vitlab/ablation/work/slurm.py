@@ -1,80 +1,143 @@
-"""The same workers as an array job of SLURM: each is ``vitlab ablate run FILE`` on a node of its own."""
+"""The same workers as array jobs of SLURM: each is ``vitlab ablate run FILE`` on a node of its own.
 
-import inspect
+Nothing is trained where they are submitted, not even a probe. Warned of its time limit, a worker lets its cells save,
+ends with 75, and its script requeues it.
+"""
+
+import dataclasses
+import math
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.resolve import command
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.jobs.sbatch import REQUEUE, Site
+from vitlab.runs.directory import write_text
+
+OWN = ("array_parallelism", *(field.name for field in dataclasses.fields(Site)))
+SBATCH = (  # options of sbatch that may stand beside them; others belong under `sbatch`
+    *("account", "chdir", "clusters", "comment", "constraint", "cpus_per_gpu", "dependency", "exclude", "exclusive"),
+    *("export", "gres", "hold", "licenses", "mail_type", "mail_user", "mem", "mem_per_cpu", "mem_per_gpu", "nice"),
+    *("nodelist", "oversubscribe", "partition", "prefer", "qos", "reservation", "tmp", "wckey"),
+)
+SCRIPT = """\
+#!/bin/bash
+# {title}
+# Written by `vitlab ablate run`. Each worker takes cells that nobody works on, until none is left.
+{header}
+{setup}
+# Slurm sends its warning to the worker: its cells save, and it ends with 75. This shell outlives a signal of its own.
+ended=
+trap 'ended=1' TERM
+srun --cpus-per-task={cpus} {words}
+code=$?
+{requeue}"""
 
 
-def worker_words(ablation: Ablation, file: str) -> list[str]:
+def is_elsewhere(ablation: Ablation) -> bool:
+    """Return whether the cells belong on SLURM's nodes and this is none: only slurmd sets the name of a node."""
+    return ablation.run.executor == "slurm" and "SLURMD_NODENAME" not in os.environ
+
+
+def words(ablation: Ablation, more: Sequence[str] = ()) -> list[str]:
     """Return the command of one task of the array; it finds its cells by the claims of the others."""
     own = command(ablation) if not ablation.run.command else [sys.executable, "-m", "vitlab"]
-    return [
-        *own,
-        "ablate",
-        "run",
-        str(Path(file).resolve()),
-        "--workers",
-        "1",
-        *(["--trust_command"] if ablation.run.command else []),
-    ]
+    trust = ["--trust_command"] if ablation.run.command else []
+    return [*own, "ablate", "run", str(ablation.file.path.resolve()), *more, *trust]
 
 
-def parameters(ablation: Ablation, workers: int) -> dict[str, Any]:
-    """Return what submitit is told: ``run.slurm``, its keys with the prefix that submitit gives to SLURM's own."""
-    given = dict(ablation.run.slurm)
-    width = int(given.pop("array_parallelism", workers))
-    hours = given.pop("time", None)
-    named = {f"slurm_{k}" if not k.startswith("slurm_") else k: v for k, v in given.items()}
-    named |= {"name": ablation.name, "slurm_array_parallelism": width}
-    return {**named, "slurm_time": str(hours)} if hours else named
+def site(ablation: Ablation) -> tuple[Site, int]:
+    """Return what a task asks of the cluster, and how many GPUs it gets; refuse what ``run.slurm`` cannot say."""
+    given = {str(k).removeprefix("slurm_"): v for k, v in ablation.run.slurm.items()}
+    given = {{"gpus_per_node": "gpus"}.get(key, key): value for key, value in given.items()}
+    for key in given:
+        if key not in (*OWN, *SBATCH):
+            hint = did_you_mean(key, (*OWN, *SBATCH)) or "; other options of sbatch stand under `sbatch: {}`"
+            raise ablation.file.mistake(f"run/slurm/{key}", f"`run.slurm` has no setting `{key}`{hint}")
+    if "time" not in given:
+        text = '`run.slurm` must have a `time`, the limit of one attempt, as in time: "04:00:00"'
+        raise ablation.file.mistake("run/slurm", text)
+    own = {key: value for key, value in given.items() if key in OWN and key != "array_parallelism"}
+    more = {key: value for key, value in given.items() if key in SBATCH}
+    gpus = own.get("gpus", 1)
+    try:
+        if own.get("nodes", 1) != 1:
+            raise ValueError(f"`nodes` must be 1, got {own['nodes']!r}: a cell trains on one device")
+        found = Site(**{**own, "gpus": gpus or 1, "sbatch": {**more, **(own.get("sbatch") or {})}})
+    except ValueError as error:
+        raise ablation.file.mistake("run/slurm", f"`run.slurm`: {error}") from error
+    return found, gpus
 
 
-def script(ablation: Ablation, file: str, workers: int) -> str:
-    """Return a batch script that does what :func:`submit` submits; `sbatch` takes it as it is."""
-    from submitit.slurm import slurm
+def task_count(ablation: Ablation, cells: int) -> int:
+    """Return how many tasks to submit for so many cells: as many as the file says, and none without a cell."""
+    per_task = max(1, site(ablation)[1] * ablation.run.per_gpu)
+    given = ablation.run.slurm.get("array_parallelism") or ablation.run.workers
+    return max(1, math.ceil(min(cells, cells if given == "auto" else int(given)) / per_task))
 
-    settings = {k.removeprefix("slurm_"): v for k, v in _checked(ablation, workers).items()}
-    settings["job_name"] = settings.pop("name")
-    return slurm._make_sbatch_string(
-        command=shlex.join(worker_words(ablation, file)),
-        folder=ablation.directory / "slurm",
-        map_count=settings["array_parallelism"],
-        **settings,
+
+def script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
+    """Return the batch script of so many workers; `sbatch` takes it as it is, where the site allows so large arrays."""
+    asked, gpus = site(ablation)
+    own: dict[str, Any] = {"ntasks-per-node": 1, "array": f"0-{tasks - 1}"} | ({} if gpus else {"gpus-per-node": None})
+    return SCRIPT.format(
+        title=f"{ablation.name}: {tasks} workers",
+        header=asked.header(ablation.name, _folder(ablation) / "%A_%a.out", **own),
+        setup="\n".join(["", *asked.setup, ""]) if asked.setup else "",
+        cpus=asked.cpus_per_task,
+        words=shlex.join(words(ablation, more)),
+        requeue=REQUEUE.format(script=_folder(ablation) / "workers.sbatch"),
     )
 
 
-def _checked(ablation: Ablation, workers: int) -> dict[str, Any]:
-    """Return the settings; refuse those that submitit does not know."""
+def submit(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[str], None]) -> None:
+    """Submit the workers that are not in the queue yet, in as many arrays as the site's limit makes of them.
+
+    Arrays are chained: one starts when the one before it has, so that no limit of a site is met all at once.
+
+    Raises:
+        UsageError: There is no SLURM here, or it refused the job.
+    """
+    if shutil.which("sbatch") is None:
+        raise UsageError("`run.executor: slurm`: there is no sbatch on this machine; submit on a login node")
+    queue = _ask("squeue", "--noheader", "--me", "--array", f"--name={ablation.name}", "--format=%i").split()
+    if len(queue) >= tasks:
+        say(f"{len(queue)} workers are in the queue already, such as {queue[0]}; nothing submitted")
+        return
+    tasks -= len(queue)
+    found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.MULTILINE)
+    most = max(1, int(found[1])) if found else tasks
+    path = _folder(ablation) / "workers.sbatch"
+    write_text(path, script(ablation, min(tasks, most), more))
+    own, jobs = site(ablation)[0].sbatch.get("dependency"), list[str]()
+    for first in range(0, tasks, most):
+        chain = ",".join(filter(None, [own, f"after:{jobs[-1]}" if jobs else None]))
+        own_words = [f"--array=0-{min(most, tasks - first) - 1}", *([f"--dependency={chain}"] if chain else [])]
+        done = subprocess.run(
+            ["sbatch", "--parsable", *own_words, str(path)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            begun = f"; submitted before it: {', '.join(jobs)}" if jobs else ""
+            raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{begun}")
+        jobs.append(done.stdout.strip().split(";")[0])  # number;cluster where there are several
+    say(f"submitted {tasks} workers as {', '.join(jobs)}; logs in {path.parent}; `scancel {' '.join(jobs)}` stops them")
+    say(f"follow   vitlab ablate status {ablation.file.path}")
+
+
+def _folder(ablation: Ablation) -> Path:
+    return ablation.directory / "slurm"
+
+
+def _ask(*asked: str) -> str:
     try:
-        from submitit.slurm import slurm
-    except ImportError as error:
-        raise UsageError("`run.executor: slurm` needs submitit: pip install 'vitlab[slurm]'") from error
-    known = {*inspect.signature(slurm._make_sbatch_string).parameters, "name"} - {"command", "folder", "map_count"}
-    settings = parameters(ablation, workers)
-    for key in settings:
-        if (name := key.removeprefix("slurm_")) not in known:
-            hint = did_you_mean(name, known) or "; see `additional_parameters` of submitit for what it does not know"
-            raise ablation.file.mistake(f"run/slurm/{name}", f"`run.slurm` has no setting `{name}`{hint}")
-    return settings
-
-
-def submit(ablation: Ablation, file: str, workers: int, say: Callable[[str], None]) -> None:
-    """Submit the workers."""
-    settings = _checked(ablation, workers)
-    import submitit
-
-    executor = submitit.AutoExecutor(folder=ablation.directory / "slurm")
-    if executor.cluster != "slurm":
-        raise UsageError("`run.executor: slurm`: there is no SLURM on this machine (no `sbatch`); use executor: local")
-    executor.update_parameters(**settings)
-    words = worker_words(ablation, file)
-    jobs = executor.map_array(subprocess.check_call, [words] * settings["slurm_array_parallelism"])
-    say(f"submitted {len(jobs)} workers as {jobs[0].job_id.split('_')[0]}; follow: `vitlab ablate status {file}`")
+        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return ""

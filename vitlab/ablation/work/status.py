@@ -23,11 +23,16 @@ class Status:
     rows: list[dict[str, Any]]  # arm, seed, state, what is to be said of it
     lines: list[str]
     failed: list[str] = field(default_factory=list)  # the cells that the call which returns this could not finish
-    interrupted: bool = False
+    code: int = 0  # of a signal that ended this call: 130, or 75 where it can go on later
     submitted: bool = False
 
     def __str__(self) -> str:
         return "\n".join(self.lines)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the call that returns this."""
+        return self.code > 0
 
     @property
     def cells(self) -> "pd.DataFrame":

@@ -8,14 +8,14 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.file.tune import Range
 from vitlab.ablation.work.cells import Cell, Resolved
-from vitlab.ablation.work.pool import Pool, Say
+from vitlab.ablation.work.pool import Pool
 from vitlab.ablation.work.suggest import suggestion
 
 
@@ -129,22 +129,20 @@ def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int
     return tried
 
 
-def work_off(
-    ablation: Ablation, arms: Sequence[Resolved], workers: int, say: Say | None, fail_fast: bool
-) -> tuple[list[str], bool]:
-    """Work off the trials, with whoever else is at it; return those that failed, and whether it was interrupted."""
+def work_off(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[list[Cell]], Pool]) -> list[str]:
+    """Work off the trials, with whoever else is at it, until a signal; return those that failed."""
     while True:
         left = [trial for trial in trials(ablation, arms) if not trial.is_over]
         todo = [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
         if not todo:
-            return [], False
-        pool = Pool(todo, workers, say, fail_fast)
+            return []
+        pool = pool_of(todo)
         pool.work_off()
         states = [cell.state() for cell in todo]
         ended = zip(todo, states, strict=True)
         failed = [f"tune/{cell.name}" for cell, state in ended if cell.failure() and state != "diverged"]
-        if failed or pool.interrupted:
-            return failed, pool.interrupted
+        if failed or pool.interrupts.count:
+            return failed
         if "running" in states:
             time.sleep(1)  # another `run` is at it
 

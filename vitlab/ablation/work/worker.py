@@ -102,7 +102,7 @@ def work(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], 
         code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():
             continue
-        if code == STOPPED:
+        if code == STOPPED or (code and stop()):  # a warning of SLURM reaches the command, too
             return Outcome("stopped")
         if words != _next_stage(cell) and (not code or cell.is_done()):  # an analysis may not apply, the next may
             continue
