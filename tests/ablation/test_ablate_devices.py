@@ -20,10 +20,12 @@ from vitlab.ablation.work.process import environment
     [
         ("4,5", ["4", "5"]),
         ("2, 3,", ["2", "3"]),
-        ("GPU-8f3a, MIG-77c1/0/1", ["GPU-8f3a", "MIG-77c1/0/1"]),
+        (" GPU-8f3a ,, MIG-77c1/0/1,", ["GPU-8f3a", "MIG-77c1/0/1"]),
+        ("3,3", ["3"]),
         ("1,-1,0", ["1"]),
         ("", []),
         ("-1", []),
+        ("NoDevFiles", []),
     ],
 )
 def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeypatch, tmp_path, visible, devices):
@@ -49,10 +51,31 @@ def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeyp
     heir.wait()
 
 
+def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8f3a")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def room(shares):
+        with ExitStack() as held:
+            taken = [held.enter_context(slot(shares, iter([False, True]).__next__)) for _ in range(shares + 1)]
+        return sum(place is not None for place in taken)
+
+    monkeypatch.setattr(gpus, "WAIT", 0)
+    assert [room(shares) for shares in (1, 2, 3, 7, 13)] == [1, 2, 3, 7, 13]
+    with slot(2) as half:  # as one `run` has it
+        assert half.device == "GPU-8f3a" and [room(shares) for shares in (1, 2, 3, 4)] == [0, 1, 1, 2]
+    with slot(1):
+        assert [room(shares) for shares in (1, 2, 3)] == [0, 0, 0]
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # the one GPU of each job, by another's number
+    names = [monkeypatch.setenv("SLURM_JOB_ID", job) or one_name("0") for job in ("71", "72")]
+    assert names == ["71.0", "72.0"]
+
+
 def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-8932f937-d72c)'\necho 'GPU 1: NVIDIA H100 (UUID: GPU-77aa)'\n"
-        "echo '  MIG 1g.10gb Device 0: (UUID: MIG-c7384736)'\n"
+        "echo '  MIG 1g.10gb Device 0: (UUID: MIG-c7384736)'\necho '  MIG 2g.20gb Device 1: (UUID: MIG-99/2/0)'\n"
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
@@ -60,7 +83,7 @@ def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeyp
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     gpus._listed.cache_clear()
     try:
-        assert visible_devices() == ["0", "1"]
+        assert visible_devices() == ["0", "MIG-c7384736", "MIG-99/2/0"]  # a GPU that is cut is its parts
         assert [one_name(n) for n in ("0", "GPU-8932", "MIG-c7384736")] == ["GPU-8932f937-d72c"] * 2 + ["MIG-c7384736"]
         with slot(1) as first:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-8932")

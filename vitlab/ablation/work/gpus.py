@@ -1,8 +1,9 @@
-"""The GPUs of a host, shared by all that run cells on it: a slot is a lock file, held as long as a cell is at work."""
+"""The GPUs of a host, shared by all that run cells on it: a slot is a part of a lock file, held while a cell works."""
 
 import fcntl
 import os
 import re
+import struct
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,8 @@ from functools import lru_cache
 from pathlib import Path
 
 WAIT = 0.5  # seconds between two looks whether a slot is free
+WHOLE = 27720  # bytes of a GPU's lock: a half, a third, ... a twelfth of it are whole numbers
+HIDDEN = ("-1", "NoDevFiles")  # what hides itself and all that follow it; the second is SLURM's
 
 
 @dataclass(frozen=True)
@@ -30,12 +33,20 @@ class Slot:
 
 @lru_cache(maxsize=1)
 def _listed() -> dict[str, str]:
-    """Return the UUID of each GPU by its number, as `nvidia-smi` lists them; empty where it is not there."""
+    """Return the UUID of each GPU by its number, as `nvidia-smi` lists them; in place of one that is cut, its parts."""
     try:
         done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return dict(re.findall(r"^GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)", done.stdout, re.MULTILINE))
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        if gpu := re.match(r"GPU (\d+): .*\(UUID: (GPU-[\w-]+)\)", line):
+            found[gpu[1]] = gpu[2]
+        elif part := re.match(r"\s+MIG .*\(UUID: (MIG-[\w/-]+)\)", line):
+            if not (last := list(found)[-1]).startswith("MIG-"):
+                del found[last]
+            found[part[1]] = part[1]
+    return found
 
 
 def visible_devices() -> list[str]:
@@ -43,14 +54,18 @@ def visible_devices() -> list[str]:
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
         return list(_listed())
     names = [name.strip() for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",")]
-    names = names[: names.index("-1")] if "-1" in names else names
-    return [name for name in names if name]
+    names = names[: next((i for i, name in enumerate(names) if name in HIDDEN), None)]
+    return list(dict.fromkeys(name for name in names if name))
 
 
 def one_name(device: str) -> str:
-    """Return the name that a device has on this host, however it is written: a UUID, or the beginning of one."""
+    """Return the name that a device has on this host, however it is written: a UUID, or the beginning of one.
+
+    Where nothing tells its UUID, a number means another GPU in each job of SLURM, which sees its own alone.
+    """
     listed = _listed()
-    return listed.get(device) or next((uuid for uuid in listed.values() if uuid.startswith(device)), device)
+    found = listed.get(device) or next((uuid for uuid in listed.values() if uuid.startswith(device)), None)
+    return found or (f"{os.environ['SLURM_JOB_ID']}.{device}" if "SLURMD_NODENAME" in os.environ else device)
 
 
 @contextmanager
@@ -58,7 +73,8 @@ def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot
     """Hold a slot of a GPU that no other process of this host holds, and wait for one; None if ``stop`` says so.
 
     Args:
-        shares: How many cells may share a GPU; the first of every GPU are taken before the second of any.
+        shares: How many like this one a GPU has room for: whoever takes all of it waits for every part, and others
+            for it, however large theirs are. The first part of every GPU is taken before the second of any.
         stop: Asked again and again.
     """
     devices = visible_devices()
@@ -67,13 +83,14 @@ def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot
         return
     place = Path(tempfile.gettempdir()) / f"vitlab-gpus-{os.getuid()}"
     place.mkdir(mode=0o700, exist_ok=True)
+    size = WHOLE // shares
     while not stop():
         for share in range(shares):
             for device in devices:
                 name = re.sub(r"[^\w.-]", "_", one_name(device))
-                fd = os.open(place / f"{name}.{share}", os.O_CREAT | os.O_RDWR, 0o600)
+                fd = os.open(place / name, os.O_CREAT | os.O_RDWR, 0o600)
                 try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _lock(fd, share * size, WHOLE - share * size if share == shares - 1 else size)
                 except OSError:
                     os.close(fd)
                     continue
@@ -84,3 +101,9 @@ def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot
                 return
         time.sleep(WAIT)
     yield None
+
+
+def _lock(fd: int, start: int, length: int) -> None:
+    """Lock a part of a file for this opening of it and those that inherit it, not for this process; Linux alone."""
+    want = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+    fcntl.fcntl(fd, fcntl.F_OFD_SETLK, want)
