@@ -1,26 +1,37 @@
 """Commands in forks of a process that has imported vitlab: what a fresh process would do, for less."""
 
 import os
-import shutil
 import signal
+import socket
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from vitlab.ablation.work import process
+from vitlab.ablation.work import process, warm
 from vitlab.runs import lock
 
-pytestmark = pytest.mark.slow  # it imports torch, and trains
 FIT = ["fit", "--config", "vit", "--data", "PositionProbe", "--trainer.max_epochs", "1", "--run_dir"]
 FIT_ENDS = ["--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "2", "--trainer.accelerator", "cpu"]
+LIGHT = """\
+import sys, time, types
+from vitlab.ablation.work import warm
+from vitlab.cli import main
+warm.ROOMS, warm.OTHERS, warm._parse = ("cli.main",), ("numpy.random",), lambda: None
+sys.modules["hang"] = types.SimpleNamespace(main=lambda args: time.sleep(60))
+main.COMMANDS["hang"] = ("", "hang:main")
+sys.exit(warm.main(int(sys.argv[3])))
+"""
 
 
 @pytest.fixture
 def finish(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setattr(process, "_told", [])
 
     def call(*args, fork=True, **more):
         env = process.environment(2, WORD="of its own")
@@ -28,39 +39,73 @@ def finish(tmp_path, monkeypatch):
 
     yield call
     for server in process._servers.values():
-        server.socket.close()
+        server.close()
         server.process.wait(30)
     process._servers.clear()
 
 
-def test_a_command_in_a_fork_ends_as_one_in_a_process_and_its_death_is_its_own(finish, tmp_path):
-    assert finish("--version") == finish("--version", fork=False)
-    assert finish("fot") == finish("fot", fork=False) and finish("fot")[0] == 2
+@pytest.fixture
+def light(finish, tmp_path, monkeypatch):
+    """Servers that import next to nothing, and know a command that hangs."""
+    (tmp_path / "server.py").write_text(LIGHT)
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} {tmp_path / "server.py"} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    return finish
+
+
+def test_a_command_in_a_fork_ends_as_one_in_a_process_and_its_death_is_its_own(light, tmp_path, capsys):
+    assert light("--version") == light("--version", fork=False)
+    assert light("fot") == light("fot", fork=False) and light("fot")[0] == 2
     (server,) = process._servers.values()
     assert server.served
-    slow = [*FIT, "long", "--trainer.max_epochs", "1000", "--quiet"]
-    for stop, code in ((False, -signal.SIGKILL), (True, process.STOPPED)):
-        claim, ended = lock.take(tmp_path / "claim"), []
-        asked = threading.Event()
+    for number in (signal.SIGKILL, signal.SIGUSR1, None):
+        claim, ended, asked = lock.take(tmp_path / "claim"), [], threading.Event()
         more = {"claim": claim, "stop": asked.is_set}
-        thread = threading.Thread(
-            target=lambda more=more, ended=ended: ended.append(finish(*slow, **more)), daemon=True
-        )
+        thread = threading.Thread(target=lambda more=more, ended=ended: ended.append(light("hang", **more)))
         thread.start()
         while not (child := (lock.read(claim.path) or {}).get("child")):
-            time.sleep(0.05)
+            time.sleep(0.02)
         assert os.getsid(child) == child and os.getpgid(child) == child
-        asked.set() if stop else os.kill(child, signal.SIGKILL)
-        thread.join(60)
-        assert ended[0][0] == code
+        if number == signal.SIGUSR1:  # SLURM's warning is sent to all that it knows of
+            os.kill(server.process.pid, number)
+            time.sleep(0.2)
+        os.kill(child, number) if number else asked.set()
+        thread.join(30)
+        assert ended[0][0] == (-number if number else process.STOPPED)
         claim.release()
-        shutil.rmtree("long", ignore_errors=True)
-    assert server.process.poll() is None and finish("--version")[0] == 0  # others go on
+    assert server.process.poll() is None and light("--version")[0] == 0  # others go on
     os.kill(server.process.pid, signal.SIGKILL)
     server.process.wait()
-    assert finish("--version")[0] == 0  # and so they do without it
+    assert light("--version")[0] == 0 and capsys.readouterr().err == ""  # and so they do without it
 
 
+def test_where_nothing_can_be_forked_it_is_said_once_and_processes_do_the_work(light, tmp_path, capsys):
+    (tmp_path / "server.py").write_text("raise ImportError('no libcudart')")
+    assert light("--version")[0] == light("--version")[0] == 0
+    text = "vitlab: cells start as processes, which takes longer; none can be forked: ImportError: no libcudart\n"
+    assert capsys.readouterr().err == text
+
+
+def test_a_process_in_which_cuda_is_in_use_does_not_fork(monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(os, "fork", lambda: pytest.fail("forked"))
+    wakeup, old = signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGCHLD)
+    asking, asked = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reply, theirs = socket.socketpair()
+    try:
+        with asking, asked, reply, theirs:
+            socket.send_fds(asking, [b"{}"], [theirs.fileno()])
+            theirs.close()
+            assert warm._serve(asked) is None
+            assert reply.recv(8) == b""  # whoever asked starts a process
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        signal.signal(signal.SIGCHLD, old)
+    assert "CUDA is in use in the process that forks" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 @pytest.mark.rare
 def test_a_forked_training_is_that_of_a_process_to_the_bit(finish):
     for name, fork in (("first", True), ("second", True), ("fresh", False)):

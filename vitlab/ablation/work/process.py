@@ -13,6 +13,7 @@ from pathlib import Path
 from vitlab.ablation.work.gpus import visible_devices
 from vitlab.ablation.work.warm import Child, Server
 from vitlab.config.environment import NAME
+from vitlab.errors import printable
 from vitlab.runs.lock import Claim
 from vitlab.runs.processes import born
 
@@ -86,8 +87,13 @@ def _start(
 ) -> "subprocess.Popen[bytes] | Child":
     """Start a command in a session of its own, with the locks that it inherits."""
     if fork and words[:3] == VITLAB and sys.platform == "linux":
-        with suppress(OSError):
-            return _server(env).start(words[3:], env, out, fds)
+        server = _server(env)
+        try:
+            return server.start(words[3:], env, out, fds)
+        except OSError:
+            if not _told:
+                _told.append(f"cells start as processes, which takes longer; none can be forked: {server.why()}")
+                sys.stderr.write(f"vitlab: {printable(_told[0])}\n")
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -100,6 +106,7 @@ def _start(
 
 
 _servers: dict[tuple[str | None, ...], Server] = {}
+_told: list[str] = []  # once
 _mutex = threading.Lock()
 
 

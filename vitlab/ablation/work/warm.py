@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -54,17 +55,31 @@ class Server:
         self.served = False
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-m", "vitlab.ablation.work.warm", str(theirs.fileno())]
-        quiet: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self.errors}
         fds = (theirs.fileno(),)
-        self.process = subprocess.Popen(words, env=dict(env), pass_fds=fds, start_new_session=True, **quiet)
+        self.process = subprocess.Popen(words, env=dict(env), pass_fds=fds, start_new_session=True, **pipes)
         theirs.close()
 
     def has_ended(self) -> bool:
         """Return whether it is gone and was of use before: it was idle, or killed. One that never was is kept."""
         if not self.served or self.process.poll() is None:
             return False
-        self.socket.close()
+        self.close()
         return True
+
+    def close(self) -> None:
+        """Let it end."""
+        self.socket.close()
+        self.errors.close()
+
+    def why(self) -> str:
+        """Return why it has ended: the last line that it wrote, or its exit code."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"exit code {self.process.returncode}")
 
     def start(self, args: Sequence[str], env: Mapping[str, str], log: int, locks: Sequence[int]) -> Child:
         """Fork for ``vitlab ARGS``.
@@ -80,7 +95,7 @@ class Server:
             socket.send_fds(self.socket, [request], fds)
             theirs.close()
             if len(pid := reply.recv(8)) < 8:
-                raise BrokenPipeError("the process that forks is gone")
+                raise BrokenPipeError("it is gone")
             closing.pop_all()
         self.served = True
         return Child(int.from_bytes(pid, "big"), reply)
@@ -88,6 +103,7 @@ class Server:
 
 def main(fd: int) -> int:
     """Import, then serve; in a child, run its command and return its exit code."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a time limit's warning, which is for the commands
     for name in (*(f"vitlab.{room}" for room in ROOMS), *OTHERS):
         importlib.import_module(name)
     _parse()
@@ -122,36 +138,53 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     signal.set_wakeup_fd(wake.fileno())
     replies: dict[int, socket.socket] = {}
-    while True:
-        ready = select.select([requests, woken], [], [], None if replies else IDLE)[0]
-        if woken in ready:
-            woken.recv(4096)
-            _reap(replies)
-        if requests in ready:
-            request, fds, _, _ = socket.recv_fds(requests, MOST, 4)
-            if not request:
-                return None  # whoever asked is gone
-            told, tell = os.pipe()
-            if not (pid := os.fork()):
-                signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                os.setsid()
-                for open_ in (requests, woken, wake, *replies.values()):
-                    open_.close()
-                os.close(fds.pop(0))
-                os.close(told)
-                os.close(tell)  # it has its session: it can be ended
-                return json.loads(request), fds
-            os.close(tell)
-            os.read(told, 1)
-            os.close(told)
-            replies[pid] = socket.socket(fileno=fds.pop(0))
-            with suppress(OSError):
-                replies[pid].send(pid.to_bytes(8, "big"))
-            for other in fds:
-                os.close(other)
-        if not ready and not replies:
-            return None
+    with woken, wake:
+        while True:
+            ready = select.select([requests, woken], [], [], None if replies else IDLE)[0]
+            if woken in ready:
+                woken.recv(4096)
+                _reap(replies)
+            if requests in ready:
+                request, fds, _, _ = socket.recv_fds(requests, MOST, 4)
+                if not request or _holds_cuda():  # whoever asked is gone, or a fork would be of no use to it
+                    for other in fds:
+                        os.close(other)
+                    return None
+                if not (pid := _fork((requests, *replies.values()))):
+                    os.close(fds.pop(0))
+                    return json.loads(request), fds
+                replies[pid] = socket.socket(fileno=fds.pop(0))
+                with suppress(OSError):
+                    replies[pid].send(pid.to_bytes(8, "big"))
+                for other in fds:
+                    os.close(other)
+            if not ready and not replies:
+                return None
+
+
+def _holds_cuda() -> bool:
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        sys.stderr.write("CUDA is in use in the process that forks\n")
+        return True
+    return False
+
+
+def _fork(sockets: Sequence[socket.socket]) -> int:
+    """Fork; return when the child has a session of its own and can be ended, and 0 in it, with the sockets closed."""
+    told, tell = os.pipe()
+    if not (pid := os.fork()):
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGUSR1):
+            signal.signal(number, signal.SIG_DFL)
+        os.setsid()
+        for open_ in sockets:
+            open_.close()
+        os.close(told)
+    os.close(tell)
+    if pid:
+        os.read(told, 1)
+        os.close(told)
+    return pid
 
 
 def _reap(replies: dict[int, socket.socket]) -> None:
