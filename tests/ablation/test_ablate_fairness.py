@@ -12,7 +12,7 @@ from vitlab.ablation.file.spec import read
 from vitlab.ablation.verdict.audit import flags, shares
 from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.linear import linear, of_arm
+from vitlab.ablation.verdict.linear import check, linear, of_arm
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.work.cells import Resolved
@@ -107,8 +107,17 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     (found,) = linear(spec, arms).values()
     assert 0.8 < found["acc1"] < 1 and (found["n_train"], found["n"], found["inputs"]) == (3000, 750, 256)
     kept = tmp_path / "runs/ablations/toy/linear.json"
-    kept.write_text(kept.read_text().replace(str(found["acc1"]), "0.5"))
+    easier = kept.read_text().replace(str(found["acc1"]), "0.5")
+    kept.write_text(easier)
     assert of_arm(linear(spec, arms), spec, arms[0])["acc1"] == 0.5  # it is fitted once
+    fitted = check(spec, arms)
+    monkeypatch.setattr("vitlab.ablation.verdict.linear._fit", lambda spec, arm: dict(found))
+    assert (fitted[0], fitted[1]) == (1, [f"acc1 is 0.5, fitted again it is {found['acc1']}"])
+    kept.write_text("{" + kept.read_text())
+    assert "linear.json" in check(spec, arms)[1][0] and linear(spec, arms).popitem()[1] == found
+    assert check(spec, arms) == (1, [], "")
+    assert "images are not in this folder" in check(replace(spec, home=kept.parent), arms)[2]
+    kept.write_text(easier)
     assert of_arm(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
     results = Results(spec, arms)
     results.numbers = {

@@ -162,12 +162,12 @@ class Lab:
         return register(self.ablation, done)
 
     def verify(self) -> "Verified":
-        """Compute every number of the finished cells from the predictions beside it, and name what disagrees."""
+        """Compute every number of the finished cells again, and the linear model's; name what disagrees."""
         from vitlab.ablation.evidence.verify import verify
 
         arms = self._known()
         tried = [cell for trial in trials(self.ablation, arms) for cell in trial.cells]
-        return verify([*cells_of(self.ablation, self._measured()), *tried])
+        return verify(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write all that the report rests on into one folder, from which ``Lab(folder).report()`` makes the same page.

@@ -9,8 +9,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.verdict import linear
 from vitlab.ablation.verdict.measured import unreadable
-from vitlab.ablation.work.cells import Cell
+from vitlab.ablation.work.cells import Cell, Resolved
 from vitlab.ablation.work.identity import digest
 
 CLOSE = 2e-6  # float32 sums of a metric in another order
@@ -23,6 +25,7 @@ class Verified:
     checked: int
     problems: dict[str, list[str]]  # cell: what is wrong
     numbers: int  # that were computed again
+    note: str = ""  # what could not be
 
     @property
     def is_green(self) -> bool:
@@ -32,11 +35,12 @@ class Verified:
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
+        lines += [self.note] if self.note else []
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers computed again: {ending}"])
 
 
-def verify(cells: Sequence[Cell]) -> Verified:
-    """Compute every number of the finished cells from their predictions, and compare."""
+def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) -> Verified:
+    """Compute every number of the finished cells from their predictions, fit the gate again, and compare."""
     problems: dict[str, list[str]] = {}
     checked = numbers = 0
     for cell in cells:
@@ -47,7 +51,8 @@ def verify(cells: Sequence[Cell]) -> Verified:
         checked, numbers = checked + 1, numbers + count
         if words:
             problems[cell.name] = words
-    return Verified(checked, problems, numbers)
+    fits, wrong, note = linear.check(ablation, resolved)
+    return Verified(checked, problems | ({linear.FILE: wrong} if wrong else {}), numbers + fits, note)
 
 
 def _check(cell: Cell) -> tuple[list[str], int]:
