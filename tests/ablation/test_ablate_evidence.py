@@ -7,26 +7,53 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.lab import Lab
+from vitlab.ablation.report import write
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs
 
 
+def started():
+    return Lab("toy.yaml", trust_command=True)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A toy that was registered and run, with predictions and an analysis; for all to copy."""
+    lab = Toy(tmp_path_factory.mktemp("finished"))
+    lab.change(arms=("none", "learned"), analyses=("resolution", "position"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(lab.path)
+        patch.setenv("TOY_PREDICTIONS", "1")
+        started().register()
+        assert not started().run().failed
+    return lab.path
+
+
 @pytest.fixture
 def toy(lab, monkeypatch):
-    """The toy, with predictions beside its numbers."""
+    """The toy, before anything; its reports without figures, which are most of their time."""
     monkeypatch.chdir(lab.path)
     monkeypatch.setenv("TOY_PREDICTIONS", "1")
+    for drawn in ("figures", "panels", "responses"):
+        monkeypatch.setattr(write, drawn, lambda *found: {})
     lab.change(arms=("none", "learned"))
-    return lambda: Lab("toy.yaml", trust_command=True)
+    return started
 
 
 @pytest.fixture
-def done(toy):
-    assert not toy().run().failed
+def done(toy, lab, finished):
+    shutil.copytree(finished, lab.path, dirs_exist_ok=True)
     return toy
+
+
+def change(lab, old, new):
+    text = (lab.path / "toy.yaml").read_text()
+    assert old in text
+    (lab.path / "toy.yaml").write_text(text.replace(old, new))
 
 
 def cell(lab, arm="learned", seed=0):
@@ -35,7 +62,7 @@ def cell(lab, arm="learned", seed=0):
 
 
 def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab, monkeypatch):
-    lab.change(arms=("none", "learned"), seeds=3)
+    change(lab, "seeds: 2", "seeds: 3")
     monkeypatch.setenv("TOY_IMAGES", "480")  # the pictures behind the same root are others now
     said = []
     assert len(done().run(say=said.append).failed) == 2
@@ -65,19 +92,18 @@ def test_a_base_config_that_changed_is_told_with_its_lines(done, lab):
     )
 
 
-def test_a_registered_protocol_cannot_change_in_silence(toy, lab):
-    first = toy().register()
-    assert toy().register() == first and first["cells_done"] == 0
-    toy().run()
-    toy().report()
+def test_a_registered_protocol_cannot_change_in_silence(done, lab):
+    first = json.loads((lab.path / "runs/ablations/toy/registered.json").read_text())
+    assert done().register() == first and first["cells_done"] == 0
+    done().report()
     page = lab.path / "runs/ablations/toy/report/report.md"
     assert "before any cell was done" in page.read_text() and "nothing has changed since" in page.read_text()
-    lab.change(arms=("none", "learned"), claims=("none > learned",))
-    toy().report()
+    change(lab, "- learned > none", "- none > learned")
+    done().report()
     assert "CHANGED since, see below" in page.read_text()
     assert "`the file: -- learned > none`, `the file: +- none > learned`" in page.read_text()
     with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
-        toy().register()
+        done().register()
 
 
 def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
@@ -99,22 +125,20 @@ SELDOM = ["done.json", "run.json", "analysis/notes.json", "metrics.jsonl", "anal
 
 
 @pytest.mark.parametrize("name", [*FILES, *(pytest.param(name, marks=pytest.mark.rare) for name in SELDOM)])
-def test_a_damaged_file_takes_nobody_else_down(toy, lab, name):
-    lab.change(arms=("none", "learned"), analyses=("resolution",))
-    toy().run()
+def test_a_damaged_file_takes_nobody_else_down(done, lab, name):
     path = cell(lab) / name
     path.write_text("{" + path.read_text(errors="replace")[:20] + "}\n")
-    report = toy().report()
+    report = done().report()
     assert len(report.results.dropna(subset=["value"])["cell"].unique()) == 3
     page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
     assert "| learned | 0 | damaged |" in page and path.name in page
     if path.suffix in (".json", ".jsonl"):
-        assert path.name in str(toy().status()) and "1 damaged" in str(toy().status())
-        assert path.name in str(toy().verify())
+        assert path.name in str(done().status()) and "1 damaged" in str(done().status())
+        assert path.name in str(done().verify())
         said = []
-        assert not toy().run(say=said.append).failed
+        assert not done().run(say=said.append).failed
         assert any(line.startswith("damaged  learned/s0") for line in said)
-        assert set(toy().status().cells["state"]) == {"done"} and toy().verify().is_green
+        assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
 
 
 def test_a_damaged_file_of_an_arm_is_made_again(done, lab):
@@ -125,12 +149,9 @@ def test_a_damaged_file_of_an_arm_is_made_again(done, lab):
     assert set(done().status().cells["state"]) == {"done"}
 
 
-def test_an_exported_folder_makes_the_same_page_elsewhere(toy, lab, tmp_path_factory, monkeypatch):
-    lab.change(arms=("none", "learned"), analyses=("resolution", "position"))
-    toy().register()
-    toy().run()
-    page = toy().report().files[1].read_text()
-    toy().export("kept")
+def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory, monkeypatch):
+    page = done().report().files[1].read_text()
+    done().export("kept")
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     shutil.move("kept", elsewhere / "evidence")
     monkeypatch.chdir(elsewhere)

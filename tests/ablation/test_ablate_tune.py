@@ -7,6 +7,7 @@ import time
 import pytest
 import yaml
 
+from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.file.spec import read
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.work.tuning import at_border, choices, trials
@@ -58,11 +59,19 @@ def test_every_arm_is_measured_with_the_best_of_its_trials_on_seeds_of_their_own
     assert not toy().run().failed and lab.counts() == before
 
 
-def test_tuning_that_is_killed_and_shared_halves_as_if_undisturbed(toy, lab):
+@pytest.mark.rare
+def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed_and_its_evidence_makes_the_same_page(
+    toy, lab, monkeypatch
+):
+    for drawn in ("figures", "panels"):  # most of a report's time; that of the tuning stays
+        monkeypatch.setattr(f"vitlab.ablation.report.write.{drawn}", lambda *found: {})
     write(lab, {**SPACE, "seeds": [100], "halving": 2})
     for _ in range(3):
+        before = sum(lab.counts().values())
         process = lab.start(sleep=0.1)
-        time.sleep(2.5)
+        while sum(lab.counts().values()) <= before:
+            assert process.poll() is None
+            time.sleep(0.02)
         process.kill()
         process.communicate()
     both = [lab.start(sleep=0.05), lab.start(sleep=0.05)]
@@ -70,9 +79,17 @@ def test_tuning_that_is_killed_and_shared_halves_as_if_undisturbed(toy, lab):
         _, err = process.communicate(timeout=300)
         assert process.returncode == 0, err
     assert toy().verify().is_green
-    page = toy().report().files[1].read_text()
+    report = toy().report()
+    page = report.files[1].read_text()
     toy().export("kept")
-    assert Lab("kept").report().files[1].read_text() == page and Lab("kept").verify().is_green
+    again = Lab("kept").report()
+    assert again.files[1].read_text() == page and again.files[2].read_bytes() == report.files[2].read_bytes()
+    assert Lab("kept").verify().is_green
+    for arm in ("none", "learned"):  # what the toy's closed form says of the chosen rate
+        (config,) = configs(lab, f"{arm}/s*").values()
+        right = accuracy({**DEFAULTS, **flat(config)}, config["trainer"]["max_epochs"] - 1)
+        mine = report.results[(report.results["pos_embed"] == arm) & (report.results["metric"] == "acc1")]
+        assert mine["value"].tolist() == [round(right * IMAGES) / IMAGES]
     measured = [line for line in lab.counts() if line.startswith("val") and "/tune/" in line]
     assert len(measured) == 2  # four candidates of each arm, two after one epoch, one after two
     for arm in ("none", "learned"):

@@ -10,11 +10,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.file.tune import Range
-from vitlab.ablation.work.cells import Cell, Resolved
+from vitlab.ablation.work.cells import Cell, Resolved, State
 from vitlab.ablation.work.pool import Pool
 from vitlab.ablation.work.suggest import suggestion
 
@@ -37,19 +38,24 @@ class Trial:
     until: int = 0
     stopped: int = 0
 
+    @cached_property
+    def states(self) -> list[State]:
+        """How far each of its cells is, looked at once."""
+        return [cell.state() for cell in self.cells]
+
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: it is done, has diverged, or was stopped."""
-        return bool(self.stopped) or all(cell.state() in ("done", "diverged") for cell in self.cells)
+        return bool(self.stopped) or {*self.states} <= {"done", "diverged"}
 
     @property
     def has_diverged(self) -> bool:
         """Whether one of its seeds has."""
-        return any(cell.state() == "diverged" for cell in self.cells)
+        return "diverged" in self.states
 
     def score(self) -> float:
         """Return its mean over the seeds; NaN where one has diverged, was stopped or is not done."""
-        whole = not self.stopped and all(cell.state() == "done" for cell in self.cells)
+        whole = not self.stopped and {*self.states} == {"done"}
         return _mean([(c.result() or {}).get(c.ablation.primary) if whole else None for c in self.cells])
 
     def score_at(self, epoch: int) -> float:
