@@ -26,6 +26,7 @@ def fit(
     auto_resume: bool = False,
     init_from: PathLike | None = None,
     resize: Policy | None = None,
+    init_grid: Sequence[int] | None = None,
     overwrite: bool = False,
     quiet: bool = False,
     trust_imports: Sequence[str] = (),
@@ -41,6 +42,7 @@ def fit(
         auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it is there, and to start it if not.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
+        init_grid: With ``init_from``, rows and columns of tokens of its training, where the file does not say them.
         overwrite: Whether to delete the run directory if it exists.
         quiet: Whether to print errors alone.
         trust_imports: Packages of your own that class paths of the configuration may import.
@@ -68,6 +70,7 @@ def fit(
         auto_resume=auto_resume,
         init_from=_text(init_from),
         resize=resize,
+        init_grid=",".join(map(str, init_grid)) if init_grid else None,
         overwrite=overwrite,
         quiet=quiet,
     )

@@ -175,7 +175,7 @@ def test_measuring_keeps_what_the_run_says_of_each_image(run):
 
 
 MISTAKES = [
-    ([*T2T, "--model.pos_embed=foo"], "`pos_embed` must be one of none, learned"),
+    ([*T2T, "--model.pos_embed=foo"], "`model.pos_embed` must be one of none, learned"),
     ([*T2T, "--model.pos_embed=sincos"], 'did you mean "sincos2d"?'),
     ([*T2T, "--trainer.max_epoch", "3"], 'did you mean "trainer.max_epochs"?'),
     ([*T2T, "--model.dept=3"], 'there is no key `model.dept`; did you mean "model.depth"?'),
@@ -186,7 +186,10 @@ MISTAKES = [
     ([*T2T, "--data", "Digts"], 'did you mean "Digits"?'),
     ([*T2T, "--nam", "x"], 'did you mean "name"?'),
     ([*T2T, "--name", "a/b"], "use --run_dir for a path"),
-    ([*T2T, "--model.num_heads=5"], "`num_heads` must divide `embed_dim`, got num_heads=5 and embed_dim=48"),
+    (
+        [*T2T, "--model.num_heads=5"],
+        "`model.num_heads` must divide `model.embed_dim`, got num_heads=5 and embed_dim=48",
+    ),
     ([*T2T, "--model.tokenizer=patch", "--model.patch_size=3"], "got patch_size=3 and img_size=[8, 8]"),
     ([*T2T, "--model.lr=-1"], "`model.lr` must be in (0, 1000], got -1.0"),
     ([*T2T, "--model.num_classes=4"], "Digits has a class count of 10, got 4"),

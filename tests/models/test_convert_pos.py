@@ -98,9 +98,11 @@ def test_the_bias_table_of_another_square_grid_is_resized_when_loading(tmp_path)
     reference = Beit(24, 8, **SIZE, use_abs_pos_emb=False, use_rel_pos_bias=True, init_values=0.1, global_pool="token")
     save_file(reference.state_dict(), tmp_path / "beit.safetensors")
     model = ours("relpos", layer_scale=0.1)
+    with pytest.raises(ValueError, match="the file has 28 positions and does not say their grid"):
+        load_weights(model, tmp_path / "beit.safetensors", resize="interpolate")
     with pytest.raises(ValueError, match="trained on a 3 x 3 grid and the model has 3 x 5"):
-        load_weights(model, tmp_path / "beit.safetensors")
-    sentences = load_weights(model, tmp_path / "beit.safetensors", resize="interpolate")
+        load_weights(model, tmp_path / "beit.safetensors", grid=(3, 3))
+    sentences = load_weights(model, tmp_path / "beit.safetensors", resize="interpolate", grid=(3, 3))
     assert "positions: interpolate from 3 x 3 to 3 x 5" in sentences
     table = reference.blocks[1].attn.relative_position_bias_table
     assert torch.equal(model.pos_embed.bias_table[1, -3:], table[-3:])

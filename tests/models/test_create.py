@@ -6,7 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 import vitlab.models
-from vitlab.models import SIZES, VisionTransformer, create_model, load_network
+from vitlab.models import SIZES, VisionTransformer, create, create_model, load, load_network
+from vitlab.models.create import load_timm
+from vitlab.models.weights_file import read_weights
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 5, "embed_dim": 16, "depth": 2, "num_heads": 2}
 
@@ -174,8 +176,45 @@ def test_a_network_that_answers_otherwise_is_not_taken_for_ours(tmp_path, monkey
 
     monkeypatch.setattr(timm, "create_model", with_attention_scale)
     torch.save(with_attention_scale("").state_dict(), tmp_path / "timm.pt")
-    with pytest.raises(ValueError, match="computes something else than ours"):
+    with pytest.raises(ValueError, match="timm:scaled of timm computes something else than this network"):
         create_model("timm:scaled", weights=tmp_path / "timm.pt")
+
+
+def test_a_table_that_turns_as_well_is_never_taken_for_a_table_alone(tmp_path, monkeypatch):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
+    theirs, path = saved_timm("vit_small_patch16_rope_ape_224", tmp_path)
+    same = {"layer_scale": 1.0, "qkv_bias": True}
+    with pytest.raises(ValueError, match=r"a pos_embed of \[learned, rope2d\] .*where nothing rotates, say"):
+        create_model(weights=path, **SMALL, **same)
+    rotation = {"class_path": "rope2d", "init_args": {"coordinates": "index", "pairs": "interleaved", "axes": "xy"}}
+    ours = create_model(weights=path, pos_embed=["learned", rotation], **SMALL, **same).eval()
+    images = torch.randn(1, 3, 56, 112)
+    torch.testing.assert_close(ours(images), theirs.eval()(images), rtol=0, atol=1e-5)
+    path.with_name("timm.pt.json").write_text('{"network": {"pos_embed": "learned"}}')
+    create_model(weights=path, **SMALL, **same)
+
+
+def test_weights_that_timm_fetches_enter_no_other_network(monkeypatch):
+    build = timm.create_model
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
+    net = create_model("vit_s16", weights="timm:vit_small_patch16_224", **SMALL)
+    assert net.grid_size == (4, 8)
+    other = {"act_layer": "quick_gelu", "norm_eps": 1e-3}
+    with pytest.raises(ValueError, match=r"act_layer=gelu and not quick_gelu, norm_eps=1e-06 and not 0\.001"):
+        create_model("vit_s16", weights="timm:vit_small_patch16_224", **SMALL, **other)
+    net = VisionTransformer(**SMALL | other)
+    with pytest.raises(ValueError, match="build yours with act_layer=gelu"):
+        load_timm(net, "timm:vit_small_patch16_224", SMALL | other, "usual", None)
+
+
+def test_weights_are_read_once(tmp_path, monkeypatch):
+    path, read = tmp_path / "weights.pt", []
+    torch.save(VisionTransformer(**SMALL).state_dict(), path)
+    monkeypatch.setattr(create, "read_weights", lambda path: read.append(path) or read_weights(path))
+    monkeypatch.setattr(load, "read_weights", create.read_weights)
+    create_model(weights=path, **SMALL)
+    assert read == [path]
 
 
 # A network from its file

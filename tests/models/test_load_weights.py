@@ -23,6 +23,7 @@ TINY = {
     "mlp_ratio": 2.0,
     "num_classes": 5,
 }
+UNSAID = "positions: the file does not say its grid, taken to be 4 x 4"
 T2T = TINY | {"tokenizer": "t2t", "t2t_kernels": (3, 3, 3), "t2t_strides": (2, 2, 1), "t2t_dim": 4}
 T2T |= {"pos_embed": "sincos1d", "qkv_bias": False, "norm_eps": 1e-5}
 
@@ -93,7 +94,7 @@ def test_prefixes_of_wrappers_are_stripped(path, prefix):
     saved = randomised(tiny())
     torch.save({"state_dict": {prefix + name: value for name, value in saved.state_dict().items()}}, path)
     model = tiny()
-    assert load_weights(model, path) == []
+    assert load_weights(model, path) == [UNSAID]
     assert_same_outputs(model, saved)
 
 
@@ -101,7 +102,7 @@ def test_averaged_weights_are_preferred(path):
     raw, averaged = randomised(tiny()), randomised(tiny())
     torch.save({"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
     model = tiny()
-    assert load_weights(model, path) == ["weights: state_dict_ema, the averaged ones"]
+    assert load_weights(model, path) == ["weights: state_dict_ema, the averaged ones", UNSAID]
     assert_same_outputs(model, averaged)
 
 
@@ -109,7 +110,7 @@ def test_a_published_command_line_in_the_file_does_no_harm(path):
     saved = randomised(tiny())
     torch.save({"model": saved.state_dict(), "args": argparse.Namespace(lr=1e-3)}, path)
     model = tiny()
-    assert load_weights(model, path) == []
+    assert load_weights(model, path) == [UNSAID]
     assert_same_outputs(model, saved)
 
 
@@ -132,7 +133,7 @@ def test_a_timm_file_is_recognised(path, no_embed_class, reg_tokens):
     theirs = randomised(TimmViT(**TINY, **arguments))
     torch.save(theirs.state_dict(), path)
     model = tiny(reg_tokens=reg_tokens)
-    assert load_weights(model, path) == ["layout: converted from timm"]
+    assert load_weights(model, path) == ["layout: converted from timm", UNSAID]
     assert_same_outputs(model, theirs_with_size(theirs))
 
 
@@ -187,7 +188,7 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
     saved = randomised(tiny(pos_embed="sincos2d"))
     torch.save(to_timm(saved.state_dict(), saved.pos_embed.table() + 1e-6), path)
     model = tiny(pos_embed="sincos2d")
-    assert len(load_weights(model, path)) == 2
+    assert len(load_weights(model, path)) == 3
     assert_same_outputs(model, saved)
     torch.save(to_timm(saved.state_dict(), SinCos2d((4, 4), 16, style="moco").table()), path)
     with pytest.raises(ValueError, match="not the formula's"):
@@ -210,14 +211,14 @@ def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, senten
     torch.save(saved.state_dict(), path)
     model = tiny(**changed)
     head = {name: value.clone() for name, value in model.head.state_dict().items()}
-    assert load_weights(model, path) == [sentence]
+    assert load_weights(model, path) == [UNSAID, sentence]
     assert all(torch.equal(value, head[name]) for name, value in model.head.state_dict().items())
     assert torch.equal(model.blocks[1].attn.qkv.weight, saved.blocks[1].attn.qkv.weight)
 
 
 def test_features_without_a_head_fill_a_model_with_one(path):
     torch.save(randomised(tiny(num_classes=0)).state_dict(), path)
-    assert load_weights(tiny(), path) == ["head: not loaded, the file's has 0 outputs and the model's new one 5"]
+    assert load_weights(tiny(), path)[1:] == ["head: not loaded, the file's has 0 outputs and the model's new one 5"]
 
 
 @pytest.mark.parametrize("size", [24, (12, 20)])
@@ -228,8 +229,8 @@ def test_a_learned_table_is_interpolated_when_asked(path, size):
     torch.save(saved.state_dict(), path)
     model = tiny(img_size=size)
     with pytest.raises(ValueError, match="resize policy must be one of interpolate"):
-        load_weights(model, path)
-    (sentence,) = load_weights(model, path, resize="interpolate")
+        load_weights(model, path, grid=(4, 4))
+    (sentence,) = load_weights(model, path, resize="interpolate", grid=(4, 4))
     h, w = model.grid_size
     assert sentence.startswith(f"positions: interpolate from 4 x 4 to {h} x {w}")
     expected = resample_abs_pos_embed(saved.pos_embed.weight, (h, w), (4, 4), num_prefix_tokens=0)
@@ -239,7 +240,7 @@ def test_a_learned_table_is_interpolated_when_asked(path, size):
 def test_a_timm_file_of_another_grid_is_resized(path):
     theirs = randomised(TimmViT(**TINY, reg_tokens=2))
     torch.save(theirs.state_dict(), path)
-    sentences = load_weights(tiny(img_size=24, reg_tokens=2), path, resize="interpolate")
+    sentences = load_weights(tiny(img_size=24, reg_tokens=2), path, resize="interpolate", grid=(4, 4))
     assert [s.split(" from")[0] for s in sentences] == ["layout: converted", "positions: interpolate"]
 
 
@@ -270,7 +271,7 @@ def test_a_fixed_table_of_another_grid_is_noticed_by_the_files_arguments(path):
 def test_a_file_that_does_not_say_its_grid_is_reported(path):
     torch.save(randomised(tiny(pos_embed="rope2d")).state_dict(), path)
     (sentence,) = load_weights(tiny(pos_embed="rope2d"), path)
-    assert sentence == "positions: the file does not say its grid, taken to be 4 x 4"
+    assert sentence == UNSAID
 
 
 def test_another_position_method_without_weights_is_reported(path):
@@ -280,10 +281,38 @@ def test_another_position_method_without_weights_is_reported(path):
     assert load_weights(tiny(pos_embed="rope2d"), path) == ["positions: trained with SinCos1d, the model has RoPE2d"]
 
 
-def test_positions_that_are_no_square_and_say_nothing_are_refused(path):
-    torch.save(randomised(tiny(img_size=(8, 12))).state_dict(), path)
-    with pytest.raises(ValueError, match="the file has 6 positions, no square, and does not say their grid"):
-        load_weights(tiny(), path, resize="interpolate")
+@pytest.mark.parametrize("img_size", [(8, 12), 24, (16, 36)])
+@pytest.mark.parametrize("layout", ["ours", "timm"])
+def test_positions_of_an_unknown_grid_are_refused_until_it_is_said(path, img_size, layout):
+    saved = randomised(tiny(img_size=img_size))
+    state = saved.state_dict()
+    torch.save(state if layout == "ours" else to_timm(state), path)
+    model, (h, w) = tiny(), saved.grid_size
+    with pytest.raises(ValueError, match=f"the file has {h * w}|{h * w + 1} positions and does not say their grid"):
+        load_weights(model, path, resize="interpolate")
+    sentences = load_weights(model, path, resize="interpolate", grid=(h, w))
+    assert sentences[-1].startswith(f"positions: interpolate from {h} x {w} to 4 x 4")
+    by_flag = model.pos_embed.weight.clone()
+    path.with_name(f"{path.name}.json").write_text(json.dumps({"network": TINY | {"img_size": img_size}}))
+    load_weights(model, path, resize="interpolate")
+    assert torch.equal(model.pos_embed.weight, by_flag)
+
+
+def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
+    saved = randomised(tiny(img_size=(12, 20)))  # 15 patches and a class token: as many rows as 4 x 4 patches
+    torch.save(to_timm(saved.state_dict()), path)
+    assert UNSAID in load_weights(tiny(), path)
+    model = tiny()
+    load_weights(model, path, resize="interpolate", grid=(3, 5))
+    torch.testing.assert_close(model.cls_token, saved.cls_token)
+
+
+def test_a_damaged_file_beside_weights_is_told(path):
+    torch.save(randomised(tiny()).state_dict(), path)
+    for text, reason in (("[", "is no mapping in JSON"), ('{"network": 3}', "`network` must hold arguments .*, got 3")):
+        path.with_name(f"{path.name}.json").write_text(text)
+        with pytest.raises(ValueError, match=reason):
+            load_weights(tiny(), path)
 
 
 # What is refused

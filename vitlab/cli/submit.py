@@ -81,7 +81,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     if run.path == FOLDER:
         raise UsageError(f"`--name`: {FOLDER} is where scripts and logs lie; choose another name")
     start = ["--run_dir", options.run_dir] if options.run_dir else ["--name", run.path.name]
-    for flag in ("init_from", "resize"):
+    for flag in ("init_from", "resize", "init_grid"):
         if getattr(options, flag):
             start += [f"--{flag}", getattr(options, flag)]
     return run.path, [*rest, *start, "--auto_resume", *quiet]

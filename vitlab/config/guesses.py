@@ -1,5 +1,6 @@
 """What people type who know other programs, and what it is called here."""
 
+import re
 from collections.abc import Iterable
 
 from vitlab.errors import did_you_mean
@@ -47,3 +48,14 @@ def argument(key: str, known: Iterable[str]) -> str:
             return f'; did you mean "{found}"?'
     beside = [k for k in choices if k.rpartition(".")[0] == group]
     return did_you_mean(name, beside) or did_you_mean(name.split(".")[0], {k.split(".")[0] for k in choices} - {key})
+
+
+def as_typed(text: str, of_model: Iterable[str]) -> str:
+    """Return a message with the model's arguments as they are typed; the images' size is the data's.
+
+    >>> as_typed("`depth` must be at least 1, and `img_size` is [8, 8]", ["depth", "img_size"])
+    '`model.depth` must be at least 1, and `data.img_size` is [8, 8]'
+    """
+    names = "|".join(of_model)
+    typed = re.sub(rf"`({names})(?=[`=])", r"`model.\1", text) if names else text
+    return typed.replace("`model.img_size", "`data.img_size")

@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import re
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -24,6 +25,7 @@ class FitOptions:
         auto_resume: Whether to continue the run if it is there, and to start it if not.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
         resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
+        init_grid: With ``init_from``, rows and columns of the tokens that a file does not say, as ``14,14``.
         overwrite: Whether to delete the run directory if it exists.
         deadline: Seconds that a step, a validation batch or the loader may take, and 20 times its median, before the
             run counts as hanging; 0 for no limit.
@@ -37,6 +39,7 @@ class FitOptions:
     auto_resume: bool = False
     init_from: str | None = None
     resize: Policy | None = None
+    init_grid: str | None = None
     overwrite: bool = False
     deadline: float = 600.0
     dry_run: bool = False
@@ -51,6 +54,12 @@ def _seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"must be a number of seconds of at least 0, got {text}")
     return seconds
+
+
+def _grid(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*,[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"must be rows and columns of tokens, such as 14,14, got {text}")
+    return text
 
 
 def options_parser() -> argparse.ArgumentParser:
@@ -68,6 +77,12 @@ def options_parser() -> argparse.ArgumentParser:
         "--resize",
         choices=POLICIES,
         help="with --init_from: how to carry positions to another image size (the usual way)",
+    )
+    add(
+        "--init_grid",
+        type=_grid,
+        metavar="ROWS,COLUMNS",
+        help="with --init_from: tokens that its positions were trained on, where the file does not say it",
     )
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
     add(

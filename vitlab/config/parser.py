@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -26,11 +26,13 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
+from vitlab.config.guesses import as_typed
 from vitlab.config.parts import as_mappings, import_parts, joined, parts_as_words
 from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
+from vitlab.layers.precision import let_convolutions_follow
 from vitlab.ranges import check_ranges
 from vitlab.runs.launch import launched_devices
 from vitlab.shipped import find_file
@@ -113,7 +115,7 @@ class VitlabCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; what their constructors refuse is the user's mistake."""
-        with user_mistakes():
+        with user_mistakes(inspect.signature(class_of(self.config.model.class_path)).parameters):
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
             if issubclass(class_of(self.config.data.class_path), vitlab.data.ImageData):
@@ -127,6 +129,7 @@ class VitlabCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
+        let_convolutions_follow()
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
         if (
             config.get("enable_progress_bar") is False
@@ -175,8 +178,12 @@ class VitlabCLI(LightningCLI):
 
 
 @contextmanager
-def user_mistakes() -> Iterator[None]:
-    """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote."""
+def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
+    """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote.
+
+    Args:
+        of_model: Arguments of the model, which are typed with ``model.`` before them, and ``img_size`` with ``data.``.
+    """
     try:
         yield
     except UsageError:
@@ -188,7 +195,7 @@ def user_mistakes() -> Iterator[None]:
         text = str(root)
         while (inner := _behind(root)) and "Does not validate" in str(root):
             root, text = inner, f"{type(inner).__name__}: {inner}"  # of a constructor of the user's own
-        raise UsageError(" ".join(text.split())) from error
+        raise UsageError(as_typed(" ".join(text.split()), of_model)) from error
 
 
 def _behind(error: BaseException) -> BaseException | None:

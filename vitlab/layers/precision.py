@@ -1,7 +1,11 @@
-"""Where autocast must not reach."""
+"""Where autocast must not reach, and how float32 values are rounded on the way into products and convolutions."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
+
+ROUNDING = ("cuda",)  # devices that may round float32 operands to TensorFloat-32, 10 bits
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
@@ -13,3 +17,59 @@ def without_autocast(x: Tensor) -> torch.autocast:
         False
     """
     return torch.autocast("cpu" if x.device.type == "meta" else x.device.type, enabled=False)
+
+
+def float32_precision(device: str) -> dict[str, str]:
+    """Return how a device rounds what enters float32 products and convolutions: ieee (not at all), tf32 or bf16.
+
+    Example:
+        >>> float32_precision("cpu")
+        {'products': 'ieee', 'convolutions': 'ieee'}
+    """
+    backends: Any = torch.backends
+    kinds = (
+        (backends.cuda.matmul, backends.cudnn.conv)
+        if device == "cuda"
+        else (backends.mkldnn.matmul, backends.mkldnn.conv)
+    )
+    words = (str(kind.fp32_precision) for kind in kinds)
+    return dict(zip(("products", "convolutions"), ("ieee" if word == "none" else word for word in words), strict=True))
+
+
+def convolutions_round() -> bool:
+    """Return whether a GPU rounds what enters float32 convolutions, and not what enters products: torch's default.
+
+    Example:
+        >>> convolutions_round() and float32_precision("cuda")["products"] != "ieee"
+        False
+    """
+    precision = float32_precision("cuda")
+    return precision["convolutions"] == "tf32" and precision["products"] == "ieee"
+
+
+convolutions_round.__dict__["_dynamo_marked_constant"] = True  # a compiler cannot read the setting; it takes the result
+
+
+def convolves_as_products(x: Tensor) -> bool:
+    """Return whether a convolution in place of a linear map of ``x`` rounds no more than the map would.
+
+    Example:
+        >>> convolves_as_products(torch.zeros(1))
+        True
+    """
+    device = x.device.type
+    if device not in ROUNDING or x.dtype is not torch.float32 or torch.is_autocast_enabled(device):
+        return True
+    return not convolutions_round()
+
+
+def let_convolutions_follow() -> None:
+    """Have float32 convolutions of a GPU round as products do, ``torch.set_float32_matmul_precision``, in this process.
+
+    Example:
+        >>> let_convolutions_follow()
+        >>> convolutions_round()
+        False
+    """
+    if convolutions_round():
+        torch.backends.cudnn.allow_tf32 = False

@@ -87,7 +87,7 @@ def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_hea
 
     Args:
         state_dict: Names and tensors of ours, of timm or of the official T2T-ViT.
-        num_patches: Number of patch tokens N of the network that will load it.
+        num_patches: Number of patch tokens N of the network that was trained, where it is known, or will load it.
         num_prefix_tokens: Its number of prefix tokens P.
         num_heads: Its number of heads A.
 
@@ -100,9 +100,24 @@ def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_hea
         state = _fold_prefix_positions(_rename(state_dict, "tokens_to_token.", "tokenizer."), rows - 1)
         return state, ["layout: converted from the official T2T-ViT"]
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
-        same_grid = rows - num_patches in (0, 1, num_prefix_tokens)
-        return from_timm(state_dict, num_patches if same_grid else None, num_heads), ["layout: converted from timm"]
+        if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
+            raise no_grid(rows)
+        return from_timm(state_dict, num_patches, num_heads), ["layout: converted from timm"]
     return state_dict, []
+
+
+def no_grid(count: int) -> ValueError:
+    """Return the error of positions whose grid nobody has said.
+
+    Example:
+        >>> str(no_grid(16))[:60]
+        'the file has 16 positions and does not say their grid, which'
+    """
+    return ValueError(
+        f"the file has {count} positions and does not say their grid, which is not the network's: give rows and "
+        'columns with --init_grid (grid=... in Python), or {"network": {"img_size": ..., "patch_size": ...}} in '
+        "FILE.json beside it"
+    )
 
 
 def same_table(table: Tensor, formula: Tensor, tolerance: float) -> bool:

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
@@ -16,9 +16,13 @@ from vitlab.models.arguments import ModelArgs
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import read_weights
+from vitlab.models.weights_file import WeightsFile, read_weights
 
 _log = logging.getLogger(__name__)
+_UNSEEN = (  # what a state dict does not show of blocks and positions
+    *("num_heads", "qk_scale", "value_skip", "act_layer", "mlp_layer", "norm_layer", "norm_eps"),
+    *("pos_embed", "pos_embed_join", "rope_theta"),
+)
 
 
 def create_model(
@@ -26,6 +30,7 @@ def create_model(
     *,
     weights: str | Path | None = None,
     resize: ResizePolicy | Literal["usual"] | None = "usual",
+    grid: Sequence[int] | None = None,
     **arguments: Unpack[ModelArgs],
 ) -> VisionTransformer:
     """Build a network by its name, change what ``arguments`` say, and fill it with weights if there are some.
@@ -36,6 +41,7 @@ def create_model(
             called ``timm:NAME`` has timm's own where none are given. The head takes as many classes as the weights
             have, unless ``num_classes`` says otherwise: then it is new.
         resize: How to carry the positions of the weights to another grid; ``usual`` is the method's usual way.
+        grid: Rows and columns of tokens that a file's positions were trained on, where it does not say them.
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
@@ -57,22 +63,54 @@ def create_model(
         raise ValueError(
             f"a network is called {', '.join(SIZES)} or timm:NAME, got {name!r}{did_you_mean(name, SIZES)}"
         )
-    base = SIZES.get(name or "", {})
-    with tempfile.TemporaryDirectory() as folder:
-        if name is not None and name.startswith("timm:"):
-            theirs = timm_model(name, pretrained=weights is None)
-            base, own = timm_arguments(theirs), _saved(theirs, folder)
-            _check_same(theirs, base, own)
-            weights = weights or own
-        elif str(weights).startswith("timm:"):
-            weights = _saved(timm_model(str(weights), pretrained=True), folder)
-        if weights is None:
-            return VisionTransformer(**{**base, **arguments})
-        outputs = outputs_of(read_weights(weights).state_dict)
-        net = VisionTransformer(**{**base, "num_classes": outputs, **arguments})
-        for sentence in load_weights(net, weights, resize):
-            _log.info(sentence)
+    if name is not None and name.startswith("timm:"):
+        theirs = timm_model(name, pretrained=weights is None)
+        file = timm_file(theirs, name)
+        _check_same(theirs, file, {})
+        base, told = file.arguments, file.arguments  # by its name, which tells how the network was built
+        if weights is not None:
+            file = read_weights(weights)
+            file.arguments = file.arguments or told
+    elif weights is None:
+        return VisionTransformer(**{**SIZES.get(name or "", {}), **arguments})
+    else:
+        base = SIZES.get(name or "", {})
+        if str(weights).startswith("timm:"):
+            theirs = timm_model(str(weights), pretrained=True)
+            file = timm_file(theirs, str(weights))
+            _check_same(theirs, file, {**base, **arguments})
+        else:
+            file = read_weights(weights)
+    net = VisionTransformer(**{**base, "num_classes": outputs_of(file.state_dict), **arguments})
+    for sentence in load_weights(net, file, resize, grid=grid):
+        _log.info(sentence)
     return net
+
+
+def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], resize: Any, grid: Any) -> list[str]:
+    """Load the published weights of ``timm:NAME`` into ``net``, built from ``arguments``, where it computes the same.
+
+    Example:
+        >>> net = VisionTransformer(embed_dim=48, depth=1, num_heads=3)
+        >>> load_timm(net, "timm:no_such", {}, "usual", None)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        ValueError: timm has no weights to give for timm:no_such
+    """
+    theirs = timm_model(name, pretrained=True)
+    file = timm_file(theirs, name)
+    sentences = load_weights(net, file, resize, grid=grid)
+    _check_same(theirs, file, arguments)
+    return sentences
+
+
+def timm_file(theirs: nn.Module, name: str) -> WeightsFile:
+    """Return the weights of timm's network, and how ours is built that computes the same; refuse what has none.
+
+    Example:
+        >>> timm_file(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").arguments["depth"]
+        6
+    """
+    return WeightsFile(theirs.state_dict(), timm_arguments(theirs), path=name)
 
 
 def timm_model(name: str, pretrained: bool) -> nn.Module:
@@ -110,8 +148,6 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: {known}")
     block: Any = theirs.blocks[0]
     norm, act = _known_layers(theirs)
-    gated = type(block.mlp).__name__ != "Mlp"
-    hidden = block.mlp.fc2.in_features
     scales = [getattr(block, name, None) for name in ("ls1", "gamma_1")]
     return {
         "img_size": tuple(theirs.patch_embed.img_size),
@@ -121,11 +157,11 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         "embed_dim": theirs.embed_dim,
         "depth": len(theirs.blocks),
         "num_heads": block.attn.num_heads,
-        "mlp_ratio": hidden / theirs.embed_dim,
+        "mlp_ratio": block.mlp.fc2.in_features / theirs.embed_dim,
         "qkv_bias": block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
         "qk_norm": not isinstance(getattr(block.attn, "q_norm", nn.Identity()), nn.Identity),
         "act_layer": act,
-        "mlp_layer": "swiglu" if gated else "mlp",
+        "mlp_layer": "mlp" if type(block.mlp).__name__ == "Mlp" else "swiglu",
         "norm_layer": norm,
         "norm_eps": block.norm1.eps,
         **_timm_positions(theirs),
@@ -197,17 +233,17 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     return norms[norm], acts[act]
 
 
-def _saved(theirs: nn.Module, folder: str) -> Path:
-    torch.save(theirs.state_dict(), Path(folder) / "timm.pt")
-    return Path(folder) / "timm.pt"
-
-
-def _check_same(theirs: nn.Module, arguments: dict[str, Any], weights: Path) -> None:
-    """Refuse a network of timm that ``arguments`` do not rebuild: both must answer one random image alike."""
-    ours = VisionTransformer(**arguments).eval()
-    load_weights(ours, weights)
+def _check_same(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> None:
+    """Refuse ours, built as theirs but for what ``arguments`` say of its blocks, unless both answer an image alike."""
+    defaults = inspect.signature(VisionTransformer).parameters
+    of_blocks = {k: arguments.get(k, defaults[k].default) for k in _UNSEEN} if arguments else {}
+    ours = VisionTransformer(**{**file.arguments, **of_blocks}).eval()
+    load_weights(ours, file)
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         one, other = theirs(images), ours(images)
     if (one - other).abs().max() > 1e-4 * one.abs().max().clamp(min=1.0):
-        raise ValueError("this network of timm computes something else than ours with its weights: it is not rebuilt")
+        built = {k: file.arguments.get(k, defaults[k].default) for k in of_blocks}
+        others = ", ".join(f"{k}={built[k]} and not {v}" for k, v in of_blocks.items() if built[k] != v)
+        reason = f"build yours with {others}" if others else "it is not rebuilt"
+        raise ValueError(f"{file.path} of timm computes something else than this network with its weights: {reason}")

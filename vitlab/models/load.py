@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
-from vitlab.models.convert import same_table, to_ours
+from vitlab.models.convert import no_grid, same_table, to_ours
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import read_weights, some
+from vitlab.models.weights_file import WeightsFile, read_weights, some
+from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
 
@@ -52,9 +53,10 @@ def load_network(path: str | Path) -> VisionTransformer:
 
 def load_weights(
     model: VisionTransformer,
-    path: str | Path,
+    path: str | Path | WeightsFile,
     resize: ResizePolicy | Literal["usual"] | None = None,
     antialias: bool = True,
+    grid: Sequence[int] | None = None,
 ) -> list[str]:
     """Load the weights of a file into ``model`` and return a sentence for each change that they needed.
 
@@ -63,32 +65,36 @@ def load_weights(
 
     Args:
         model: The network to fill.
-        path: A local file.
+        path: A local file, or what was read from one.
         resize: How to carry positions to another grid; must be given where the grids differ. ``usual`` is the usual
             way of the model's position embedding.
         antialias: Whether bicubic interpolation smooths when the grid shrinks.
+        grid: Rows and columns of tokens that its positions were trained on; None where the file says it, or a FILE.json
+            beside it, or the model has as many.
 
     Example:
         >>> import tempfile
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=1, num_heads=3)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     torch.save(net.state_dict(), f"{folder}/weights.pt")
-        ...     load_weights(net, f"{folder}/weights.pt")
+        ...     load_weights(net, f"{folder}/weights.pt", grid=(4, 4))
         []
     """
-    file = read_weights(path)
+    file = path if isinstance(path, WeightsFile) else read_weights(path)
+    known, doubts = _told_grid(file.arguments, model, grid)
     num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
-    shape = {"num_patches": math.prod(model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
+    shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
     state, sentences = to_ours(file.state_dict, num_heads=num_heads, **shape)
     if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
-        _check_rotation(model)
-    old_grid, grid_sentences = _trained_grid(state, file.arguments, model)
+        _check_rotation(model, file)
+    is_official = any("T2T" in sentence for sentence in sentences)
+    old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
     state = _to_parts(state, model)
     state, table_sentences = _drop_formula(state, model, old_grid)
     policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
     state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
     state, head_sentences = _keep_new_head(state, model)
-    _fill(model, state, path)
+    _fill(model, state, file.path)
     parts = (file.sentences, sentences, grid_sentences, table_sentences, resize_sentences, head_sentences)
     return [sentence for part in parts for sentence in part]
 
@@ -122,50 +128,52 @@ def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> Res
     return policies[0] if policies and tuple(old_grid) != tuple(model.grid_size) else None
 
 
-def _trained_grid(state: State, arguments: dict[str, Any], model: VisionTransformer) -> tuple[Grid, list[str]]:
-    """Return the grid that a file's positions belong to, and what is doubtful about them."""
-    if "img_size" in arguments:
-        with torch.device("meta"):
-            trained = VisionTransformer(**of_network(arguments))
-        kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
-        doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
-        return trained.grid_size, doubt
+def _told_grid(
+    arguments: dict[str, Any], model: VisionTransformer, grid: Sequence[int] | None
+) -> tuple[Grid | None, list[str]]:
+    """Return the grid that a file's positions belong to where somebody says it, and what is doubtful about them."""
+    if grid is not None:
+        return pair("grid", grid), []
+    if "img_size" not in arguments:
+        return None, []
+    with torch.device("meta"):
+        trained = VisionTransformer(**of_network(arguments))
+    kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
+    doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
+    return (trained.grid_size[0], trained.grid_size[1]), doubt
+
+
+def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> tuple[Grid, list[str]]:
+    """Return the grid of positions whose number shows it: the model's own, or a square of the official T2T-ViT."""
     if "pos_embed.row" in state:
         return (state["pos_embed.row"].shape[1], state["pos_embed.col"].shape[1]), []
     h, w = model.grid_size
     table, biases = state.get("pos_embed.weight"), state.get("pos_embed.bias_table")
-    if biases is not None:
-        return _bias_grid(biases.shape[1], (h, w)), []
-    if table is None:
-        doubt = (
-            [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
-        )
-        return (h, w), doubt
-    if table.shape[1] == h * w:
-        return (h, w), []
-    side = math.isqrt(table.shape[1])
-    if side * side != table.shape[1]:
-        raise ValueError(f"the file has {table.shape[1]} positions, no square, and does not say their grid")
-    return (side, side), []
+    taken = [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
+    if table is not None and is_official and (side := math.isqrt(table.shape[1])) ** 2 == table.shape[1]:
+        return (side, side), []  # its code knows no other
+    if table is not None and table.shape[1] != h * w:
+        raise no_grid(table.shape[1])
+    if biases is not None and (2 * h - 1) * (2 * w - 1) not in (biases.shape[1], biases.shape[1] - 3):
+        raise no_grid(biases.shape[1])
+    return (h, w), taken
 
 
-def _bias_grid(rows: int, grid: Grid) -> Grid:
-    """Return the grid of a bias table with ``rows`` displacements, three entries of prefix tokens perhaps included."""
-    side = (math.isqrt(rows) + 1) // 2
-    for h, w in (grid, (side, side)):
-        if (2 * h - 1) * (2 * w - 1) in (rows, rows - 3):
-            return h, w
-    raise ValueError(f"the file has {rows} relative positions, of no square grid, and does not say their grid")
-
-
-def _check_rotation(model: VisionTransformer) -> None:
-    """Refuse a foreign file for a network whose axial rotation nobody has told: such files do not say theirs."""
-    if any(isinstance(part, RoPE2d) and not part.is_told for part in model.pos_embed.modules()):
-        raise ValueError(
-            "timm's files do not say how they rotate; say it in the init_args of rope2d: coordinates, pairs and axes "
-            "(index, interleaved, xy for rope-vit; index, interleaved, yx for EVA-02; normalized, half, yx for DINOv3) "
-            "or build the network as timm:NAME"
-        )
+def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
+    """Refuse a foreign file where nobody has told its axial rotation, which such files do not say themselves."""
+    names = " ".join(file.state_dict)
+    eva = ".gamma_1" in names or ".attn.q_bias" in names or ("norm_pre." in names and "attn_pool." in names)
+    may_rotate = eva and "relative_position_bias_table" not in names and "pos_embed" not in file.arguments
+    rotations = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
+    if all(part.is_told for part in rotations) and (rotations or not may_rotate):
+        return
+    ours = "" if rotations else ", a pos_embed of [learned, rope2d] or rope2d"
+    nothing = '; where nothing rotates, say {"network": {"pos_embed": "learned"}} in FILE.json beside it'
+    raise ValueError(
+        f"timm's files do not say how they rotate; say it in the init_args of rope2d{ours}: coordinates, pairs and "
+        "axes (index, interleaved, xy for rope-vit; index, interleaved, yx for EVA-02; normalized, half, yx for DINOv3)"
+        f" or build the network as timm:NAME{'' if rotations else nothing}"
+    )
 
 
 def _to_parts(state: State, model: VisionTransformer) -> State:

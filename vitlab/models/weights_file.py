@@ -31,6 +31,7 @@ class WeightsFile:
         state_dict: Names and tensors, without the prefixes that wrappers add.
         arguments: How the network was built, where the file says so.
         sentences: What was chosen or left out, for the user.
+        path: Where it lies, for messages.
 
     Example:
         >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
@@ -40,10 +41,13 @@ class WeightsFile:
     state_dict: dict[str, Tensor]
     arguments: dict[str, Any] = field(default_factory=dict)
     sentences: list[str] = field(default_factory=list)
+    path: str | Path = "the file"
 
 
 def read_weights(path: str | Path) -> WeightsFile:
     """Read a safetensors file, or a torch file in the mode that cannot run code.
+
+    How the network was built is said in the file, or under ``network`` in a FILE.json beside it.
 
     Example:
         >>> import tempfile
@@ -67,7 +71,20 @@ def read_weights(path: str | Path) -> WeightsFile:
         raise ValueError(f"{path} holds no state dict: its entries are {some(content)}")
     state_dict, outside = _strip_prefixes(state_dict)
     sentences += [f"weights: left out what lies outside the network, {some(outside)}"] if outside else []
-    return WeightsFile(state_dict, arguments, sentences)
+    return WeightsFile(state_dict, arguments or _beside(path), sentences, path)
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    beside = Path(f"{path}.json")
+    if not beside.is_file():
+        return {}
+    try:
+        arguments = json.loads(beside.read_text()).get("network") or {}
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{beside} is no mapping in JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{beside}: `network` must hold arguments of the network, got {arguments!r}")
+    return arguments
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:

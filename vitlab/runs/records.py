@@ -56,6 +56,7 @@ class Record(TypedDict, total=False):
     wandb_id: str | None
     init_from: str | None  # what the first weights came from
     resize: Any
+    init_grid: str | None  # rows and columns of tokens of those weights, where their file did not say them
 
 
 class Results(TypedDict, total=False):
@@ -127,6 +128,7 @@ class ModelFacts(TypedDict, total=False):
     grid: list[int]
     img_size: list[int]
     in_chans: int
+    float32: dict[str, str]  # what products and convolutions round such values to
 
 
 RECORDS = {"run.json": Record, "results.json": Results, "data.json": DataFacts, "model.json": ModelFacts}

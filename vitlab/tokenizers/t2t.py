@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.block import ActChoice
 from vitlab.layers.norm import NormChoice
+from vitlab.layers.precision import convolves_as_products
 from vitlab.tokenizers.fused import covers, fused_tokens
 from vitlab.tokenizers.splits import (
     PaddingName,
@@ -63,7 +64,7 @@ class T2TTokenizer(nn.Module):
         t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
         t2t_dim: Token width between the splits, one or one for each token layer.
         norm_eps: Epsilon of the normalisations in the token layers.
-        fused: Whether to take the fast way, on CPU and CUDA; exported graphs are the plain one's, which others can run.
+        fused: Whether to take the fast way, where its convolutions round no more than products; exports take the other.
         **layer: Options of the token layers, see :func:`vitlab.tokenizers.token_layers.build_token_layer`.
 
     Example:
@@ -133,7 +134,7 @@ class T2TTokenizer(nn.Module):
     def is_fused(self, images: Tensor) -> bool:
         """Return whether :meth:`forward` takes the fast way for ``images``."""
         can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
-        return self.fused and can and not self.plain_because()
+        return self.fused and can and convolves_as_products(images) and not self.plain_because()
 
     def plain_because(self) -> list[str]:
         """Return the options that the fast way does not cover, by name; none where it does all."""

@@ -24,6 +24,7 @@ from vitlab.data.record import TRAINED_ON, numbers
 from vitlab.jobs.terminal import complain, log_to
 from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
+from vitlab.layers.precision import float32_precision
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import RunDir, whole, write_text
 from vitlab.runs.machine import cpu_name, git
@@ -111,7 +112,9 @@ def _train_line(job: Job) -> str:
     parts += [f"batch {batch}"] if batch else []
     parts += [_recipe(job.task, batch or 0)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
-    return ", ".join([*parts, f"precision {trainer.precision}"])
+    rounded = float32_precision(trainer.strategy.root_device.type)
+    words = dict.fromkeys(rounded.values()) if len({*rounded.values()}) == 1 else map(" ".join, rounded.items())
+    return ", ".join([*parts, f"precision {trainer.precision} (float32: {', '.join(words)})"])
 
 
 def _recipe(task: Task, batch: int) -> str:
@@ -135,6 +138,7 @@ def begin(job: Job) -> None:
         "recipe": job.recipe,
         "init_from": job.options.init_from,
         "resize": job.options.resize,
+        "init_grid": job.options.init_grid,
         "started": now_utc(),
     }
     now: dict[str, Any] = {
@@ -153,7 +157,7 @@ def describe(job: Job) -> None:
         recipe = task.hparams
         groups = describe_groups(task.net, task.optimizer_groups(), recipe["lr"], recipe["layer_decay"])
         run.write("param_groups.json", groups)
-    run.write("model.json", job.facts)
+    run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))
     if isinstance(job.data, ImageData):
         with whole(run.path / TRAINED_ON) as beside:

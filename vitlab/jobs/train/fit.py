@@ -56,9 +56,9 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
             raise UsageError(f"out of memory: the network does not fit; make it smaller ({error})") from error
         raise
     if not job.resumed and options.init_from:
-        load_initial_weights(job, options.init_from, options.resize)
+        load_initial_weights(job, options.init_from, options.resize, options.init_grid)
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
-        load_initial_weights(job, source, job.run.record.get("resize"))
+        load_initial_weights(job, source, job.run.record.get("resize"), job.run.record.get("init_grid"))
     if options.dry_run:
         _try(job)
     else:
