@@ -5,7 +5,8 @@ import torch
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import nn
 
-from vitlab.layers.block import Block, DropPath, LayerScale, Mlp, build_act
+from vitlab.layers.block import Block, DropPath, LayerScale
+from vitlab.layers.mlp import Mlp, build_act
 from vitlab.layers.pos_embed import PosEmbed
 
 
@@ -158,8 +159,8 @@ def test_drop_path_says_its_rate_when_printed():
 
 
 def test_swiglu_gates_one_half_with_the_other():
-    mlp, x = Mlp(4, hidden_dim=6, act_layer="silu", gated=True), torch.randn(3, 4)
+    mlp, x = Mlp(4, hidden_dim=6, act_layer="silu", mlp_layer="swiglu"), torch.randn(3, 4)
     one, other = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
     torch.testing.assert_close(mlp(x), mlp.fc2(one * one.sigmoid() * other))
-    with pytest.raises(ValueError, match="`mlp_layer` must be one of mlp, swiglu, got 'glu'"):
+    with pytest.raises(ValueError, match="`mlp_layer` must be one of mlp, swiglu, ghost, got 'glu'"):
         Block(8, 2, mlp_layer="glu")

@@ -66,6 +66,41 @@ def test_heads_that_read_patches_get_all_of_them(global_pool):
     assert not randomised(global_pool=global_pool).reads_class_token_only()
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"dense_blocks": [1, 1], "dense_growth": 8, "pos_embed": "sincos1d"},
+        {"dense_blocks": [2], "dense_growth": 8, "pos_embed": "relpos"},
+        {"ghost": True, "mlp_layer": "ghost", "mlp_ratio": 3.0, "pos_embed": "rope2d"},
+    ],
+)
+def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
+    model = randomised(**changed, reg_tokens=1)
+    images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
+    expected = model(images)
+    model.skips_unread_tokens = True
+    torch.testing.assert_close(model(images), expected, rtol=0, atol=1e-12)
+    assert None not in gradients(model, expected)
+    model.reset_head(3)
+    assert model(images).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"dense_blocks": [1]}, r"numbers of blocks that sum to `depth`, .*, got \[1\], 2 and 64"),
+        ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` cannot bear"),
+        ({"dense_blocks": [2], "pos_embed": "conv"}, "which ConvPosEmbed of `pos_embed` cannot bear"),
+        ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` cannot bear"),
+        ({"ghost": True, "embed_dim": 15, "num_heads": 3}, "`embed_dim` must be even for `ghost`, got 15"),
+        ({"mlp_layer": "ghost", "mlp_ratio": 1.5}, "whole number of at least 2 for mlp_layer='ghost', got 1.5"),
+    ],
+)
+def test_backbones_that_cannot_be_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        VisionTransformer(**TINY | changed)
+
+
 def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
     model = randomised(se_reduction=4)
     assert not model.reads_class_token_only()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitlab.layers.block import build_act
+from vitlab.layers.mlp import build_act
 from vitlab.layers.norm import build_norm
 from vitlab.layers.own import PerToken
 from vitlab.layers.pos_embed.added import AddedPosEmbed

@@ -20,6 +20,8 @@ T2T = {
     "t2t_vit_14_resnext": (21_465_806, 21_545_550, 4.783),
     "t2t_vit_14_wide": (25_000_910, 25_156_302, 5.229),
     "t2t_vit_14_se": (21_723_854, 21_803_598, 4.784),
+    "t2t_vit_dense": (23_617_750, 23_647_062, 5.276),
+    "t2t_vit_16_ghost": (16_173_518, 16_253_262, 3.797),
 }
 VIT = {  # timm's parameter counts, which include a position of the class token
     "vit_ti16": 5_717_416,
@@ -79,7 +81,11 @@ def test_tokens_are_prefix_and_patches():
 
 def test_vit_b_has_heads_of_64_channels():
     widths = {name: SIZES[name]["embed_dim"] // SIZES[name]["num_heads"] for name in SIZES}
-    assert {name: d for name, d in widths.items() if d != 64} == {"vit_h14": 80, "t2t_vit_14_resnext": 12}
+    assert {name: d for name, d in widths.items() if d != 64} == {
+        "vit_h14": 80,
+        "t2t_vit_14_resnext": 12,
+        "t2t_vit_dense": 16,
+    }
 
 
 def test_another_image_size_changes_tokens_and_no_parameter():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.classes import told
 from vitlab.errors import UsageError
-from vitlab.layers.block import ActName
+from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.convert import to_timm

@@ -26,6 +26,7 @@ class Attention(nn.Module):
         norm_layer: Kind of the normalisation that ``qk_norm`` adds.
         norm_eps: Epsilon of that normalisation.
         se_reduction: How much narrower the gate of :class:`SqueezeExcite` behind the projection is; 0 leaves it out.
+        ghost: Whether half of each of queries, keys and values is the other half, scaled.
 
     Example:
         >>> attention, positions = Attention(16, num_heads=2), PosEmbed()
@@ -48,6 +49,7 @@ class Attention(nn.Module):
         norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         se_reduction: int = 0,
+        ghost: bool = False,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -55,7 +57,7 @@ class Attention(nn.Module):
         self.num_heads, self.value_skip = num_heads, value_skip
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.qkv = Ghost(dim, 3, dim, qkv_bias) if ghost else nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.proj = nn.Linear(dim, dim)
@@ -91,6 +93,9 @@ class Attention(nn.Module):
 
     def _first_qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first token's query, ``(B, A, 1, d)``, and all keys and values."""
+        if not isinstance(self.qkv, nn.Linear):
+            q, k, v = self._qkv(x, pos_embed, layer)
+            return q[:, :, :1], k, v
         widths = [x.shape[2], 2 * x.shape[2]]
         (of_q, of_kv), bias = self.qkv.weight.split(widths), self.qkv.bias
         bias_of_q, bias_of_kv = (None, None) if bias is None else bias.split(widths)
@@ -105,6 +110,35 @@ class Attention(nn.Module):
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         bias = pos_embed.bias(layer)
         return None if bias is None else bias.to(q.dtype)
+
+
+class Ghost(nn.Module):
+    """A linear layer that computes half of each of its parts and scales it for the other: Han et al. 2020's cheap maps.
+
+    arXiv:1911.11907; with one scale a channel in the place of a convolution, as in T2T-ViT-Ghost's attention.
+
+    Args:
+        in_dim: Width of what comes in.
+        parts: Number of parts of what leaves.
+        dim: Width of a part; even.
+        bias: Whether the computed halves have a bias.
+
+    Example:
+        >>> Ghost(8, parts=3, dim=8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 24])
+    """
+
+    def __init__(self, in_dim: int, parts: int, dim: int, bias: bool = True) -> None:
+        super().__init__()
+        if dim % 2:
+            raise ValueError(f"`embed_dim` must be even for `ghost`, got {dim}")
+        self.linear = nn.Linear(in_dim, parts * dim // 2, bias=bias)
+        self.cheap = nn.Parameter(torch.empty(parts, dim // 2).uniform_(-1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., in_dim)`` to ``(..., parts dim)``."""
+        y = self.linear(x).unflatten(-1, self.cheap.shape)
+        return torch.cat([y, y * self.cheap], dim=-1).flatten(-2)
 
 
 class SqueezeExcite(nn.Module):

@@ -1,100 +1,15 @@
 """The pre-norm transformer block and its small parts."""
 
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.classes import ClassSpec
 from vitlab.layers.attention import Attention
+from vitlab.layers.mlp import ActChoice, Mlp, MlpName, build_act
 from vitlab.layers.norm import NormChoice, build_norm
-from vitlab.layers.own import build_own
 from vitlab.layers.pos_embed import PosEmbed
-
-ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
-ActChoice = ActName | str | ClassSpec
-MlpName = Literal["mlp", "swiglu"]
-
-
-def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
-    """Build the activation of ``dim`` channels called ``act_layer``, or one of torch.nn's, or of a class path.
-
-    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` and
-    CLIP's ``quick_gelu``, x sigmoid(1.702 x), are approximations.
-
-    Example:
-        >>> build_act("relu", 2)(torch.tensor([-1.0, 2.0])), build_act("Tanh", 2)
-        (tensor([0., 2.]), Tanh())
-    """
-    match act_layer:
-        case "gelu":
-            return nn.GELU()
-        case "gelu_tanh":
-            return nn.GELU(approximate="tanh")
-        case "quick_gelu":
-            return QuickGELU()
-        case "relu":
-            return nn.ReLU()
-        case "silu":
-            return nn.SiLU()
-    return build_own("act_layer", act_layer, dim, get_args(ActName), {})
-
-
-class QuickGELU(nn.Module):
-    """The approximation of GELU of Hendrycks and Gimpel 2016 (arXiv:1606.08415) that CLIP has.
-
-    Example:
-        >>> QuickGELU()(torch.tensor(1.0))
-        tensor(0.8458)
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map any shape to itself."""
-        return x * torch.sigmoid(1.702 * x)
-
-
-class Mlp(nn.Module):
-    """Two linear layers with an activation between, applied to each token.
-
-    With ``gated`` half of what the first layer gives is activated and scales the other half: SwiGLU for a silu, Shazeer
-    2020 (arXiv:2002.05202).
-
-    Args:
-        dim: Token width D.
-        hidden_dim: Width between the two layers; ``None`` is ``dim``.
-        act_layer: The activation.
-        dropout: Share of values that training sets to zero after each layer, 0 to 1.
-        gated: Whether the first layer gives twice the width, and one half scales the other.
-
-    Example:
-        >>> Mlp(8, hidden_dim=32)(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 8])
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        hidden_dim: int | None = None,
-        act_layer: ActChoice = "gelu",
-        dropout: float = 0.0,
-        gated: bool = False,
-    ) -> None:
-        super().__init__()
-        hidden_dim = dim if hidden_dim is None else hidden_dim
-        self.gated = gated
-        self.fc1 = nn.Linear(dim, hidden_dim * (2 if gated else 1))
-        self.act = build_act(act_layer, hidden_dim)
-        self.fc2 = nn.Linear(hidden_dim, dim)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., D)`` to ``(..., D)``."""
-        x = self.fc1(x)
-        if self.gated:
-            gate, x = x.chunk(2, dim=-1)
-            return self.dropout(self.fc2(self.dropout(self.act(gate) * x)))
-        return self.dropout(self.fc2(self.dropout(self.act(x))))
 
 
 class LayerScale(nn.Module):
@@ -172,7 +87,7 @@ class Block(nn.Module):
         qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
         value_skip: Whether attention adds the values to what it returns.
         act_layer: Activation of the MLP.
-        mlp_layer: Two layers with the activation between, or swiglu, whose activation gates.
+        mlp_layer: Two layers with the activation between, swiglu, whose activation gates, or ghost, of cheap channels.
         norm_layer: Kind of normalisation.
         norm_eps: Epsilon of every normalisation.
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
@@ -180,6 +95,10 @@ class Block(nn.Module):
         drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
         drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
         se_reduction: How much narrower a squeeze-excite gate behind attention is; 0 leaves it out.
+        ghost: Whether half of queries, keys and values are the other half, scaled.
+        growth: Channels that leave the block behind those that came in, as in DenseNet, Huang et al. 2017
+            (arXiv:1608.06993); 0 sends the result alone.
+        in_dim: Width of what comes in where a linear layer and an activation bring it to ``dim`` first; ``None``: dim.
 
     Example:
         >>> block = Block(16, num_heads=2, layer_scale=1e-5)
@@ -206,25 +125,21 @@ class Block(nn.Module):
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
         se_reduction: int = 0,
+        ghost: bool = False,
+        growth: int = 0,
+        in_dim: int | None = None,
     ) -> None:
         super().__init__()
-        _check_mlp(mlp_layer, dim, mlp_ratio)
+        self.transition = nn.Sequential(nn.Linear(in_dim, dim), build_act(act_layer, dim)) if in_dim else None
+        self.dense_linear = nn.Linear(dim, growth) if growth else None
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
-        self.attn = Attention(
-            dim,
-            num_heads,
-            qkv_bias=qkv_bias,
-            qk_norm=qk_norm,
-            qk_scale=qk_scale,
-            value_skip=value_skip,
-            dropout=dropout,
-            norm_layer=norm_layer,
-            norm_eps=norm_eps,
-            se_reduction=se_reduction,
-        )
+        heads: dict[str, Any] = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "qk_scale": qk_scale, "ghost": ghost}
+        norms: dict[str, Any] = {"norm_layer": norm_layer, "norm_eps": norm_eps}
+        more: dict[str, Any] = {"value_skip": value_skip, "dropout": dropout, "se_reduction": se_reduction}
+        self.attn = Attention(dim, num_heads, **heads, **norms, **more)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout, mlp_layer == "swiglu")
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout, mlp_layer)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path_rate, drop_path_subset)
 
@@ -233,14 +148,10 @@ class Block(nn.Module):
 
         With ``first_only`` return the first token alone, ``(B, 1, D)``, without the position's hook after the block.
         """
+        x = x if self.transition is None else self.transition(x)
         x = pos_embed.enter(x, layer)
-        x = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)))
-        x = self.drop_path(x, lambda x: self.ls2(self.mlp(self.norm2(x))))
-        return x if first_only else pos_embed.leave(x, layer)
-
-
-def _check_mlp(mlp_layer: str, dim: int, mlp_ratio: float) -> None:
-    if mlp_layer not in get_args(MlpName):
-        raise ValueError(f"`mlp_layer` must be one of {', '.join(get_args(MlpName))}, got {mlp_layer!r}")
-    if int(dim * mlp_ratio) < 1:
-        raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got mlp_ratio={mlp_ratio}")
+        y = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)))
+        y = self.drop_path(y, lambda x: self.ls2(self.mlp(self.norm2(x))))
+        if self.dense_linear is not None:
+            y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
+        return y if first_only else pos_embed.leave(y, layer)

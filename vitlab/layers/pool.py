@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActChoice, Mlp
+from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormChoice, build_norm
 
 PoolName = Literal["token", "avg", "max", "map"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from vitlab.layers.block import ActChoice, MlpName
+from vitlab.layers.mlp import ActChoice, MlpName
 from vitlab.layers.norm import NormChoice
 from vitlab.layers.pool import PoolName
 from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin
@@ -46,6 +46,9 @@ class NetworkArgs(T2TArgs, total=False):
     head_hidden: int
     init_std: float
     se_reduction: int
+    ghost: bool
+    dense_blocks: Sequence[int] | None
+    dense_growth: int
     layer_scale: float | None
     dropout: float
     drop_path_rate: float

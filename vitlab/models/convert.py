@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitlab.layers.pos_embed.sincos import SinCos1d
-from vitlab.models.convert_pos import rename_positions
+from vitlab.models.convert_pos import rename_blocks, rename_positions
 
 State = dict[str, Tensor]
 
@@ -73,7 +73,7 @@ def from_t2t(state_dict: State) -> State:
         >>> list(from_t2t(theirs))
         ['cls_token']
     """
-    state = _rename(state_dict, "tokens_to_token.", "tokenizer.")
+    state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
     state = _fold_prefix_positions(state, state["pos_embed"].shape[1] - 1)
     table = state["pos_embed.weight"][0]
     formula = SinCos1d((1, len(table)), table.shape[1]).table()
@@ -97,7 +97,8 @@ def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_hea
     """
     rows = state_dict["pos_embed"].shape[1] if "pos_embed" in state_dict else 0
     if any(name.startswith("tokens_to_token.") for name in state_dict):
-        state = _fold_prefix_positions(_rename(state_dict, "tokens_to_token.", "tokenizer."), rows - 1)
+        state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
+        state = _fold_prefix_positions(state, rows - 1)
         return state, ["layout: converted from the official T2T-ViT"]
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):

@@ -82,3 +82,36 @@ def _join_qkv_biases(state: State) -> State:
         elif not name.endswith((".attn.v_bias", ".attn.k_bias")):
             joined[name] = value
     return joined
+
+
+def rename_blocks(state: State) -> State:
+    """Return the state of an official T2T-ViT with the dense and the ghost backbone's blocks as they are called here.
+
+    Example:
+        >>> official = {"blocks.0.norm1.weight": torch.ones(8), "blocks.1.linear.bias": torch.ones(4)}
+        >>> list(rename_blocks(official | {"blocks.2.norm1.weight": torch.ones(4)}))
+        ['blocks.0.norm1.weight', 'blocks.1.transition.0.bias', 'blocks.1.norm1.weight']
+    """
+    numbers = sorted({int(name.split(".")[1]) for name in state if name.startswith("blocks.")})
+    between = [i for i in numbers if f"blocks.{i}.linear.bias" in state]  # layers that halve the width
+    renamed: State = {}
+    for name, value in state.items():
+        if not (found := re.fullmatch(r"blocks\.(\d+)\.(.+)", name)):
+            renamed[name] = value
+            continue
+        i, rest = int(found[1]), found[2]
+        block = f"blocks.{i - sum(j < i for j in between)}"
+        if ghost := re.fullmatch(
+            r"attn\.q\.(weight|bias)|(attn\.cheap_operation)_q.weight|mlp.cheap_operation2.weight", rest
+        ):
+            others = "qkv" if "attn" in rest else "23"
+            stem = rest.replace(".q.", ".{}.").replace("_q.", "_{}.").replace("2.", "{}.")
+            parts = [state[f"blocks.{i}.{stem.format(other)}"] for other in others]
+            cheap = torch.stack([part.flatten() for part in parts]) if "cheap" in rest else torch.cat(parts)
+            new = "mlp.cheap" if "mlp" in rest else "attn.qkv.cheap" if ghost[2] else f"attn.qkv.linear.{ghost[1]}"
+            renamed[f"{block}.{new}"] = cheap
+        elif not re.match(r"attn\.[kv]\.|(attn|mlp)\.cheap_operation", rest):
+            renamed[f"{block}.{rest.replace('linear.', 'transition.0.') if rest.startswith('linear.') else rest}"] = (
+                value
+            )
+    return renamed

@@ -145,3 +145,24 @@ def reads_class_token_only(net: Any) -> bool:
     last = len(net.blocks) - 1
     gates = isinstance(net.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # by the mean of all
     return net.global_pool == "token" and not gates and not net.pos_embed.acts_after(last)
+
+
+def pool(net: Any, x: Tensor) -> Tensor:
+    """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only.
+
+    Example:
+        >>> import torch
+        >>> from vitlab.models import VisionTransformer
+        >>> VisionTransformer(embed_dim=48, depth=1, num_heads=3).pool(torch.randn(2, 197, 48)).shape
+        torch.Size([2, 48])
+    """
+    patches = x[:, net.num_prefix_tokens :]  # (B, N, D)
+    match net.global_pool:
+        case "token":
+            return x[:, 0]
+        case "avg":
+            return patches.mean(dim=1)
+        case "max":
+            return patches.amax(dim=1)
+    pooled: Tensor = net.attn_pool(patches)
+    return pooled

@@ -53,4 +53,6 @@ PUBLISHED = {
     "t2t_vit_14_resnext": Published(21_465_806, 4_783_468_544, 197, 81.5, _T2T_TABLE),
     "t2t_vit_14_wide": Published(25_000_910, 5_229_349_376, 197, 77.9, _T2T_TABLE),
     "t2t_vit_14_se": Published(21_723_854, 4_783_726_592, 197, 81.6, _T2T_TABLE),
+    "t2t_vit_dense": Published(23_617_750, 5_276_107_968, 197, 76.8, _T2T_TABLE),
+    "t2t_vit_16_ghost": Published(16_173_518, 3_797_321_216, 197, 73.7, _T2T_TABLE),
 }

@@ -42,4 +42,6 @@ SIZES: dict[str, dict[str, Any]] = {
     "t2t_vit_14_resnext": _t2t("performer", 384, 14, 32, 3.0),
     "t2t_vit_14_wide": _t2t("performer", 768, 4, 12, 3.0),
     "t2t_vit_14_se": _t2t("performer", 384, 14, 6, 3.0) | {"se_reduction": 16},
+    "t2t_vit_dense": _t2t("performer", 128, 19, 8, 2.0) | {"dense_blocks": [3, 6, 6, 4], "dense_growth": 64},
+    "t2t_vit_16_ghost": _t2t("performer", 384, 16, 6, 3.0) | {"ghost": True, "mlp_layer": "ghost"},
 }

@@ -4,12 +4,17 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.layers.block import Block
 from vitlab.layers.pool import PoolName
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.conv import ConvPosEmbed
 
 
 @contextmanager
@@ -53,6 +58,53 @@ def init_weights(module: nn.Module, std: float) -> None:
             nn.init.zeros_(module.bias)
 
 
+def build_blocks(
+    part: Any, init: Any, depth: int, drop_path_rate: float, dense: Any, embed_dim: int, **block: Any
+) -> tuple[nn.ModuleList, int]:
+    """Build the blocks, and return them with the width of the tokens that leave the last.
+
+    Args:
+        part: Context in which the block of a name is built.
+        init: What starts its weights.
+        depth: Number of blocks.
+        drop_path_rate: Share of the last; grows linearly from 0.
+        dense: Blocks of each stage, channels that each adds, and the positions that they must bear; None: one stream.
+        embed_dim: Width of the tokens that enter.
+        **block: Arguments of every block.
+
+    Example:
+        >>> part, init = partial(own_numbers, 0), lambda module: None
+        >>> build_blocks(part, init, 3, 0.0, ((2, 1), 8, PosEmbed()), 16, num_heads=2)[1]  # 16, 24, 32 halved, 24
+        24
+    """
+    stages, growth, pos_embed = dense or ((depth,), 0, None)
+    if pos_embed is not None:
+        _check_dense(stages, growth, depth, pos_embed)
+    blocks, dim, halved = nn.ModuleList(), embed_dim, set(accumulate(stages))
+    for i in range(depth):
+        in_dim, dim = (dim, dim // 2) if i in halved else (None, dim)
+        rate = drop_path_rate * i / max(1, depth - 1)
+        with part(f"blocks.{i}"):
+            blocks.append(Block(dim, drop_path_rate=rate, growth=growth, in_dim=in_dim, **block).apply(init))
+        dim += growth
+    return blocks, dim
+
+
+def _check_dense(stages: Sequence[int], growth: int, depth: int, pos_embed: PosEmbed) -> None:
+    if not stages or min(stages) < 1 or sum(stages) != depth or growth < 1:
+        raise ValueError(
+            f"`dense_blocks` must be numbers of blocks that sum to `depth`, and `dense_growth` at least 1, got "
+            f"{list(stages)}, {depth} and {growth}"
+        )
+    for p in pos_embed.modules():
+        rotates = isinstance(p, PosEmbed) and not hasattr(p, "parts") and type(p).rotate is not PosEmbed.rotate
+        if rotates or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
+            name = type(p).__name__
+            raise ValueError(
+                f"`dense_blocks` change the width from block to block, which {name} of `pos_embed` cannot bear"
+            )
+
+
 def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
     """Build a linear head, one with a hidden tanh layer, or, for no classes, none.
 
@@ -78,7 +130,7 @@ def reset_head(net: Any, num_classes: int) -> None:
         Linear(in_features=48, out_features=10, bias=True)
     """
     check_at_least(0, num_classes=num_classes)
-    head = build_head(net.embed_dim, net.head_hidden, num_classes).apply(partial(init_weights, std=net.init_std))
+    head = build_head(net.num_features, net.head_hidden, num_classes).apply(partial(init_weights, std=net.init_std))
     weight = next(net.blocks.parameters())
     net.num_classes, net.head = num_classes, head.to(weight.device, weight.dtype).train(net.training)
 

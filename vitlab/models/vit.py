@@ -2,31 +2,26 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from vitlab.layers.block import ActChoice, Block, MlpName
+from vitlab.layers.mlp import ActChoice, MlpName
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
 from vitlab.layers.resample import ResizePolicy
-from vitlab.models.features import forward_intermediates, get_intermediate_layers, positions, reads_class_token_only
-from vitlab.models.parameters import no_weight_decay, stages
-from vitlab.models.start import (
-    build_head,
-    check_at_least,
-    check_policy,
-    check_pool,
-    check_rates,
-    check_spread,
-    init_token,
-    init_weights,
-    own_numbers,
-    reset_head,
+from vitlab.models import start
+from vitlab.models.features import (
+    forward_intermediates,
+    get_intermediate_layers,
+    pool,
+    positions,
+    reads_class_token_only,
 )
+from vitlab.models.parameters import no_weight_decay, stages
 from vitlab.signature import Named
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
@@ -54,7 +49,7 @@ class VisionTransformer(Named, nn.Module):
         qk_norm: Whether to normalise queries and keys per head.
         value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
         act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
-        mlp_layer: MLP of every block: two layers with act_layer between, or swiglu, where it gates (give it silu).
+        mlp_layer: MLP of every block: two layers with act_layer between; swiglu, where it gates (take silu); or ghost.
         norm_layer: Normalisation in the backbone; any of torch.nn's by name, or a class path.
         norm_eps: Epsilon of every normalisation, the tokenizer's included.
         pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
@@ -70,6 +65,9 @@ class VisionTransformer(Named, nn.Module):
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
         init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
         se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
+        ghost: Whether half of every block's queries, keys and values is the other half, scaled; for mlp_layer ghost.
+        dense_blocks: Blocks of each stage of a dense backbone, whose results join what came in; None is one stream.
+        dense_growth: Channels that each block of a dense backbone adds; between stages the width is halved.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
         dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
@@ -88,9 +86,10 @@ class VisionTransformer(Named, nn.Module):
     stages = stages
     _built_from = (T2TTokenizer, build_token_layer)
     no_weight_decay = no_weight_decay
+    pool = pool
     positions = positions
     reads_class_token_only = reads_class_token_only
-    reset_head = reset_head
+    reset_head = start.reset_head
 
     def __init__(
         self,
@@ -124,6 +123,9 @@ class VisionTransformer(Named, nn.Module):
         head_hidden: int = 0,
         init_std: float = 0.02,
         se_reduction: int = 0,
+        ghost: bool = False,
+        dense_blocks: Sequence[int] | None = None,
+        dense_growth: int = 64,
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -132,19 +134,19 @@ class VisionTransformer(Named, nn.Module):
         **t2t: Unpack[T2TArgs],
     ) -> None:
         super().__init__()
-        check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
-        check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens)
-        check_at_least(0, head_hidden=head_hidden, se_reduction=se_reduction)
-        check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
-        check_pool(global_pool, class_token)
-        check_spread(init_std)
+        start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
+        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens)
+        start.check_at_least(0, head_hidden=head_hidden, se_reduction=se_reduction)
+        start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        start.check_pool(global_pool, class_token)
+        start.check_spread(init_std)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
         self.embed_dim, self.head_hidden, self.init_std = embed_dim, head_hidden, init_std
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint, self.pos_embed_resize = grad_checkpoint, pos_embed_resize
         self.skips_unread_tokens = False  # set it, and forward leaves out what no head reads in the last block
-        part = partial(own_numbers, int(torch.randint(2**62, (), device="cpu")))
-        init = partial(init_weights, std=init_std)
+        part = partial(start.own_numbers, int(torch.randint(2**62, (), device="cpu")))
+        init = partial(start.init_weights, std=init_std)
         with part("tokenizer"):
             self.tokenizer = build_tokenizer(
                 tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps, **t2t
@@ -152,9 +154,9 @@ class VisionTransformer(Named, nn.Module):
         self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
         with part("cls_token"):
-            self.cls_token = nn.Parameter(init_token(1, embed_dim)) if class_token else None
+            self.cls_token = nn.Parameter(start.init_token(1, embed_dim)) if class_token else None
         with part("reg_token"):
-            self.reg_token = nn.Parameter(init_token(reg_tokens, embed_dim)) if reg_tokens else None
+            self.reg_token = nn.Parameter(start.init_token(reg_tokens, embed_dim)) if reg_tokens else None
         with part("pos_embed"):
             self.pos_embed = build_pos_embed(
                 pos_embed,
@@ -167,11 +169,15 @@ class VisionTransformer(Named, nn.Module):
                 join=pos_embed_join,
                 theta=rope_theta,
             )
-        check_policy(pos_embed_resize, self.pos_embed.policies)
-        make_block = partial(
-            Block,
+        start.check_policy(pos_embed_resize, self.pos_embed.policies)
+        self.blocks, self.num_features = start.build_blocks(
+            part,
+            init,
+            depth,
+            drop_path_rate,
+            None if dense_blocks is None else (dense_blocks, dense_growth, self.pos_embed),
             embed_dim,
-            num_heads,
+            num_heads=num_heads,
             mlp_ratio=mlp_ratio,
             qkv_bias=qkv_bias,
             qk_norm=qk_norm,
@@ -182,24 +188,21 @@ class VisionTransformer(Named, nn.Module):
             norm_layer=norm_layer,
             norm_eps=norm_eps,
             se_reduction=se_reduction,
+            ghost=ghost,
             layer_scale=layer_scale,
             dropout=dropout,
             drop_path_subset=drop_path_subset,
         )
-        self.blocks = nn.ModuleList()
-        for i in range(depth):
-            with part(f"blocks.{i}"):
-                self.blocks.append(make_block(drop_path_rate=drop_path_rate * i / max(1, depth - 1)).apply(init))
         self.norm_pre = build_norm(norm_layer, embed_dim, norm_eps) if pre_norm else nn.Identity()
-        norms: list[nn.Module] = [build_norm(norm_layer, embed_dim, norm_eps), nn.Identity()]
+        norms: list[nn.Module] = [build_norm(norm_layer, self.num_features, norm_eps), nn.Identity()]
         self.norm, self.fc_norm = norms[::-1] if fc_norm else norms
         self.attn_pool: AttentionPool | None = None
         if global_pool == "map":
-            make_pool = partial(AttentionPool, mlp_ratio=mlp_ratio, act_layer=act_layer, norm_layer=norm_layer)
+            layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "norm_eps": norm_eps}
             with part("attn_pool"):
-                self.attn_pool = make_pool(embed_dim, num_heads, norm_eps=norm_eps).apply(init)
+                self.attn_pool = AttentionPool(self.num_features, num_heads, mlp_ratio=mlp_ratio, **layers).apply(init)
         with part("head"):
-            self.head = build_head(embed_dim, head_hidden, num_classes).apply(init)
+            self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -217,9 +220,9 @@ class VisionTransformer(Named, nn.Module):
     def _tokens(self, images: Tensor, first_only: bool = False) -> Tensor:
         """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
         pos_embed = self.positions(images)
-        x = self.embed(images, pos_embed)
-        for i in range(len(self.blocks)):
-            x = self.run_block(i, x, first_only and i == len(self.blocks) - 1, pos_embed)
+        x, last = self.embed(images, pos_embed), len(self.blocks) - 1
+        for i in range(last + 1):
+            x = self.run_block(i, x, first_only and i == last, pos_embed)
         return self.norm(x)
 
     def embed(self, images: Tensor, pos_embed: PosEmbed | None = None) -> Tensor:
@@ -235,16 +238,3 @@ class VisionTransformer(Named, nn.Module):
         if self.grad_checkpoint and torch.is_grad_enabled():
             return checkpoint(self.blocks[i], x, pos_embed, i, first_only, use_reentrant=False)
         return self.blocks[i](x, pos_embed, i, first_only)
-
-    def pool(self, x: Tensor) -> Tensor:
-        """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only."""
-        patches = x[:, self.num_prefix_tokens :]  # (B, N, D)
-        match self.global_pool:
-            case "token":
-                return x[:, 0]
-            case "avg":
-                return patches.mean(dim=1)
-            case "max":
-                return patches.amax(dim=1)
-        assert self.attn_pool is not None  # map is what is left
-        return self.attn_pool(patches)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActChoice, build_act
+from vitlab.layers.mlp import ActChoice, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.precision import without_autocast
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActChoice
+from vitlab.layers.mlp import ActChoice
 from vitlab.layers.norm import NormChoice
 from vitlab.layers.precision import convolves_as_products
 from vitlab.tokenizers.fused import covers, fused_tokens

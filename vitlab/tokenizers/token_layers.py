@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from vitlab.layers.block import ActChoice, Mlp
+from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.tokenizers.performer import TokenPerformer
 

@@ -1,0 +1,111 @@
+"""The two layers of a block that see each token by itself, and their activations."""
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from vitlab.classes import ClassSpec
+from vitlab.layers.own import build_own
+
+ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
+ActChoice = ActName | str | ClassSpec
+MlpName = Literal["mlp", "swiglu", "ghost"]
+
+
+def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
+    """Build the activation of ``dim`` channels called ``act_layer``, or one of torch.nn's, or of a class path.
+
+    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` and
+    CLIP's ``quick_gelu``, x sigmoid(1.702 x), are approximations.
+
+    Example:
+        >>> build_act("relu", 2)(torch.tensor([-1.0, 2.0])), build_act("Tanh", 2)
+        (tensor([0., 2.]), Tanh())
+    """
+    match act_layer:
+        case "gelu":
+            return nn.GELU()
+        case "gelu_tanh":
+            return nn.GELU(approximate="tanh")
+        case "quick_gelu":
+            return QuickGELU()
+        case "relu":
+            return nn.ReLU()
+        case "silu":
+            return nn.SiLU()
+    return build_own("act_layer", act_layer, dim, get_args(ActName), {})
+
+
+class QuickGELU(nn.Module):
+    """The approximation of GELU of Hendrycks and Gimpel 2016 (arXiv:1606.08415) that CLIP has.
+
+    Example:
+        >>> QuickGELU()(torch.tensor(1.0))
+        tensor(0.8458)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map any shape to itself."""
+        return x * torch.sigmoid(1.702 * x)
+
+
+class Mlp(nn.Module):
+    """Two linear layers with an activation between, applied to each token.
+
+    With ``swiglu`` half of what the first layer gives is activated and scales the other half: SwiGLU for a silu,
+    Shazeer 2020 (arXiv:2002.05202). With ``ghost`` the first layer gives ``dim`` channels, and the others are these,
+    scaled and activated once more: the cheap maps of Han et al. 2020 (arXiv:1911.11907) as T2T-ViT-Ghost has them.
+
+    Args:
+        dim: Token width D.
+        hidden_dim: Width between the two layers; ``None`` is ``dim``.
+        act_layer: The activation.
+        dropout: Share of values that training sets to zero after each layer, 0 to 1.
+        mlp_layer: Which of the three.
+
+    Example:
+        >>> Mlp(8, hidden_dim=32)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int | None = None,
+        act_layer: ActChoice = "gelu",
+        dropout: float = 0.0,
+        mlp_layer: MlpName = "mlp",
+    ) -> None:
+        super().__init__()
+        hidden_dim = dim if hidden_dim is None else hidden_dim
+        _check(mlp_layer, dim, hidden_dim)
+        self.gated = mlp_layer == "swiglu"
+        ghost = mlp_layer == "ghost"
+        self.fc1 = nn.Linear(dim, dim if ghost else hidden_dim * (1 + self.gated))
+        self.cheap = nn.Parameter(torch.empty(hidden_dim // dim - 1, dim).uniform_(-1, 1)) if ghost else None
+        self.act = build_act(act_layer, hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(..., D)`` to ``(..., D)``."""
+        x = self.fc1(x)
+        if self.gated:
+            gate, x = x.chunk(2, dim=-1)
+            return self.dropout(self.fc2(self.dropout(self.act(gate) * x)))
+        x = self.act(x)
+        if self.cheap is not None:
+            x = torch.cat([x, self.act(x[..., None, :] * self.cheap).flatten(-2)], dim=-1)
+        return self.dropout(self.fc2(self.dropout(x)))
+
+
+def _check(mlp_layer: str, dim: int, hidden_dim: int) -> None:
+    if mlp_layer not in get_args(MlpName):
+        raise ValueError(f"`mlp_layer` must be one of {', '.join(get_args(MlpName))}, got {mlp_layer!r}")
+    if hidden_dim < 1:
+        raise ValueError(f"`mlp_ratio` must give the MLP at least one channel, got {hidden_dim} of {dim}")
+    if mlp_layer == "ghost" and (hidden_dim % dim or hidden_dim < 2 * dim):
+        raise ValueError(
+            f"`mlp_ratio` must be a whole number of at least 2 for mlp_layer='ghost', got {hidden_dim / dim:g}"
+        )
