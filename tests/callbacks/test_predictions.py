@@ -4,6 +4,10 @@ from tiny import IMAGES, NETWORK, loader, task, trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from vitlab.callbacks.predictions import Predictions
+from vitlab.data.files.decode import ImageError
+from vitlab.data.files.sets import TensorImages
+from vitlab.data.loading.order import EvalOrder
+from vitlab.data.loading.sample_loader import SampleLoader
 from vitlab.tasks import Regressor
 
 
@@ -51,3 +55,21 @@ def test_a_regression_keeps_its_numbers_as_they_are(tmp_path):
     assert table[["target_0", "target_1"]].to_numpy() == pytest.approx(targets.numpy())
     with torch.no_grad():
         assert table["prediction_1"].tolist() == pytest.approx(model.eval()(IMAGES)[:, 1].tolist(), abs=1e-6)
+
+
+def test_rows_keep_their_image_where_a_file_has_become_unreadable():
+    class Images(TensorImages):
+        def image(self, i):
+            if i == 2:
+                raise ImageError("2.png", "damaged")
+            return super().image(i)
+
+    class Task:
+        as_targets = staticmethod(lambda targets: targets)
+
+    images = Images(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), torch.arange(6))
+    loader, predictions = SampleLoader(images, EvalOrder(6, 3), None, 0, lambda error: None), Predictions()
+    for batch in loader:
+        predictions.on_validation_batch_end(None, Task(), torch.eye(6)[batch[1]], batch, 0)
+    table = predictions.table(loader)
+    assert table["index"].tolist() == table["target"].tolist() == [0, 1, 3, 4, 5]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
@@ -61,7 +62,8 @@ class Predictions(Callback):
             return pd.DataFrame()
         columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
         n = len(next(iter(columns.values())))
-        indices = getattr(loader.sampler, "indices", range(n))[:n]
+        handed = getattr(loader, "handed", None)  # what came, which is less than what was asked for by unreadable files
+        indices = np.concatenate(handed)[:n] if handed else getattr(loader.sampler, "indices", range(n))[:n]
         table = pd.DataFrame({"index": indices, **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}})
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
+from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 
 Batch = tuple[Tensor, Tensor, Step]  # uint8 images (B, C, H, W), classes (B,), which samples they are
@@ -23,6 +24,7 @@ class Loader:
         self.batch_sampler = None  # and asks for this, as a torch DataLoader has it
         self._done = 0
         self._resume: dict[str, int] | None = None
+        self.handed: list[Indices] = []  # the samples of each batch of the last evaluation: some may be unreadable
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -32,9 +34,11 @@ class Loader:
         if self._resume is not None and self._resume["epoch"] == self.sampler.epoch:
             start = self._resume["batches"]
         self._resume = None
-        self._done = start
+        self._done, self.handed = start, []
         for batch in self.read(start):
             self._done += 1
+            if isinstance(self.sampler, EvalOrder):
+                self.handed.append(batch[2].indices)
             yield batch
 
     def read(self, start: int) -> Iterator[Batch]:
