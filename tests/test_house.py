@@ -22,13 +22,14 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "tasks": {*NETWORK, "optim"},
     "callbacks": NETWORK,
     "analysis": {*NETWORK, "data"},
+    "look": {*NETWORK, "analysis", "data"},
     "config": {*NETWORK, *BESIDE, "tasks"},
-    "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
+    "jobs": {*NETWORK, *BESIDE, "tasks", "config", "look"},
     "ablation": {"config", "jobs", "models", "analysis"},
     "bench": {*NETWORK, *BESIDE, "tasks"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
-    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench", "ablation"},
+    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench", "ablation", "look"},
 }
 GROUND = {
     "classes",

@@ -169,7 +169,7 @@ class Run:
 
         Args:
             names: An analysis; or several or ``all`` for a dict of those that this network can have.
-            **view: Fields of :class:`vitlab.jobs.analyze.View`: images, layer, head, query, num_images.
+            **view: Fields of :class:`vitlab.jobs.subject.View`: images, layer, head, query, num_images.
 
         Raises:
             ValueError: There is no such analysis, or this network cannot have it.
@@ -179,12 +179,13 @@ class Run:
             ['quantity', 'of', 'value']
         """
         from vitlab.analysis import names_of
-        from vitlab.jobs.analyze import View, analyze
+        from vitlab.jobs.analyze import analyze
+        from vitlab.jobs.subject import View
 
         several = names == "all" or isinstance(names, list)
         chosen = names_of(names if isinstance(names, str) else ",".join(names))
         found = {}
-        for name, finding, _ in analyze(chosen, (self._directory, self.checkpoint), View(**view)):
+        for name, finding, _ in analyze(chosen, str(self.checkpoint), View(**view)):
             if not isinstance(finding, UsageError):
                 found[name] = finding
             elif not several:

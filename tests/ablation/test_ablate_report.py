@@ -73,7 +73,14 @@ def analyze(run, cell, accuracy, rng):
         for d in ("up", "down")
     ]
     tables["displacement"] = [
-        {"layer": layer, "head": head, "dy": dy, "dx": dx, "logit": rng.normal() * (cell.arm.name != "none")}
+        {
+            "layer": layer,
+            "head": head,
+            "dy": dy,
+            "dx": dx,
+            "position": rng.normal() * (cell.arm.name != "none"),
+            "error": 0.1,
+        }
         for layer in range(2)
         for head in range(2)
         for dy in range(-3, 4)

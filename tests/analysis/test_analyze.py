@@ -32,7 +32,7 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
     assert analyze("distance,entropy", run, "-o", tmp_path / "out") == 0
     names = {f"{name}.{suffix}" for name in ("distance", "entropy") for suffix in ("csv", "png", "svg")}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names | {"notes.json"}
-    assert "64 validation images" in capsys.readouterr().out
+    assert "64 images; null" in capsys.readouterr().out
     table = pd.read_csv(tmp_path / "out" / "distance.csv")
     assert table["uniform"].iloc[0] == pytest.approx(2.01, abs=0.005)
     with Image.open(tmp_path / "out" / "distance.png") as image:
@@ -44,7 +44,7 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
 def test_all_makes_one_page_in_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
     page = (run / "analysis" / "analysis.html").read_text()
-    for name, (_, sentence) in ANALYSES.items():
+    for name, (_, sentence, _) in ANALYSES.items():
         assert f'<h2 id="{name}">' in page
         assert html.escape(sentence) in page
         assert (run / "analysis" / f"{name}.csv").is_file() is ('alt="figure of ' + name + '"' in page)

@@ -43,5 +43,5 @@ def test_two_runs_give_a_floor(small_subject):
 
 
 def test_too_few_images_are_refused(small_subject):
-    with pytest.raises(ValueError, match="at least 4, got 3"):
+    with pytest.raises(ValueError, match="at least 10, got 3"):
         analyze_cka(small_subject(num_images=3))

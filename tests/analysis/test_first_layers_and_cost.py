@@ -7,7 +7,7 @@ from small_nets import small_net
 from vitlab.analysis.attention import distances
 from vitlab.analysis.cost import analyze_cost, macs_by_part, parameters_by_part
 from vitlab.analysis.filters import analyze_filters, filter_components
-from vitlab.analysis.token_layers import analyze_token_layers, token_layer_maps
+from vitlab.analysis.views.token_layers import analyze_token_layers, token_layer_maps
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs
 
@@ -74,7 +74,7 @@ def test_the_shown_cell_lies_where_the_query_patch_does(small_subject):
     ("arguments", "message"),
     [
         ({"tokenizer": "patch"}, "tokenizer=patch has no layers there; use attention"),
-        (T2T, "the performer of t2t_attn=performer has none"),
+        ({"tokenizer": "conv"}, "tokenizer=conv has no layers there"),
     ],
 )
 def test_what_has_no_token_maps_says_what_to_use(small_subject, arguments, message):

@@ -1,20 +1,17 @@
 import numpy as np
 import pytest
 import torch
-from small_nets import POSITIONS, small_net
+from small_nets import POSITIONS
 
 from vitlab.analysis.positions import (
     analyze_displacement,
     analyze_position,
     displacement_profile,
-    mean_logits,
     mosaic,
-    rotary_profiles,
     similarity,
 )
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.biases import RelPos
-from vitlab.models.walk import attention_inputs
 
 
 def test_similarity_is_the_cosine_of_each_pair():
@@ -52,7 +49,6 @@ def test_every_method_has_a_profile_and_some_have_a_table(small_subject, pos_emb
     subject = small_subject(pos_embed=pos_embed)
     table = analyze_displacement(subject).table
     assert len(table) == 2 * 2 * 7 * 7 and table.notna().all(axis=None)
-    assert ("rotation" in table) is pos_embed.startswith("rope")
     if pos_embed in ("learned", "factorized", "sincos1d", "sincos2d", "fourier"):
         assert len(analyze_position(subject).table) == 16 * 16
     else:
@@ -73,32 +69,3 @@ def test_a_mosaic_puts_each_tile_in_its_place():
         for x in range(3):
             np.testing.assert_array_equal(picture[5 * y : 5 * y + 4, 6 * x : 6 * x + 5], tiles[y, x])
     assert np.isnan(picture).sum() == picture.size - tiles.size
-
-
-@pytest.mark.parametrize("pos_embed", ["rope2d", "rope_mixed"])
-def test_where_all_patches_are_alike_the_rotation_is_all_there_is(pos_embed):
-    net = small_net(pos_embed=pos_embed, reg_tokens=1, qk_norm=True)
-    batches = [(torch.randn(3, 1, 1, 1).expand(3, 1, 8, 8), torch.zeros(3)), (torch.ones(1, 1, 8, 8), torch.zeros(1))]
-    for measured, images in ((True, batches[1:]), (False, batches)):
-        logits, _ = mean_logits(net, images)
-        difference = displacement_profile(logits[0], (4, 4)) - rotary_profiles(net, images)[0]
-        assert (difference.abs().max().item() < 1e-5) is measured  # images that differ do not have one query
-
-
-def test_the_rotation_of_means_is_a_loop_over_displacements(small_subject):
-    subject = small_subject(pos_embed="rope2d")
-    net, images = subject.net, torch.randn(5, 1, 8, 8)
-    with torch.no_grad():
-        qkv = net.blocks[1].attn.qkv(attention_inputs(net, images)[1][:, 1:]).unflatten(2, (3, 2, 8))  # no prefix
-    q, k, _ = qkv.mean(dim=(0, 1)).double()  # (A, d) each
-    profile = rotary_profiles(net, [(images[:3], None), (images[3:], None)])[1]
-    values = torch.zeros(2, 7, 7).double()
-    for dy in range(-3, 4):
-        for dx in range(-3, 4):
-            for i, place in enumerate([dx, dx, dy, dy]):
-                angle = torch.tensor(place * 100 ** -(i % 2 / 2)).double()
-                a, b = k[:, 2 * i] * angle.cos() - k[:, 2 * i + 1] * angle.sin(), k[:, 2 * i] * angle.sin()
-                b = b + k[:, 2 * i + 1] * angle.cos()
-                values[:, dy + 3, dx + 3] += (q[:, 2 * i] * a + q[:, 2 * i + 1] * b) / 8**0.5
-    difference = profile - values
-    torch.testing.assert_close(difference, difference[:, :1, :1].expand_as(difference), atol=1e-5, rtol=0)

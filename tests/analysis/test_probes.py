@@ -59,7 +59,7 @@ def test_noise_tells_no_cell_without_positions_and_every_cell_with_them():
     net = small_net(pos_embed="sincos2d")
     for each, low, high in ((net, 0.8, 1.0), (without_positions(net), 0.0, 0.15)):
         for layer in probe_layers(each, *batches):
-            assert low <= layer["accuracy"] <= high
+            assert low <= layer.result()["accuracy"] <= high
     assert type(net.pos_embed).__name__ == "SinCos2d"  # the network itself keeps its positions
 
 

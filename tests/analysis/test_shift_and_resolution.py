@@ -53,7 +53,12 @@ def test_the_shift_table_holds_every_fill_and_direction(small_subject):
 def test_comparison_counts_what_differs():
     before, after = torch.eye(4), torch.eye(4)[[0, 1, 3, 2]]
     found = compare(before, after, torch.tensor([0, 0, 2, 2]))
-    assert found == {"acc1": 0.5, "flipped": 0.5, "change_mean": 0.25, "change_max": 1.0}
+    ends = {
+        f"{name}_{end}": pytest.approx(v, abs=0.01)
+        for name in ("acc1", "flipped")
+        for end, v in (("low", 0.15), ("high", 0.85))
+    }
+    assert found == {"acc1": 0.5, "flipped": 0.5, "change_mean": 0.25, "change_max": 1.0, **ends}
 
 
 def test_sizes_reach_from_half_to_twice_in_whole_patches():

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vitlab.errors import UsageError, did_you_mean
+from vitlab.analysis.catalogue import ANALYSES, names_of
 from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
         rollout,
         uniform_distance,
     )
+    from vitlab.analysis.attribution.curves import analyze_faithfulness, deleted
+    from vitlab.analysis.attribution.maps import (
+        analyze_attribution,
+        gradient_attention,
+    )
+    from vitlab.analysis.attribution.sanity import analyze_sanity
     from vitlab.analysis.cka import analyze_cka
     from vitlab.analysis.cost import analyze_cost
     from vitlab.analysis.features import analyze_fewshot, analyze_knn, few_shot_accuracy, knn_accuracy
@@ -36,7 +42,10 @@ if TYPE_CHECKING:
     from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, scramble_image, scramble_tokens
     from vitlab.analysis.shift import analyze_shift
     from vitlab.analysis.subject import Finding, Subject
-    from vitlab.analysis.token_layers import analyze_token_layers, token_layer_maps
+    from vitlab.analysis.views.heads import analyze_heads
+    from vitlab.analysis.views.pca import analyze_pca, pca_colours
+    from vitlab.analysis.views.splits import analyze_splits
+    from vitlab.analysis.views.token_layers import analyze_token_layers, split_features, token_layer_maps
 else:
     _HOMES = {
         "vitlab.analysis.attention": (
@@ -50,6 +59,21 @@ else:
             "rollout",
             "uniform_distance",
         ),
+        "vitlab.analysis.attribution.curves": (
+            "analyze_faithfulness",
+            "deleted",
+        ),
+        "vitlab.analysis.attribution.maps": (
+            "analyze_attribution",
+            "gradient_attention",
+        ),
+        "vitlab.analysis.attribution.sanity": ("analyze_sanity",),
+        "vitlab.analysis.views.heads": ("analyze_heads",),
+        "vitlab.analysis.views.pca": (
+            "analyze_pca",
+            "pca_colours",
+        ),
+        "vitlab.analysis.views.splits": ("analyze_splits",),
         "vitlab.analysis.cka": ("analyze_cka",),
         "vitlab.analysis.cost": ("analyze_cost",),
         "vitlab.analysis.features": (
@@ -85,8 +109,9 @@ else:
             "Finding",
             "Subject",
         ),
-        "vitlab.analysis.token_layers": (
+        "vitlab.analysis.views.token_layers": (
             "analyze_token_layers",
+            "split_features",
             "token_layer_maps",
         ),
     }
@@ -97,6 +122,7 @@ __all__ = [
     "Finding",
     "Subject",
     "analyze_attention",
+    "analyze_attribution",
     "analyze_calibration",
     "analyze_cka",
     "analyze_confusion",
@@ -105,140 +131,39 @@ __all__ = [
     "analyze_distance",
     "analyze_entropy",
     "analyze_errors",
+    "analyze_faithfulness",
     "analyze_fewshot",
     "analyze_filters",
+    "analyze_heads",
     "analyze_knn",
+    "analyze_pca",
     "analyze_position",
     "analyze_probe",
     "analyze_resolution",
     "analyze_rollout",
+    "analyze_sanity",
     "analyze_scramble",
     "analyze_scramble_image",
     "analyze_shift",
+    "analyze_splits",
     "analyze_token_layers",
+    "deleted",
     "displacement_profile",
     "distances",
     "entropy",
     "few_shot_accuracy",
+    "gradient_attention",
     "knn_accuracy",
     "mean_distance",
     "mosaic",
     "names_of",
+    "pca_colours",
     "rollout",
     "scramble_image",
     "scramble_tokens",
     "similarity",
+    "split_features",
     "token_layer_maps",
     "uniform_distance",
     "without_positions",
 ]
-
-ANALYSES = {  # name: module:function that takes a Subject and returns a Finding, how to read the figure
-    "attention": (
-        "vitlab.analysis.attention:analyze_attention",
-        "Where the class token looks in each head: bright patches weigh most; attention is no explanation by itself.",
-    ),
-    "rollout": (
-        "vitlab.analysis.attention:analyze_rollout",
-        "Attention of all layers multiplied, the residual path counted as half: which patches can reach the class "
-        "token; it leaves out the MLPs and, for T2T, the token layers.",
-    ),
-    "distance": (
-        "vitlab.analysis.attention:analyze_distance",
-        "How far each head looks: dots below the dashed line look nearer than attention that ignores position.",
-    ),
-    "entropy": (
-        "vitlab.analysis.attention:analyze_entropy",
-        "How widely each head looks: near the dashed line it looks at all tokens alike, near 0 at a single one.",
-    ),
-    "position": (
-        "vitlab.analysis.positions:analyze_position",
-        "Each tile compares the position of its cell with all cells: bright neighbours mean that the table knows the "
-        "grid; fixed sines do so by construction.",
-    ),
-    "displacement": (
-        "vitlab.analysis.positions:analyze_displacement",
-        "How the logit depends on where the key lies, seen from the query at the cross: a pattern is knowledge of "
-        "position, by whatever method; flat is none.",
-    ),
-    "scramble": (
-        "vitlab.analysis.scramble:analyze_scramble",
-        "Tokens change places before they get positions: what is lost is what the network knows through them; without "
-        "positions nothing changes.",
-    ),
-    "scramble_image": (
-        "vitlab.analysis.scramble:analyze_scramble_image",
-        "Patches of the image change places before the tokenizer: for overlapping tokenizers that changes the tokens "
-        "themselves, so only `scramble` speaks of positions there.",
-    ),
-    "shift": (
-        "vitlab.analysis.shift:analyze_shift",
-        "How often the prediction survives a move of the image: whole patches round the border are exact only without "
-        "positions, for the patch tokenizer.",
-    ),
-    "resolution": (
-        "vitlab.analysis.resolution:analyze_resolution",
-        "Accuracy at other sizes for each way to carry positions over: objects change size too, so compare with a run "
-        "without positions (--against).",
-    ),
-    "probe": (
-        "vitlab.analysis.probes:analyze_probe",
-        "How well a token's cell can be read from it after each block: content tells cells apart too, so the excess "
-        "over no positions is what counts.",
-    ),
-    "fewshot": (
-        "vitlab.analysis.features:analyze_fewshot",
-        "Accuracy of a ridge regression on frozen features from a few labels: how separable the classes lie already.",
-    ),
-    "knn": (
-        "vitlab.analysis.features:analyze_knn",
-        "Accuracy of the labels of the most similar training images: what lies together without any fitting.",
-    ),
-    "cka": (
-        "vitlab.analysis.cka:analyze_cka",
-        "How alike layers represent the same images, 1 is alike up to rotation: compare two runs with two seeds of one "
-        "recipe before reading a difference.",
-    ),
-    "filters": (
-        "vitlab.analysis.filters:analyze_filters",
-        "Principal components of the filters on pixels, largest first: smooth ones are learned, salt and pepper is the "
-        "random start.",
-    ),
-    "cost": (
-        "vitlab.analysis.cost:analyze_cost",
-        "Where parameters and multiply-adds are, and images per second: compare speeds on the same idle machine only.",
-    ),
-    "token_layers": (
-        "vitlab.analysis.token_layers:analyze_token_layers",
-        "Where a token between the splits of T2T looks, on the finer grids there.",
-    ),
-    "errors": (
-        "vitlab.analysis.outcomes.errors:analyze_errors",
-        "The worst mistakes of a split, least likely class first: look for wrong labels before you blame it.",
-    ),
-    "confusion": (
-        "vitlab.analysis.outcomes.confusion:analyze_confusion",
-        "Images of each class, a row each, by the class they were given, and recall and precision of each class.",
-    ),
-    "calibration": (
-        "vitlab.analysis.outcomes.calibration:analyze_calibration",
-        "How often the network is right where it says so with some probability: below the dashed line it is too sure.",
-    ),
-}
-
-
-def names_of(text: str) -> list[str]:
-    """Return the analyses that ``NAME[,NAME...]`` or ``all`` means.
-
-    Example:
-        >>> names_of("attention,rollout")
-        ['attention', 'rollout']
-    """
-    if text == "all":
-        return list(ANALYSES)
-    names = text.split(",")
-    for name in names:
-        if name not in ANALYSES:
-            hint = did_you_mean(name, ANALYSES)
-            raise UsageError(f'no analysis called "{name}"{hint}; there are all, {", ".join(ANALYSES)}')
-    return names

@@ -1,12 +1,16 @@
 """Where a network looks: attention maps, rollout, distance, entropy."""
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from vitlab.analysis.figures import COLORS, dots_per_head, finish, grid_of_axes, heat, one_axes, picture
+from vitlab.analysis.figures import COLORS, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
+from vitlab.analysis.intervals import over_images
+from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
@@ -85,20 +89,42 @@ def entropy(maps: Tensor) -> Tensor:
 
 def per_head(
     net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], measure: Callable[[Tensor], Tensor]
-) -> tuple[pd.DataFrame, int]:
-    """Return the mean over images of ``measure``, ``(B, A, L, L)`` to ``(B, A)``, for each layer and head; and n."""
-    values: list[list[Tensor]] = [[] for _ in net.blocks]
+) -> Tensor:
+    """Return ``measure``, from ``(B, A, L, L)`` to ``(B, A)``, of each image, layer and head, ``(n, depth, A)``."""
+    found = []
     with torch.no_grad():
         for images, _ in batches:
-            for layer, x in enumerate(attention_inputs(net, images)):
-                maps = net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
-                values[layer].append(measure(maps).cpu())
-    rows = [
-        {"layer": layer, "head": head, "value": float(column.mean()), "sd_over_images": float(column.std(correction=0))}
-        for layer, parts in enumerate(values)
-        for head, column in enumerate(torch.cat(parts).T)
-    ]
-    return pd.DataFrame(rows), sum(map(len, values[0]))
+            inputs, positions = attention_inputs(net, images), net.positions(images)
+            maps = (net.blocks[i].attn.weights(x, positions, i) for i, x in enumerate(inputs))  # type: ignore[operator, union-attr]
+            found.append(torch.stack([measure(layer).cpu() for layer in maps], dim=1))
+    return torch.cat(found)
+
+
+def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFrame:
+    """Return a row for each layer and head of ``(n, depth, A)`` values and of those of the null, image by image."""
+    rows = []
+    for layer, head in np.ndindex(*values.shape[1:]):
+        one, other = values[:, layer, head].double().numpy(), null[:, layer, head].double().numpy()
+        found = over_images(name, one) | {"null": float(other.mean())} | over_images("above_null", one - other)
+        rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
+    return pd.DataFrame(rows)
+
+
+def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uniform: float, unit: str) -> Finding:
+    """Measure each head's attention beside that of the same network whose tokens have changed places."""
+    values = per_head(subject.net, subject.batches(), measure)
+    with shuffled_tokens(subject.net):
+        null = per_head(subject.net, subject.batches(), measure)
+    table = _table(name, values, null, uniform)
+    figure, (axes,) = one_axes()
+    dots_per_head(axes, table, name)
+    axes.scatter(table["layer"] + 0.12, table["null"], s=18, facecolors="none", edgecolors=COLORS[1], label="null")
+    axes.axhline(uniform, color=COLORS[6], linestyle="--", linewidth=1, label=f"uniform attention, {uniform:.2f}")
+    axes.set_ylim(0, 1.1 * max(uniform, table[f"{name}_high"].max(), table[name].max()))
+    finish(axes, "layer", unit)
+    beyond = int(((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).sum())
+    note = f"{len(values)} images; null: each image's tokens in random places; {beyond} of {len(table)} heads differ"
+    return Finding(table, figure, f"{note} from it (95 % interval over images, not adjusted for {len(table)} heads)")
 
 
 def analyze_attention(subject: Subject) -> Finding:
@@ -118,7 +144,7 @@ def analyze_attention(subject: Subject) -> Finding:
     if len(heads) > 1:
         named["mean of heads"] = maps.mean(dim=1)
     note = f"{_token_name(subject)} in layer {layer} of 0..{len(net.blocks) - 1}"
-    return _maps_of_images(subject, images, named, f"attention of the {note}")
+    return maps_of_images(subject, images, named, f"attention of the {note}")
 
 
 def analyze_rollout(subject: Subject) -> Finding:
@@ -133,57 +159,44 @@ def analyze_rollout(subject: Subject) -> Finding:
     net, images = subject.net, subject.shown()
     reached = rollout(attention_maps(net, images, layer) for layer in range(len(net.blocks)))
     named = {"rollout": reached[:, token, net.num_prefix_tokens :]}
-    return _maps_of_images(
+    return maps_of_images(
         subject, images, named, f"rollout to the {_token_name(subject)} over {len(net.blocks)} layers"
     )
 
 
 def analyze_distance(subject: Subject) -> Finding:
-    """Measure how far each head looks.
+    """Measure how far each head looks, from patch to patch, in rows renormalised without prefix tokens.
 
     Example:
         >>> finding = analyze_distance(subject)
-        >>> list(finding.table.columns)
-        ['layer', 'head', 'distance', 'sd_over_images', 'uniform']
+        >>> list(finding.table.columns)[:6]
+        ['layer', 'head', 'distance', 'distance_low', 'distance_high', 'null']
     """
-    net, grid = subject.net, subject.net.grid_size
-    table, n = per_head(net, subject.batches(), lambda maps: mean_distance(maps, grid, net.num_prefix_tokens))
-    table = table.rename(columns={"value": "distance"}).assign(uniform=uniform_distance(grid))
-    figure, (axes,) = one_axes()
-    dots_per_head(axes, table, "distance")
-    uniform = uniform_distance(grid)
-    axes.axhline(uniform, color=COLORS[6], linestyle="--", linewidth=1, label=f"uniform attention, {uniform:.2f}")
-    axes.set_ylim(0, 1.1 * max(uniform, table["distance"].max()))
-    finish(axes, "layer", "mean attention distance, patches")
-    return Finding(table, figure, f"{n} validation images, patch to patch, renormalised without prefix tokens")
+    grid, prefix = subject.net.grid_size, subject.net.num_prefix_tokens
+    uniform, unit = uniform_distance(grid), "mean attention distance, patches"
+    return _heads(subject, "distance", lambda maps: mean_distance(maps, grid, prefix), uniform, unit)
 
 
 def analyze_entropy(subject: Subject) -> Finding:
-    """Measure how widely each head looks.
+    """Measure how widely each head looks, all tokens counted.
 
     Example:
         >>> finding = analyze_entropy(subject)
-        >>> list(finding.table.columns)
-        ['layer', 'head', 'entropy', 'sd_over_images', 'uniform']
+        >>> list(finding.table.columns)[:6]
+        ['layer', 'head', 'entropy', 'entropy_low', 'entropy_high', 'null']
     """
-    net = subject.net
-    table, n = per_head(net, subject.batches(), entropy)
-    most = float(torch.tensor(net.num_prefix_tokens + net.grid_size[0] * net.grid_size[1]).log())
-    table = table.rename(columns={"value": "entropy"}).assign(uniform=most)
-    figure, (axes,) = one_axes()
-    dots_per_head(axes, table, "entropy")
-    axes.axhline(most, color=COLORS[6], linestyle="--", linewidth=1, label=f"uniform attention, {most:.2f}")
-    axes.set_ylim(0, 1.1 * most)
-    finish(axes, "layer", "entropy of attention, nats")
-    return Finding(table, figure, f"{n} validation images, all tokens")
+    tokens = subject.net.num_prefix_tokens + math.prod(subject.net.grid_size)
+    return _heads(subject, "entropy", entropy, math.log(tokens), "entropy of attention, nats")
 
 
 def _token_name(subject: Subject) -> str:
     return "class token" if subject.query is None else f"patch at row {subject.query[0]}, column {subject.query[1]}"
 
 
-def _maps_of_images(subject: Subject, images: Tensor, named: dict[str, Tensor], note: str) -> Finding:
-    """Return ``(B, N)`` maps under their names as a table, and beside their images as a figure."""
+def maps_of_images(
+    subject: Subject, images: Tensor, named: dict[str, Tensor], note: str, titles: Sequence[str] = ()
+) -> Finding:
+    """Return ``(B, N)`` maps under their names as a table, and laid over their images as a figure."""
     h, w = subject.net.grid_size
     rows = [
         {"image": i, "map": name, "row": n // w, "column": n % w, "weight": float(value)}
@@ -193,9 +206,10 @@ def _maps_of_images(subject: Subject, images: Tensor, named: dict[str, Tensor], 
     ]
     figure, axes = grid_of_axes(len(images), 1 + len(named))
     for i, pixels in enumerate(subject.pixels(images).numpy()):
-        picture(axes[i, 0], pixels, "image" if i == 0 else "")
+        picture(axes[i, 0], pixels, titles[i] if titles else "image" if i == 0 else "")
+        height, width = pixels.shape[0] / h, pixels.shape[1] / w
         for j, (name, maps) in enumerate(named.items(), start=1):
-            heat(axes[i, j], maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
-            if subject.query is not None:
-                axes[i, j].plot(subject.query[1], subject.query[0], "+", color="#D55E00", markersize=7)
-    return Finding(pd.DataFrame(rows), figure, f"{note}; colours span each map's own range")
+            overlay(axes[i, j], pixels, maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
+        for ax, (y, x) in ((ax, subject.query) for ax in axes[i] if subject.query is not None):
+            ax.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "+", color="#D55E00", markersize=7)
+    return Finding(pd.DataFrame(rows), figure, f"{note}; colours span each map's own range, written below it")

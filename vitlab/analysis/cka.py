@@ -13,6 +13,8 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens
 
 MOST = 256  # images: every pair of them is compared
+QUANTILE = 2.776  # of Student's t with four degrees of freedom: a 95 % interval
+GROUPS = 5  # of images, left out in turn
 MOST_WRITTEN = 8  # layers whose numbers stand in the figure
 
 
@@ -36,6 +38,13 @@ def cka(k: Tensor, m: Tensor) -> float:
     return float(unbiased_hsic(k, m) / (unbiased_hsic(k, k) * unbiased_hsic(m, m)).sqrt())
 
 
+def jackknife(k: Tensor, m: Tensor) -> float:
+    """Return the standard error of :func:`cka` over images: fifths left out in turn (Efron and Stein 1981)."""
+    fifth = torch.arange(len(k)) % GROUPS
+    values = torch.tensor([cka(k[kept][:, kept], m[kept][:, kept]) for i in range(GROUPS) for kept in [fifth != i]])
+    return float(((GROUPS - 1) / GROUPS * (values - values.mean()).square().sum()).sqrt())
+
+
 def linear_kernel(x: Tensor) -> Tensor:
     """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centred."""
     x = x.flatten(1).double()
@@ -55,12 +64,13 @@ def analyze_cka(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_cka(subject)
         >>> list(finding.table.columns)
-        ['layer', 'against', 'other_layer', 'cka']
+        ['layer', 'against', 'other_layer', 'cka', 'cka_low', 'cka_high']
     """
     limit = min(subject.num_images, MOST)
     own = layer_kernels(subject.net, subject.batches(limit=limit))
-    if len(own[0]) < 4:
-        raise ValueError(f"cka compares images with each other and needs at least 4, got {len(own[0])}: --num_images")
+    if len(own[0]) < 2 * GROUPS:
+        least = f"at least {2 * GROUPS}"
+        raise ValueError(f"cka compares images with each other and needs {least}, got {len(own[0])}: --num_images")
     pairs = {"itself": own}
     if subject.other is not None:
         pairs[subject.other.name] = layer_kernels(subject.other.net, subject.batches(limit=limit))
@@ -77,7 +87,8 @@ def analyze_cka(subject: Subject) -> Finding:
                 ax.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color="wk"[int(value > 0.5)])
         ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
         rows += [
-            {"layer": i, "against": name, "other_layer": j, "cka": float(values[i, j])}
+            {"layer": i, "against": name, "other_layer": j, "cka": (value := float(values[i, j]))}
+            | {"cka_low": value - (half := QUANTILE * jackknife(own[i], kernels[j])), "cka_high": value + half}
             for i in range(len(own))
             for j in range(len(kernels))
         ]

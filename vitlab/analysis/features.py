@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.vit import VisionTransformer
@@ -15,6 +16,7 @@ from vitlab.models.vit import VisionTransformer
 SHOTS = (1, 5, 10, 25)
 DRAWS = 3
 NEIGHBOURS = (1, 5, 20)
+SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
 
 
 @torch.no_grad()
@@ -71,13 +73,13 @@ def analyze_fewshot(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_fewshot(subject)
         >>> list(finding.table.columns)
-        ['shots', 'draw', 'acc1', 'n_train', 'n']
+        ['shots', 'draw', 'acc1', 'acc1_low', 'acc1_high', 'n', 'n_train', 'classes']
     """
-    subject.need_classes("fewshot")
+    subject.need_labels("fewshot")
     data = subject.data
     data.build("train")
     images, num_classes = data.splits["train"], data.num_classes
-    test, test_labels = features(subject.net, subject.batches())
+    test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     rows = []
     for shots in SHOTS:
         if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
@@ -85,9 +87,9 @@ def analyze_fewshot(subject: Subject) -> Finding:
         for seed in range(DRAWS):
             chosen = images.take(draw(images.labels, shots, seed).numpy())
             train, labels = features(subject.net, subject.prepared(chosen))
-            accuracy = few_shot_accuracy(train, labels, test, test_labels, num_classes)
-            rows.append({"shots": shots, "draw": seed, "acc1": accuracy, "n_train": len(train), "n": len(test)})
-    table = pd.DataFrame(rows)
+            right = few_shot_accuracy(train, labels, test, test_labels, num_classes)
+            rows.append({"shots": shots, "draw": seed, **_counted(right, len(test)), "n_train": len(train)})
+    table = pd.DataFrame(rows).assign(classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "shots", "acc1")
     axes.scatter(table["shots"], table["acc1"], s=12, color=COLORS[0])
@@ -95,7 +97,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
     axes.set_ylim(0, 1.05)
     axes.set_xticks(table["shots"].unique())
     finish(axes, "labelled images of each class", "accuracy")
-    note = f"{DRAWS} draws of training images, scored on {len(test)} validation images; features are the head's input"
+    note = f"{DRAWS} draws of training images, scored on {len(test)} validation images; {_classes(subject)}"
     return Finding(table, figure, note)
 
 
@@ -105,21 +107,32 @@ def analyze_knn(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_knn(subject)
         >>> list(finding.table.columns)
-        ['k', 'acc1', 'n_train', 'n']
+        ['k', 'acc1', 'acc1_low', 'acc1_high', 'n', 'n_train', 'classes']
     """
-    subject.need_classes("knn")
+    subject.need_labels("knn")
     train, labels = features(subject.net, subject.batches("train"))
-    test, test_labels = features(subject.net, subject.batches())
+    test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
     num_classes = subject.data.num_classes
     rows = [
-        {"k": k, "acc1": knn_accuracy(train, labels, test, test_labels, k, num_classes), "n_train": len(train)}
+        {"k": k, **_counted(knn_accuracy(train, labels, test, test_labels, k, num_classes), len(test))}
         for k in NEIGHBOURS
     ]
-    table = pd.DataFrame(rows).assign(n=len(test))
+    table = pd.DataFrame(rows).assign(n_train=len(train), classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "k", "acc1")
     axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes.set_ylim(0, 1.05)
     axes.set_xticks(NEIGHBOURS)
     finish(axes, "neighbours", "accuracy")
-    return Finding(table, figure, f"{len(train)} training and {len(test)} validation images; the head's input")
+    note = f"{len(train)} training and {len(test)} validation images; the head's input; {_classes(subject)}"
+    return Finding(table, figure, note)
+
+
+def _counted(accuracy: float, n: int) -> dict[str, float]:
+    low, high = share_interval(round(accuracy * n), n)
+    return {"acc1": accuracy, "acc1_low": low, "acc1_high": high, "n": n}
+
+
+def _classes(subject: Subject) -> str:
+    """Say whose classes these are: on those of the training the labels have been used already."""
+    return "classes that the network was not trained on" if subject.is_elsewhere else SEEN

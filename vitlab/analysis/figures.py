@@ -42,6 +42,15 @@ def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = Fals
     return shown
 
 
+def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "") -> None:
+    """Lay an ``(h, w)`` map over the ``(H, W, C)`` image it belongs to, in grey; below it stands the map's range."""
+    (H, W), grey = pixels.shape[:2], pixels.mean(axis=-1)
+    axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
+    axes.imshow(values, cmap="viridis", alpha=0.6, extent=(-0.5, W - 0.5, H - 0.5, -0.5), interpolation="nearest")
+    bare(axes, title)
+    axes.set_xlabel(f"{values.min():.2g} to {values.max():.2g}", fontsize=6, labelpad=1)
+
+
 def bare(axes: Axes, title: str = "") -> None:
     """Leave only a picture and its title."""
     axes.set_xticks([])
@@ -51,18 +60,25 @@ def bare(axes: Axes, title: str = "") -> None:
 
 
 def curves(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str | None = None) -> None:
-    """Draw ``y`` over ``x``, a line with its own colour, mark and dashes for each value of ``by``."""
+    """Draw ``y`` over ``x``, a line with its own colour, mark and dashes for each value of ``by``.
+
+    Columns ``y_low`` and ``y_high``, where there are such, are a band: intervals of one measurement, in the mean.
+    """
     groups: Sequence[tuple[Any, pd.DataFrame]] = list(table.groupby(by, sort=False)) if by else [(None, table)]
     for i, (label, group) in enumerate(groups):
         mean = group.groupby(x)[y].mean()
         style = {"color": COLORS[i % 7], "marker": MARKERS[i % 7], "linestyle": LINES[i % 7]}
         axes.plot(mean.index, mean.to_numpy(), label=label, markersize=4, linewidth=1.4, **style)  # type: ignore[arg-type]
+        if f"{y}_low" in group:
+            low, high = (group.groupby(x)[f"{y}_{end}"].mean() for end in ("low", "high"))
+            axes.fill_between(mean.index, low, high, color=COLORS[i % 7], alpha=0.15, linewidth=0)
     finish(axes, x, y, legend=by is not None)
 
 
 def dots_per_head(axes: Axes, table: pd.DataFrame, y: str) -> None:
-    """Draw a dot for each head over its layer, and the layer's mean as a line."""
-    axes.scatter(table["layer"], table[y], s=18, color=COLORS[0], label="head", zorder=3)
+    """Draw a dot with its interval for each head over its layer, and the layer's mean as a line."""
+    ends = np.abs(table[[f"{y}_low", f"{y}_high"]].to_numpy().T - table[y].to_numpy())
+    axes.errorbar(table["layer"], table[y], np.nan_to_num(ends), fmt="o", markersize=4, color=COLORS[0], label="head")
     mean = table.groupby("layer")[y].mean()
     axes.plot(mean.index, mean.to_numpy(), color=COLORS[0], linewidth=1, label="mean of heads")
     axes.set_xticks(sorted(table["layer"].unique()))

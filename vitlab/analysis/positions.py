@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.added import AddedPosEmbed
-from vitlab.layers.pos_embed.rotary import RotaryPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import attention_inputs, attention_logits
+from vitlab.models.walk import attention_logits
 
 
 def similarity(table: Tensor) -> Tensor:
@@ -64,41 +63,23 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
 
 
-def mean_logits(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], int]:
-    """Return each block's ``(A, N, N)`` patch to patch logits, their mean over all images, and the number of these."""
-    sums: list[Tensor] = []
-    n = 0
-    for images, _ in batches:
-        n += len(images)
-        for layer, logits in enumerate(attention_logits(net, images)):
-            total = logits[:, :, net.num_prefix_tokens :, net.num_prefix_tokens :].double().sum(dim=0)
-            sums[layer : layer + 1] = [total + sums[layer] if layer < len(sums) else total]
-    return [total / n for total in sums], n
+def profiles(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, int]:
+    """Return the mean over images of each head's profile, its standard error, and the number of images.
 
-
-@torch.no_grad()
-def rotary_profiles(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Return what each block's rotation makes of the mean query and the mean key alone, ``(A, 2h - 1, 2w - 1)`` each.
-
-    That is E[q]^T R(dy, dx) E[k], scaled: the means are over patches and images, before they are turned. It is the
-    part of :func:`displacement_profile` that does not come from what patches at some places have in common.
+    Both are ``(depth, A, 2h - 1, 2w - 1)``; the error is NaN for a single image.
     """
-    sums: list[Tensor] = [torch.zeros(())] * len(net.blocks)
-    n = 0
-    for images, _ in batches:
-        n += len(images) * net.grid_size[0] * net.grid_size[1]
-        for layer, x in enumerate(attention_inputs(net, images)):
-            attn: Any = net.blocks[layer].attn
-            q, k, _ = attn.qkv(x[:, net.num_prefix_tokens :]).unflatten(2, (3, attn.num_heads, -1)).unbind(2)
-            total = torch.stack([attn.q_norm(q), attn.k_norm(k)]).double().sum(dim=(1, 2))  # (2, A, d)
-            sums[layer] = sums[layer].to(total) + total
-    profiles = []
-    for layer, total in enumerate(sums):
-        everywhere = (total / n)[:, :, None].expand(-1, -1, net.num_prefix_tokens + math.prod(net.grid_size), -1)
-        q, k = net.pos_embed.rotate(everywhere, layer)[:, :, net.num_prefix_tokens :]  # (A, N, d) each
-        scale = net.blocks[layer].attn.qk_scale  # type: ignore[union-attr]
-        profiles.append(displacement_profile(q @ k.transpose(-2, -1) * scale, net.grid_size))
-    return profiles
+    total, squares, n = torch.zeros(()), torch.zeros(()), 0
+    with torch.no_grad():
+        for images, _ in batches:
+            layers = []
+            for logits in attention_logits(net, images):
+                patches = logits[:, :, net.num_prefix_tokens :, net.num_prefix_tokens :].double().flatten(0, 1)
+                layers.append(displacement_profile(patches, net.grid_size).unflatten(0, logits.shape[:2]).cpu())
+            each = torch.stack(layers, dim=1)  # (B, depth, A, 2h - 1, 2w - 1)
+            total, squares, n = total + each.sum(dim=0), squares + each.square().sum(dim=0), n + len(images)
+    mean = total / n
+    spread = (squares / n - mean.square()).clamp(min=0) * n / (n - 1) if n > 1 else torch.full_like(mean, math.nan)
+    return mean, (spread / n).sqrt(), n
 
 
 def analyze_position(subject: Subject) -> Finding:
@@ -136,34 +117,52 @@ def analyze_position(subject: Subject) -> Finding:
 
 
 def analyze_displacement(subject: Subject) -> Finding:
-    """Show how the logits of each head depend on where the key lies, seen from the query.
+    """Show how the logits of each head depend on where the key lies, seen from the query, whatever stands there.
+
+    ``logit`` is of the images as they are; neighbours look alike, so that content alone draws a pattern there.
+    ``position`` is of the same images with their tokens shuffled, each image's by a draw of its own, before positions:
+    content is spread evenly over places, and what is left above ``error`` is knowledge of position.
 
     Example:
         >>> finding = analyze_displacement(subject)
         >>> list(finding.table.columns)
-        ['layer', 'head', 'dy', 'dx', 'logit']
+        ['layer', 'head', 'dy', 'dx', 'logit', 'position', 'error']
     """
     net, (h, w) = subject.net, subject.net.grid_size
-    logits, n = mean_logits(net, subject.batches())
-    kinds = {"logit": [displacement_profile(layer, (h, w)).cpu() for layer in logits]}
-    if isinstance(net.pos_embed, RotaryPosEmbed):
-        kinds["rotation"] = [profile.cpu() for profile in rotary_profiles(net, subject.batches())]
-    heads = len(kinds["logit"][0])
-    figure, axes = grid_of_axes(len(logits), len(kinds) * heads, size=1.3, bar=True)
-    most = max(float(profile.abs().max()) for profiles in kinds.values() for profile in profiles)
-    for layer in range(len(logits)):
-        panels = [(kind, head) for kind in kinds for head in range(heads)]
-        for ax, (kind, head) in zip(axes[layer], panels, strict=True):
-            title = f"head {head}" + ("" if kind == "logit" else ",\nmean q and k") if layer == 0 else ""
-            shown = heat(ax, kinds[kind][layer][head].numpy(), title, diverging=True, vmin=-most, vmax=most)
+    logit, _, n = profiles(net, subject.batches())
+    with shuffled_tokens(net):
+        position, error, _ = profiles(net, subject.batches())
+    depth, heads = position.shape[:2]
+    figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
+    most = float(torch.cat([logit, position]).abs().max()) or 1.0
+    for layer, head in np.ndindex(depth, heads):
+        found, floor = spread_above(position[layer, head], error[layer, head])
+        for kind, values in enumerate((position, logit)):
+            ax = axes[layer, kind * heads + head]
+            title = f"head {head}, " + (f"position\n{found:.2g} over {floor:.2g}" if kind == 0 else "content too")
+            shown = heat(ax, values[layer, head].numpy(), title, diverging=True, vmin=-most, vmax=most)
             ax.plot(w - 1, h - 1, "+", color="black", markersize=5)
         axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
     figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+    columns = {"logit": logit, "position": position, "error": error}
     cells = [
         {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
-        | {kind: float(profiles[layer][head, dy, dx]) for kind, profiles in kinds.items()}
-        for layer, head, dy, dx in np.ndindex(len(logits), heads, 2 * h - 1, 2 * w - 1)
+        | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}
+        for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
     ]
-    note = f"{n} validation images, patch to patch, mean of each head taken away; the cross is the query; corners are "
-    note += "means of few pairs" + ("; right: what the rotation alone makes of mean q and k" if len(kinds) > 1 else "")
+    note = f"{n} images, patch to patch, mean of each head taken away; left: tokens shuffled before positions, with "
+    note += (
+        "the spread above noise and the noise floor; right: images as they are, with content; the cross is the query"
+    )
     return Finding(pd.DataFrame(cells), figure, note)
+
+
+def spread_above(mean: Tensor, error: Tensor) -> tuple[float, float]:
+    """Return the spread of a profile that its standard errors do not explain, and what they do explain.
+
+    Example:
+        >>> spread_above(torch.tensor([3.0, -3.0]), torch.tensor([0.1, 0.1]))[0] > 2.9
+        True
+    """
+    floor = float(error.square().mean())
+    return math.sqrt(max(0.0, float(mean.var(correction=0)) - floor)), math.sqrt(floor)

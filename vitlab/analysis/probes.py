@@ -9,7 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
+from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
@@ -42,7 +44,8 @@ class PositionProbe:
         self.places = torch.stack([cells // w, cells % w], dim=1).double()  # (N, 2)
         self.targets = torch.cat([one_hot, self.places], dim=1)  # (N, N + 2)
         self.gram, self.cross = torch.zeros(()), torch.zeros(())
-        self.right, self.missed, self.n = 0.0, 0.0, 0
+        self.right: list[Tensor] = []  # share of right cells of each image
+        self.missed = 0.0
 
     def add(self, tokens: Tensor) -> None:
         """Learn from ``(B, N, D)`` patch tokens."""
@@ -53,26 +56,30 @@ class PositionProbe:
     def score(self, tokens: Tensor) -> None:
         """Count how many of ``(B, N, D)`` patch tokens, none of which it has learned from, are placed right."""
         guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
-        self.right += float((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).sum())
+        self.right.append((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).double().mean(dim=1))
         self.missed += float((guess[..., -2:] - self.places).square().sum())
-        self.n += len(tokens)
+
+    def accuracies(self) -> Tensor:
+        """Return the share of each image's tokens that is placed right, ``(n,)``."""
+        return torch.cat(self.right)
 
     def result(self) -> dict[str, float]:
         """Return N-way accuracy, and R^2 of row and column together."""
         spread = float((self.places - self.places.mean(dim=0)).square().sum())
-        return {"accuracy": self.right / (self.n * len(self.places)), "r2": 1 - self.missed / (self.n * spread)}
+        right = self.accuracies()
+        return {"accuracy": float(right.mean()), "r2": 1 - self.missed / (len(right) * spread)}
 
 
 def probe_layers(
     net: VisionTransformer, fit: Iterable[tuple[Tensor, Tensor]], held_out: Iterable[tuple[Tensor, Tensor]]
-) -> list[dict[str, float]]:
-    """Return what a :class:`PositionProbe` reads from the tokens that enter block 0 and that leave each block."""
+) -> list[PositionProbe]:
+    """Return a :class:`PositionProbe` of the tokens that enter block 0 and that leave each block."""
     probes = [PositionProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
     for batches, learns in ((fit, True), (held_out, False)):
         for images, _ in batches:
             for probe, tokens in zip(probes, block_tokens(net, images), strict=True):
                 (probe.add if learns else probe.score)(tokens[:, net.num_prefix_tokens :].cpu())
-    return [probe.result() for probe in probes]
+    return probes
 
 
 def without_positions(net: VisionTransformer) -> VisionTransformer:
@@ -93,23 +100,28 @@ def analyze_probe(subject: Subject) -> Finding:
 
     Example:
         >>> finding = analyze_probe(subject)
-        >>> list(finding.table.columns)
-        ['images', 'positions', 'layer', 'accuracy', 'r2', 'excess']
+        >>> list(finding.table.columns)[:6]
+        ['images', 'positions', 'layer', 'accuracy', 'accuracy_low', 'accuracy_high']
     """
     other = subject.other if subject.other is not None and subject.other.pos_embed == "none" else None
+    if other is not None:
+        _check_comparable(subject, other)
     nets = {"with": subject.net, "without": without_positions(subject.net) if other is None else other.net}
     rows = []
     for images in ("validation", "noise"):
+        probes = {}
         for positions, net in nets.items():
             fit, held_out = subject.batches("train"), subject.batches("val")
             if images == "noise":
                 fit, held_out = _noise(subject, seed=0), _noise(subject, seed=1)
-            for layer, found in enumerate(probe_layers(net, fit, held_out)):
+            probes[positions] = probe_layers(net, fit, held_out)
+        for positions, layers in probes.items():
+            for layer, (probe, base) in enumerate(zip(layers, probes["without"], strict=True)):
+                right = probe.accuracies()
+                found = over_images("accuracy", right.numpy()) | {"r2": probe.result()["r2"]}
+                found |= over_images("excess", (right - base.accuracies()).numpy())
                 rows.append({"images": images, "positions": positions, "layer": layer, **found})
     table = pd.DataFrame(rows)
-    base = table[table["positions"] == "without"].set_index(["images", "layer"])["accuracy"]
-    keys = pd.MultiIndex.from_frame(table[["images", "layer"]])
-    table["excess"] = table["accuracy"].to_numpy() - base.loc[keys].to_numpy()
     figure, axes = one_axes(columns=2, width=4.0)
     table["line"] = table["images"] + ", " + table["positions"] + " positions"
     curves(axes[0], table, "layer", "accuracy", by="line")
@@ -126,6 +138,20 @@ def analyze_probe(subject: Subject) -> Finding:
         f"ridge on up to {subject.num_images} training images, scored on validation images; no positions: {base_name}"
     )
     return Finding(table.drop(columns="line"), figure, note)
+
+
+def _check_comparable(subject: Subject, other: Subject) -> None:
+    """Refuse a base line whose tokens are others: a tokenizer's zero border tells places, too."""
+    kinds = [
+        f"{type(s.net.tokenizer).__name__} {s.net.patch_size} {' x '.join(map(str, s.net.grid_size))}"
+        for s in (subject, other)
+    ]
+    weights = [{k: v.shape for k, v in s.net.tokenizer.state_dict().items()} for s in (subject, other)]
+    if kinds[0] != kinds[1] or weights[0].keys() != weights[1].keys():
+        raise UsageError(
+            f"probe --against needs a run of the same tokenizer and grid, got {kinds[1]} and {kinds[0]}: else what "
+            "the tokenizer tells of places counts for the positions; leave --against out"
+        )
 
 
 def _noise(subject: Subject, seed: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.figures import curves, finish, one_axes
+from vitlab.analysis.intervals import over_images
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.resample import ResizePolicy
@@ -57,14 +58,20 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
         for policy in policies(subject):
             net.pos_embed_resize = policy
             for protocol in ("resize", "canvas"):
-                right = n = 0
+                right: list[Tensor] = []
                 for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
                     images = images if protocol == "resize" else canvas(images, size, subject.black(), steps)
-                    right += int((net(images).argmax(dim=1) == labels).sum())
-                    n += len(labels)
+                    right.append((net(images).argmax(dim=1) == labels).cpu())
                 where = f"resolution/acc1@{size[0]}" + ("" if policy == default else f"/{policy}")
-                facts = {"size": size[0], "policy": policy or "nothing to resize", "metric": where, "acc1": right / n}
-                yield {"run": subject.name, "protocol": protocol, **facts, "n": n}
+                facts: dict[str, object] = {"size": size[0], "policy": policy or "nothing to resize", "metric": where}
+                found = torch.cat(right).numpy()
+                yield {
+                    "run": subject.name,
+                    "protocol": protocol,
+                    **facts,
+                    **over_images("acc1", found),
+                    "n": len(found),
+                }
     net.pos_embed_resize = own
 
 
@@ -74,7 +81,7 @@ def analyze_resolution(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_resolution(subject)
         >>> list(finding.table.columns)
-        ['run', 'protocol', 'size', 'policy', 'metric', 'acc1', 'n']
+        ['run', 'protocol', 'size', 'policy', 'metric', 'acc1', 'acc1_low', 'acc1_high', 'n']
     """
     rows = []
     for each in (subject, subject.other):

@@ -36,12 +36,11 @@ def analyze_shift(subject: Subject) -> Finding:
 
     Example:
         >>> finding = analyze_shift(subject)
-        >>> list(finding.table.columns)
-        ['fill', 'pixels', 'direction', 'acc1', 'flipped', 'change_mean', 'change_max', 'n', 'agreement']
+        >>> list(finding.table.columns)[:6]
+        ['fill', 'pixels', 'direction', 'acc1', 'acc1_low', 'acc1_high']
     """
     subject.need_classes("shift")
-    net, (images, labels) = subject.net, subject.labelled()
-    before, black = outputs(net, images), subject.black()
+    net, (images, labels), before, black = subject.net, subject.labelled(), subject.outputs(), subject.black()
     stride = net.img_size[0] // net.grid_size[0]
     rows = []
     for fill in get_args(Fill):
@@ -51,6 +50,7 @@ def analyze_shift(subject: Subject) -> Finding:
                 rows.append({"fill": fill, "pixels": pixels, "direction": direction, **compare(before, after, labels)})
     table = pd.DataFrame(rows).assign(n=len(images))
     table["agreement"] = 1 - table["flipped"]
+    table["agreement_low"], table["agreement_high"] = 1 - table["flipped_high"], 1 - table["flipped_low"]
     figure, axes = one_axes(columns=2, width=4.0)
     for ax, column, name in zip(axes, ("acc1", "agreement"), ("accuracy", "same prediction"), strict=True):
         curves(ax, table, "pixels", column, by="fill")

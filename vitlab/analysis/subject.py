@@ -1,15 +1,16 @@
 """What an analysis looks at, and what it finds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from vitlab.analysis.views.pictures import OwnPictures, as_tensor
 from vitlab.classes import told
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
@@ -18,7 +19,10 @@ from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import outputs
 from vitlab.runs.directory import whole
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -27,41 +31,52 @@ class Subject:
 
     Args:
         net: The network; is set to evaluation.
-        data: The data set it was trained on.
+        data: The data set it was trained on, or a function from a PIL image to a normalised ``(C, H, W)``: then
+            ``pictures`` are all the images there are, and nothing is said of right and wrong.
         arguments: The arguments it was built with.
         name: What it is called in figures.
         classifies: Whether its outputs are scores of the data's classes.
-        pictures: ``(B, C, H, W)`` normalised images to show maps of; None takes the first of the validation split.
+        pictures: Images or their files, or normalised ``(B, C, H, W)``, to show maps of; None takes validation images.
         num_images: Images to measure with, at most.
         layer: The block to look at, from 0; None leaves the choice to the analysis.
         head: The head to look at, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
         split: Whose images errors, confusion and calibration look at, all of them.
+        is_elsewhere: Whether the data is another set than that of the training.
 
     Example:
+        >>> from PIL import Image
         >>> from vitlab.data import Digits
         >>> net = VisionTransformer(img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
         >>> subject = Subject(net, Digits(), num_images=16)
         >>> subject.labelled()[0].shape
         torch.Size([16, 1, 8, 8])
+        >>> Subject(net, lambda image: torch.zeros(1, 8, 8), pictures=[Image.new("L", (9, 9))]).shown().shape
+        torch.Size([1, 1, 8, 8])
     """
 
     net: VisionTransformer
-    data: ImageData
+    data: Any
     arguments: dict[str, Any] = field(default_factory=dict)
     name: str = "model"
     classifies: bool = True
-    pictures: Tensor | None = None
+    pictures: Any = None
     num_images: int = 512
     layer: int | None = None
     head: int | None = None
     query: tuple[int, int] | None = None
     other: "Subject | None" = None
     split: SplitName = "val"
+    is_elsewhere: bool = False
+    _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.net.eval()
+        if not isinstance(self.data, ImageData):
+            self.data, self.classifies = OwnPictures(self.data, self.net.img_size, self.net.in_chans), False
+        if self.pictures is not None:
+            self.pictures = as_tensor(self.pictures, self.data)
         depth, num_heads = len(self.net.blocks), self.net.blocks[0].attn.num_heads  # type: ignore[union-attr]
         for name, value, count in (("layer", self.layer, depth), ("head", self.head, num_heads)):
             if value is not None and not 0 <= value < count:  # type: ignore[operator]
@@ -92,6 +107,8 @@ class Subject:
             limit: How many at most; default: ``num_images``.
             pipeline: What prepares them; default: what the network was trained with, without augmentation.
         """
+        if isinstance(self.data, OwnPictures):
+            return self._of_pictures(split, self.num_images if limit is None else limit)
         try:
             self.data.build(split)
         except NotImplementedError:  # data that was rebuilt without its files
@@ -101,6 +118,23 @@ class Subject:
             chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:limit]
             images = images.take(chosen.sort().values.numpy())
         return self.prepared(images, pipeline)
+
+    def _of_pictures(self, split: SplitName, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.pictures is None or split != "val":
+            what = "pictures to look at (--images DIR)" if split == "val" else f"images of a {split} split"
+            raise UsageError(f"{self.name} comes without data, and this needs {what}")
+        shown = self.pictures[:limit].to(self.device)
+        return ((part, torch.full((len(part),), -1)) for part in shown.split(32))
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what ``make`` makes; it is called once, and kept for the other analyses."""
+        if name not in self._known:
+            self._known[name] = make()
+        return self._known[name]
+
+    def outputs(self) -> Tensor:
+        """Return the ``(n, K)`` outputs for the images of :meth:`labelled`."""
+        return self.once("outputs", lambda: torch.cat([outputs(self.net, images) for images, _ in self.batches()]))
 
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of some images of the data set, as :meth:`batches` does."""
@@ -138,9 +172,16 @@ class Subject:
 
     def need_classes(self, name: str) -> None:
         """Refuse an analysis that counts right answers where there are none."""
+        if isinstance(self.data, OwnPictures):
+            raise UsageError(f"{name} counts right classes, and the pictures of {self.name} have none")
         if not self.classifies:
             what = "labels" if self.data.targets["kind"] == "multilabel" else "numbers"
             raise UsageError(f"{name} counts right classes and {self.name} predicts {what}; use probe or cka instead")
+
+    def need_labels(self, name: str) -> None:
+        """Refuse an analysis that sorts features into classes where the data has none."""
+        if self.data.targets["kind"] != "class":
+            raise UsageError(f"{name} sorts images into classes, and the images of {self.name} have none")
 
     def shown_query(self, name: str, instead: str) -> int:
         """Return the token whose attention is shown: the class token, or the patch of ``query``."""

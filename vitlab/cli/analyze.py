@@ -1,7 +1,9 @@
-"""``vitlab analyze``: tables and figures of what a run has learned."""
+"""``vitlab analyze``: tables and figures of what a network has learned."""
 
 import argparse
 import os
+import sys
+import time
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
@@ -11,25 +13,38 @@ from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
 
+QUICK = 64  # images
+
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab analyze`` and return its exit code."""
     options, rest = _parser().parse_known_args(argv)
     names = names_of(options.names)
-    of, against = find_run(options.run), find_run(options.against) if options.against else None
-    folder = Path(options.output) if options.output else of[0].path / "analysis"
+    for flag in ("data", "root"):
+        if value := getattr(options, flag):
+            rest.append(f"--data={value}" if flag == "data" else f"--data.root={value}")
+    with quick_imports():
+        from vitlab.jobs.analyze import analyze
+        from vitlab.jobs.subject import View, is_elsewhere
+        from vitlab.jobs.terminal import open_terminal, say
+        from vitlab.look.analyses import write_page
+    away = is_elsewhere(options.run)
+    own = Path("analysis") / Path(options.run.removeprefix("timm:")).stem if away else None
+    if options.against:
+        find_run(options.against)
+    folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UsageError(f"{folder} cannot be written into; choose another with --output")
-    with quick_imports():
-        from vitlab.analysis.page import write_page
-        from vitlab.jobs.analyze import View, analyze
-        from vitlab.jobs.terminal import open_terminal, say
-
     open_terminal(options.quiet)
-    view = View(options.images, options.layer, options.head, options.query, options.num_images, options.split)
+    view = View(
+        options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
+        options.split, options.weights, options.img_size,
+    )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
-    for name, finding, paths in analyze(names, of, view, against, options.output, rest):
+    progress = _Progress(len(names), options.quiet)
+    for name, finding, paths in analyze(names, options.run, view, options.against, folder, rest, progress):
+        progress.clear()
         if isinstance(finding, UsageError):
             if len(names) == 1:
                 raise finding
@@ -39,21 +54,50 @@ def main(argv: list[str]) -> int:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
             page.append((name, finding.note, paths[1].read_bytes()))
     if options.names == "all":
-        say(f"{'page':<16} {write_page(folder, f'{of[0].path.name} ({of[1].name})', page).name}")
+        say(f"{'page':<16} {write_page(folder, options.run, page).name}")
     say(f"wrote {folder}")
     return 0 if any(png for *_, png in page) else 1
+
+
+class _Progress:
+    """A line on the terminal that says which analysis runs and how long the others may take."""
+
+    def __init__(self, count: int, quiet: bool) -> None:
+        self.count, self.start, self.shown = count, time.monotonic(), not quiet and sys.stderr.isatty()
+
+    def __call__(self, name: str, done: int) -> None:
+        left = (time.monotonic() - self.start) / done * (self.count - done) if done else 0
+        after = f", about {left / 60:.0f} min left" if left > 90 else f", about {left:.0f} s left" if done else ""
+        if self.shown:
+            sys.stderr.write(f"\r\x1b[K{done + 1}/{self.count} {name}{after}")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "vitlab analyze",
-        description="Look at what a run has learned: a table and a figure for each analysis.",
-        epilog="Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
+        description="Look at what a network has learned: a table and a figure for each analysis.",
+        epilog="what each does NOT show:\n"
+        + "\n".join(f"  {name:<15} {no}" for name, (_, _, no) in ANALYSES.items())
+        + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which makes one page of them too")
-    add("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last")
+    add("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last; a safetensors file of ours; "
+        "a name of `vitlab models` with --weights, or timm:NAME, which need --images")  # fmt: skip
+    add("--weights", metavar="FILE", help="weights of a network that is named (default: those that timm fetches)")
+    add("--img_size", type=int, metavar="N", help="side of the images of a network that is named, in pixels")
+    add("--data", metavar="NAME", help="another data set than that of the training, for fewshot and knn")
+    add("--root", metavar="DIR", help="where that data set lies")
+    add("--quick", action="store_true", help=f"measure with {QUICK} images")
     add("--against", metavar="RUN", help="another run to compare with: another seed for cka, one without positions")
     add("--images", metavar="DIR", help="pictures to show maps of, a folder or a file (default: validation images)")
     add("-o", "--output", metavar="DIR", help="folder for tables and figures (default: RUN/analysis)")

@@ -15,6 +15,8 @@ _HEAD = """<!doctype html>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
 img {{ max-width: 100%; height: auto }}
 .note {{ color: #555; font-size: .9rem }}
+:root {{ color-scheme: light dark }}
+@media (prefers-color-scheme: dark) {{ body {{ color: #ddd; background: #16181d }} .note {{ color: #aaa }} }}
 </style>
 <h1>{title}</h1>
 """
@@ -30,7 +32,9 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
     """
     parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]
     for name, note, png in sections:
-        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{html.escape(ANALYSES[name][1])}</p>\n')
+        _, how, lacks = ANALYSES[name]
+        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{html.escape(how)}</p>\n')
+        parts.append(f"<p><b>Not shown:</b> {html.escape(lacks)}</p>\n")
         if png:
             source = base64.b64encode(png).decode()
             parts.append(f'<p><img alt="figure of {name}" src="data:image/png;base64,{source}"></p>\n')

@@ -90,11 +90,11 @@ def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
 def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
     profiles = mean_profiles(found.results)
     layers = sorted({int(layer) for table in profiles.values() for layer in table["layer"]})
-    most = max(float(table["logit"].abs().max()) for table in profiles.values()) or 1.0
+    most = max(float(table["position"].abs().max()) for table in profiles.values()) or 1.0
 
     def paint(*axes: Any) -> None:
         for ax, (arm, layer) in zip(axes, ((a, layer) for a in profiles for layer in layers), strict=True):
-            table = profiles[arm][profiles[arm]["layer"] == layer].pivot(index="dy", columns="dx", values="logit")
+            table = profiles[arm][profiles[arm]["layer"] == layer].pivot(index="dy", columns="dx", values="position")
             shown = ax.imshow(table.to_numpy(), cmap="PuOr_r", vmin=-most, vmax=most)
             ax.plot((table.shape[1] - 1) / 2, (table.shape[0] - 1) / 2, "+", color="black", ms=5)
             ax.set_xticks([])
@@ -106,6 +106,6 @@ def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
         axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
 
     rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
-    title = "Mean logit of a key by where it lies, seen from the query at the cross; mean over heads and seeds"
+    title = "Mean logit of a key by where it lies, tokens shuffled before positions; mean over heads and seeds"
     svg = draw(0.4 + 1.1 * len(profiles), paint, title, columns=len(layers), rows=len(profiles))
     return title, svg, rows

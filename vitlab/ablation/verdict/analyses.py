@@ -31,8 +31,9 @@ CURVES = {
     "scramble_image": Curve("blocks", ("acc1", "flipped"), (), "Patches of the image change places; for overlapping "
     "tokenizers that changes the tokens too."),
     "shift": Curve("pixels", ("acc1", "flipped"), ("fill",), "The image moves; mean of four directions."),
-    "displacement": Curve("layer", ("spread",), (), "Standard deviation of a head's mean logit over displacements: 0 "
-    "knows nothing of position. Mean of the heads."),
+    "displacement": Curve("layer", ("spread",), (), "Standard deviation of a head's mean logit over displacements, "
+    "each image's tokens shuffled before positions, less the noise of the images: 0 knows nothing of position. Mean of "
+    "the heads."),
     "probe": Curve("layer", ("accuracy",), ("images", "positions"), "Share of tokens whose cell a ridge regression "
     "tells; `without` is what content gives away."),
     "distance": Curve("layer", ("distance",), (), "Mean attention distance in patches, mean of the heads."),
@@ -58,7 +59,9 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
     for seed in results.ablation.seeds:
         run = results.runs.get((arm, seed))
         table = table_of(run, name) if run else None
-        if table is not None:
+        if table is not None and not (
+            name == "displacement" and "position" not in table
+        ):  # of before the null: content
             tables.append((_spread(table) if name == "displacement" else table).assign(seed=seed))
     if not tables:
         return
@@ -75,9 +78,13 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
 
 
 def _spread(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how much a head's logits differ between displacements, for each layer."""
-    heads = table.groupby(["layer", "head"])["logit"].std(ddof=0)
-    return heads.groupby("layer").mean().rename("spread").reset_index()
+    """Return how much a head's logits differ between displacements beyond noise, for each layer."""
+    table = table.assign(noise=table["error"] ** 2)
+    heads = table.groupby(["layer", "head"]).agg(
+        position=("position", lambda x: x.var(ddof=0)), noise=("noise", "mean")
+    )
+    spread = (heads["position"] - heads["noise"]).clip(lower=0) ** 0.5
+    return spread.groupby("layer").mean().rename("spread").reset_index()
 
 
 def mean_profiles(results: Results) -> dict[str, pd.DataFrame]:
@@ -86,8 +93,9 @@ def mean_profiles(results: Results) -> dict[str, pd.DataFrame]:
     for arm in results.ablation.arms:
         runs = [results.runs.get((arm.name, seed)) for seed in results.ablation.seeds]
         tables = [t for run in runs if run and (t := table_of(run, "displacement")) is not None]
+        tables = [table for table in tables if "position" in table]
         if tables:
-            found[arm.name] = pd.concat(tables).groupby(["layer", "dy", "dx"])["logit"].mean().reset_index()
+            found[arm.name] = pd.concat(tables).groupby(["layer", "dy", "dx"])["position"].mean().reset_index()
     return found
 
 

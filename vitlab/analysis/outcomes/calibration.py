@@ -5,6 +5,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vitlab.analysis.figures import COLORS, finish, one_axes
+from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -39,6 +40,17 @@ def expected_calibration_error(table: pd.DataFrame) -> float:
     return float(np.average((table["confidence"] - table["accuracy"]).abs(), weights=table["n"]))
 
 
+def ece_interval(confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> tuple[float, float]:
+    """Return a 95 % interval of the error over images: the middle of 200 bootstraps, less their upward bias."""
+    rng, n = np.random.default_rng(0), len(right)
+    bins, gap = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1), confidence - right
+    draws = [rng.integers(n, size=n) for _ in range(200)]
+    sums = np.array([np.bincount(bins[i], weights=gap[i], minlength=BINS) for i in [np.arange(n), *draws]])
+    own, *found = np.abs(sums).sum(axis=1) / n
+    low, high = np.quantile(np.array(found) - np.mean(found) + own, (0.025, 0.975))
+    return max(0.0, float(low)), float(high)
+
+
 def analyze_calibration(subject: Subject) -> Finding:
     """Compare the probability of the first choice, or of each label, with how often it is right: Guo et al. 2017
     (arXiv:1706.04599).
@@ -46,7 +58,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_calibration(subject)
         >>> list(finding.table.columns)
-        ['low', 'high', 'n', 'confidence', 'accuracy']
+        ['low', 'high', 'n', 'confidence', 'accuracy', 'accuracy_low', 'accuracy_high']
     """
     outcome = outcome_of(subject)
     if outcome.kind == "number":
@@ -56,12 +68,18 @@ def analyze_calibration(subject: Subject) -> Finding:
     else:
         confidence, right = outcome.outputs.flatten(), outcome.targets.flatten() > 0
     table = reliability(confidence.double().numpy(), right.numpy())
+    ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
+    table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     figure, (axes,) = one_axes(3.6, 3.6)
     axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1)
     axes.bar(table["low"], table["accuracy"], width=1 / BINS, align="edge", color=COLORS[5], edgecolor="white")
-    axes.plot(table["confidence"], table["accuracy"], color=COLORS[0], marker="o", markersize=4, linewidth=1.2)
+    reach = np.abs(table[["accuracy_low", "accuracy_high"]].to_numpy().T - table["accuracy"].to_numpy())
+    style = {"color": COLORS[0], "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2}
+    axes.errorbar(table["confidence"], table["accuracy"], reach, **style)
     axes.set(xlim=(0, 1), ylim=(0, 1))
     finish(axes, "probability", "share that is right", legend=False)
     what = "images" if outcome.kind == "class" else "labels of images"
-    note = f"ECE {expected_calibration_error(table):.4f} over {BINS} bins; {len(right):,} {what} of {subject.split}"
+    low, high = ece_interval(confidence.double().numpy(), right.numpy())
+    ece = f"ECE {expected_calibration_error(table):.4f} [{low:.4f}, {high:.4f}]"
+    note = f"{ece} over {BINS} bins; {len(right):,} {what} of {subject.split}"
     return Finding(table, figure, note)

@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitlab.analysis.figures import COLORS, finish
+from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.classes import Matrix, by_class, confusion, of_counts, over_classes
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
@@ -52,7 +53,11 @@ def _of_labels(outcome: Outcome) -> pd.DataFrame:
 
 
 def _table(what: str, names: list[str], images: np.ndarray, of: dict[str, np.ndarray]) -> pd.DataFrame:
-    return pd.DataFrame({what: names, "images": images, **of})
+    """Return a row for each class, its recall with the interval over its images."""
+    right = np.nan_to_num(of["recall"] * images).round().astype(int)
+    ends = [share_interval(int(r), int(n)) if n else (np.nan, np.nan) for r, n in zip(right, images, strict=True)]
+    low, high = zip(*ends, strict=True)
+    return pd.DataFrame({what: names, "images": images, **of, "recall_low": low, "recall_high": high})
 
 
 def _draw(axes: Axes, matrix: Matrix, names: list[str]) -> None:
@@ -75,6 +80,7 @@ def _bars(axes: Axes, table: pd.DataFrame, what: str) -> None:
     places = np.arange(len(worst))
     for i, name in enumerate(("recall", "precision")):
         axes.barh(places + 0.4 * i - 0.2, worst[name], height=0.38, color=COLORS[i], label=name)
+    axes.hlines(places - 0.2, worst["recall_low"], worst["recall_high"], color="black", linewidth=0.8)
     axes.set_yticks(places, worst[what], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

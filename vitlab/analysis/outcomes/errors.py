@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 
 from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 
@@ -37,7 +38,9 @@ def analyze_errors(subject: Subject) -> Finding:
         for ax, i in zip(axes.flat, shown.tolist(), strict=False):
             picture(ax, pixels[np.searchsorted(chosen, i)], _title(outcome, i))
     n = len(outcome)
-    what = "worst first" if outcome.kind == "number" else f"{len(order):,} of them wrong ({len(order) / n:.1%})"
+    low, high = share_interval(len(order), n)
+    wrong_ones = f"{len(order):,} of them wrong ({len(order) / n:.1%}, 95 % interval {low:.1%} to {high:.1%})"
+    what = "worst first" if outcome.kind == "number" else wrong_ones
     return Finding(table, figure, f"{n:,} images of {subject.split}, {what}")
 
 

@@ -51,6 +51,10 @@ class Outcome:
 
 def outcome_of(subject: Subject) -> Outcome:
     """Return what the network says of the images of the subject's split, all of them."""
+    return subject.once(f"outcome of {subject.split}", lambda: _outcome_of(subject))
+
+
+def _outcome_of(subject: Subject) -> Outcome:
     kind, data, parts = subject.data.targets["kind"], subject.data, []
     for images, targets in subject.batches(subject.split, limit=2**62):
         with torch.no_grad():

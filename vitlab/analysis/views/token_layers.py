@@ -9,32 +9,61 @@ from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.classes import told
 from vitlab.errors import UsageError
-from vitlab.tokenizers.splits import soft_split
+from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenTransformer
+
+
+@torch.no_grad()
+def split_features(tokenizer: T2TTokenizer, images: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the windows ``(B, N_i, C k k)`` that enter each token layer for ``(B, C, H, W)`` images, and the features
+    ``(B, t2t_dim, h_i, w_i)`` that leave it; last the windows of the last split and the tokens on their grid.
+
+    Example:
+        >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16)
+        >>> [tuple(features.shape) for _, features in split_features(tokenizer, torch.randn(1, 3, 32, 32))]
+        [(1, 64, 8, 8), (1, 64, 4, 4), (1, 16, 2, 2)]
+    """
+    found, x = [], images
+    for i, (layer, grid) in enumerate(zip([*tokenizer.layers(), tokenizer.project], tokenizer.grids, strict=True)):
+        windows = tokenizer.windows(x, i)
+        x = layer(windows).transpose(1, 2).unflatten(2, grid)
+        found.append((windows, x))
+    return found
 
 
 @torch.no_grad()
 def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid.
 
+    A performer never makes its map; the one that its random features imply is phi(q) phi(k)^T, rows divided by sums.
+
     Example:
-        >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16, t2t_attn="transformer")
+        >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16)
         >>> [tuple(maps.shape) for maps in token_layer_maps(tokenizer, torch.randn(1, 3, 32, 32))]
         [(1, 64, 64), (1, 16, 16)]
     """
-    maps, x = [], images
-    for i, split in enumerate(tokenizer.splits[:-1]):
-        layer = tokenizer.get_submodule(f"attention{i + 1}")
-        if not isinstance(layer, TokenTransformer):
-            raise UsageError(
-                "token_layers shows attention maps, and the performer of t2t_attn=performer has none; "
-                "look at the backbone with attention or distance"
-            )
-        x = soft_split(x, *split)  # (B, N_i, C kernel kernel)
-        maps.append(layer.attn.weights(layer.norm1(x))[:, 0])
-        x = layer(x).transpose(1, 2).unflatten(2, tokenizer.grids[i])  # (B, t2t_dim, h, w)
+    maps = []
+    for layer, (windows, _) in zip(tokenizer.layers(), split_features(tokenizer, images), strict=False):
+        if isinstance(layer, TokenTransformer):
+            maps.append(layer.attn.weights(layer.norm1(windows)).mean(dim=1))
+            continue
+        assert isinstance(layer, TokenPerformer)
+        k, q, _ = layer.kqv(layer.norm1(windows)).float().chunk(3, dim=-1)
+        products = layer.features(q) @ layer.features(k).transpose(-2, -1)
+        maps.append(products / products.sum(dim=-1, keepdim=True))
     return maps
+
+
+def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
+    """Return the tokenizer of T2T; a network that has another one cannot have this analysis."""
+    tokenizer = subject.net.tokenizer
+    if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
+        kind = told(subject.arguments.get("tokenizer", type(tokenizer).__name__))
+        raise UsageError(
+            f"{name} looks between the splits of T2T, and tokenizer={kind} has no layers there; use attention"
+        )
+    return tokenizer
 
 
 def analyze_token_layers(subject: Subject) -> Finding:
@@ -45,12 +74,7 @@ def analyze_token_layers(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['image', 'layer', 'row', 'column', 'weight', 'mean_distance', 'uniform']
     """
-    tokenizer = subject.net.tokenizer
-    if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
-        name = told(subject.arguments.get("tokenizer", type(tokenizer).__name__))
-        raise UsageError(
-            f"token_layers looks between the splits of T2T, and tokenizer={name} has no layers there; use attention"
-        )
+    tokenizer = t2t_of(subject, "token_layers")
     images = subject.shown()
     each = [token_layer_maps(tokenizer, image[None]) for image in images]  # one by one: a map has 10^7 weights at 224
     maps = [torch.cat(parts) for parts in zip(*each, strict=True)]

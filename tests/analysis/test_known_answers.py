@@ -1,0 +1,106 @@
+"""Analyses of networks whose answer is known: without positions, with a head that looks left, of constant features."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from small_nets import SMALL, brightness_net, left_looking_net, small_net
+
+from vitlab.analysis.attention import analyze_distance, analyze_entropy
+from vitlab.analysis.cka import analyze_cka
+from vitlab.analysis.features import analyze_fewshot, analyze_knn
+from vitlab.analysis.positions import analyze_displacement, spread_above
+from vitlab.analysis.probes import analyze_probe
+from vitlab.analysis.resolution import analyze_resolution
+from vitlab.analysis.scramble import analyze_scramble
+from vitlab.analysis.shift import analyze_shift
+from vitlab.analysis.subject import Subject
+from vitlab.cli.pack import main as pack
+from vitlab.data.packed import Packed
+from vitlab.errors import UsageError
+
+
+def spread(table, column="position"):
+    means, errors = (torch.tensor(table[name].to_numpy()) for name in (column, "error"))
+    return spread_above(means, errors)
+
+
+def test_without_positions_displacement_is_noise_though_content_draws_a_pattern(digits):
+    net = small_net(pos_embed="none")
+    table = analyze_displacement(Subject(net, digits, SMALL, num_images=256)).table
+    for _, head in table.groupby(["layer", "head"]):
+        found, floor = spread(head)
+        content, _ = spread(head, "logit")
+        assert found < 2 * floor and content > 4 * floor
+
+
+def test_a_head_that_looks_left_is_seen_to(digits):
+    subject = Subject(left_looking_net(), digits, num_images=16)
+    table = analyze_displacement(subject).table.set_index(["dy", "dx"])["position"]
+    assert table.idxmax() == (0, -1) and table[0, -1] > 40
+    assert table.drop(index=[(0, -1)]).std() < 1e-3
+    row = analyze_distance(subject).table.iloc[0]
+    border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbour
+    assert 1 < row["distance"] < 1 + border[0] / 4 + 0.3 and row["above_null_low"] <= 0 <= row["above_null_high"]
+    assert analyze_entropy(subject).table.iloc[0]["entropy"] == pytest.approx(np.log(16) / 4, abs=1e-3)
+
+
+def test_a_head_that_goes_by_content_alone_is_told_by_its_null(digits):
+    net = small_net(pos_embed="none")
+    table = analyze_distance(Subject(net, digits, SMALL, num_images=256)).table
+    assert (table["null"] - table["uniform"]).abs().max() < 0.03
+    assert ((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).any()
+
+
+def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(digits):
+    subject = Subject(small_net(pos_embed="none"), digits, SMALL, num_images=32)
+    table = analyze_scramble(subject).table
+    assert (table["flipped"] == 0).all() and (table["flipped_low"] == 0).all()
+    assert table["flipped_high"].iloc[0] == pytest.approx(1.96**2 / (32 + 1.96**2), abs=1e-4)  # Wilson's at none of 32
+    whole = analyze_shift(subject).table.query("fill == 'circular' and pixels == 2")
+    assert (whole["agreement"] == 1).all() and (whole["agreement_low"] < 1).all()
+
+
+def test_constant_features_classify_at_chance_and_show_no_place(digits):
+    net = small_net(pos_embed="none")
+    with torch.no_grad():
+        net.tokenizer.proj.weight.zero_()
+    subject = Subject(net, digits, SMALL, num_images=100)
+    probe = analyze_probe(subject).table
+    assert probe["accuracy"].max() <= 1 / 16 + 1e-9 and (probe["excess"] == 0).all()
+    for table in (analyze_fewshot(subject).table, analyze_knn(subject).table):
+        assert (table["acc1_low"] < 0.2).all() and (table["acc1"] < 0.25).all()
+        assert table["classes"].str.contains("nothing of few labels").all()
+
+
+def test_a_base_line_with_another_tokenizer_is_refused(digits):
+    subject = Subject(small_net(), digits, SMALL, num_images=16)
+    for changes in ({"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}, {"patch_size": 4}):
+        arguments = {**SMALL, "pos_embed": "none", **changes}
+        subject.other = Subject(small_net(**arguments), digits, arguments, name="other")
+        with pytest.raises(UsageError, match="needs a run of the same tokenizer and grid"):
+            analyze_probe(subject)
+
+
+def test_cka_of_equal_layers_is_one_without_doubt_and_else_has_an_interval(small_subject):
+    table = analyze_cka(small_subject()).table
+    same = table[table["layer"] == table["other_layer"]]
+    assert (same["cka_high"] - same["cka_low"] < 1e-6).all()
+    other = table[table["layer"] != table["other_layer"]]
+    assert (other["cka_low"] < other["cka"] - 1e-4).all()
+
+
+def test_a_class_that_the_centre_tells_keeps_its_accuracy_when_packed_images_are_resized(tmp_path):
+    for name, centre in (("dark", 40), ("light", 215)):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for i in range(20):
+            pixels = np.random.default_rng(i).integers(118, 138, size=(40, 40, 3), dtype=np.uint8)
+            pixels[10:30, 10:30] = centre
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
+    assert pack([str(tmp_path / "photos"), str(tmp_path / "packed"), "--size", "40", "--num_workers", "0"]) == 0
+    data = Packed(str(tmp_path / "packed"), img_size=32, crop_pct=1.0, num_workers=0)
+    table = analyze_resolution(Subject(brightness_net(32, 8, 3), data, num_images=8)).table
+    resized = table[table["protocol"] == "resize"].set_index("size")["acc1"]
+    assert len(resized) == 6 and (resized == 1.0).all()
+    assert isinstance(table, pd.DataFrame) and (table["acc1_low"] < 1).all()

@@ -1,0 +1,84 @@
+import pytest
+import torch
+from PIL import Image
+from small_nets import small_net
+
+from vitlab.analysis.attention import analyze_attention, analyze_distance
+from vitlab.analysis.scramble import analyze_scramble
+from vitlab.analysis.subject import Subject
+from vitlab.analysis.views.heads import analyze_heads
+from vitlab.analysis.views.pca import analyze_pca, pca_colours
+from vitlab.analysis.views.splits import analyze_splits
+from vitlab.analysis.views.token_layers import split_features, token_layer_maps
+from vitlab.errors import UsageError
+from vitlab.models.walk import attention_maps
+
+T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
+
+
+def test_colours_are_the_principal_components_whatever_the_rotation():
+    places = torch.linspace(-1, 1, 32).repeat(2, 1)
+    tokens = torch.stack([4 * places, places**2, *[torch.zeros_like(places)] * 4], dim=2)
+    colours, shares = pca_colours(tokens)
+    assert shares[0] > 0.9 and float(shares.sum()) == pytest.approx(1)
+    assert torch.corrcoef(torch.stack([colours[0, :, 0], places[0]]))[0, 1] > 0.99
+    rotation = torch.linalg.qr(torch.randn(6, 6))[0]
+    turned, _ = pca_colours(tokens @ rotation + 3)
+    both = (turned[..., 0] - colours[..., 0]).abs().max(), (1 - turned[..., 0] - colours[..., 0]).abs().max()
+    assert min(both) < 1e-3  # a sign is arbitrary
+
+
+def test_constant_features_have_one_colour(small_subject):
+    subject = small_subject(pos_embed="none")
+    with torch.no_grad():
+        subject.net.tokenizer.proj.weight.zero_()
+    table = analyze_pca(subject).table
+    assert (table.groupby("layer")[["red", "green", "blue"]].nunique() == 1).all(axis=None)
+
+
+def test_the_overview_shows_each_head_of_each_layer(small_subject):
+    subject = small_subject(query=(1, 2))
+    table = analyze_heads(subject).table
+    assert len(table) == 2 * 2 * 16
+    expected = attention_maps(subject.net, subject.shown(1), 1)[0, 1, 1 + 1 * 4 + 2, 1:]
+    found = table.query("layer == 1 and head == 1")["weight"].to_numpy()
+    torch.testing.assert_close(torch.tensor(found).float(), expected)
+
+
+@pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
+def test_a_token_layers_map_times_its_values_is_what_it_adds(t2t_attn):
+    tokenizer = small_net(**T2T, t2t_attn=t2t_attn).tokenizer
+    images = torch.randn(2, 1, 8, 8)
+    (windows, left), (_, tokens) = split_features(tokenizer, images)
+    torch.testing.assert_close(tokens.flatten(2).transpose(1, 2), tokenizer(images), atol=1e-5, rtol=1e-5)
+    layer, (maps,) = tokenizer.attention1, token_layer_maps(tokenizer, images)
+    torch.testing.assert_close(maps.sum(dim=-1), torch.ones(2, 16))
+    if t2t_attn == "performer":
+        k, q, v = layer.kqv(layer.norm1(windows)).chunk(3, dim=-1)
+        torch.testing.assert_close(maps @ v, layer.attend(q, k, v), atol=1e-5, rtol=1e-4)
+    assert left.shape == (2, 8, 4, 4)
+
+
+def test_splits_show_the_channels_that_vary_most(small_subject):
+    table = analyze_splits(small_subject(**T2T)).table
+    assert table.groupby("split")["channel"].nunique().tolist() == [3, 3]
+    with pytest.raises(UsageError, match="splits looks between the splits of T2T"):
+        analyze_splits(small_subject())
+
+
+def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
+    def prepare(image):
+        return (torch.tensor(list(image.resize((8, 8)).tobytes())).view(1, 8, 8) / 255 - 0.25) / 0.5
+
+    pictures = [Image.new("RGB", (20, 10), (shade, shade, shade)) for shade in (10, 200, 90)]
+    subject = Subject(small_net(), prepare, pictures=pictures, name="mine")
+    assert subject.data.statistics() == ((0.25,), (0.5,))
+    assert subject.pixels(subject.shown())[1].mean().item() == pytest.approx(200 / 255, abs=1e-3)
+    assert set(analyze_attention(subject).table["image"]) == {0, 1, 2}
+    assert len(analyze_distance(subject).table) == 4
+    with pytest.raises(UsageError, match="scramble counts right classes, and the pictures of mine have none"):
+        analyze_scramble(subject)
+    with pytest.raises(UsageError, match="mine comes without data, and this needs images of a train split"):
+        subject.batches("train")
+    with pytest.raises(UsageError, match="this needs pictures to look at"):
+        Subject(small_net(), prepare, name="mine").shown()

@@ -1,0 +1,169 @@
+"""Which patches a network's answer depends on: six maps of the same question, ``(B, N)`` each."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.analysis.attention import maps_of_images, rollout
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import outputs
+
+STEPS = 32  # of the path of integrated gradients
+
+
+@contextmanager
+def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
+    """Let the blocks apply maps that can be looked at; yield a list that each forward pass fills, gradients included.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2).eval()
+        >>> with caught_maps(net) as maps:
+        ...     _ = net(torch.randn(1, 3, 8, 8))
+        >>> [tuple(each.shape) for each in maps]
+        [(1, 2, 5, 5), (1, 2, 5, 5)]
+    """
+    caught: list[Tensor] = []
+    layers: list[Any] = [block.attn for block in net.blocks]
+    own = [layer.kernel for layer in layers]
+
+    def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+        logits = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+        caught.append((logits if bias is None else logits + bias).softmax(dim=-1))
+        return caught[-1] @ v
+
+    try:
+        for layer in layers:
+            layer.kernel = kernel
+        yield caught
+    finally:
+        for layer, before in zip(layers, own, strict=True):
+            layer.kernel = before
+
+
+def read_out(net: VisionTransformer, total: Tensor) -> Tensor:
+    """Map ``(B, L, L)`` to the ``(B, N)`` row of what the head reads: the class token, or the mean of the patches."""
+    rows = total[:, 0] if net.global_pool == "token" else total[:, net.num_prefix_tokens :].mean(dim=1)
+    return rows[:, net.num_prefix_tokens :]
+
+
+def graded_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the ``(B, A, L, L)`` maps of all blocks, and the gradient of the classes' outputs by each."""
+    with torch.enable_grad(), caught_maps(net) as maps:
+        found = net(images.detach().requires_grad_())
+        gradients = torch.autograd.grad(found.gather(1, classes[:, None]).sum(), maps)
+    return [each.detach() for each in maps], list(gradients)
+
+
+def last_attention(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return where the head's token looks in the last block, mean of heads; it asks for no class."""
+    with torch.no_grad(), caught_maps(net) as maps:
+        net(images)
+    return read_out(net, maps[-1].mean(dim=1))
+
+
+def attention_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return :func:`vitlab.analysis.rollout` to the head's token; it asks for no class."""
+    with torch.no_grad(), caught_maps(net) as maps:
+        net(images)
+    return read_out(net, rollout(maps))
+
+
+def gradient_attention(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the relevance of Chefer et al. 2021, "Generic attention-model explainability" (arXiv:2103.15679).
+
+    Maps times their gradients, negative ones cut off, mean of heads, added up over the layers: R + A R.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
+        >>> gradient_attention(net, torch.randn(2, 3, 8, 8), torch.tensor([0, 2])).shape
+        torch.Size([2, 4])
+    """
+    maps, gradients = graded_maps(net, images, classes)
+    total = torch.eye(maps[0].shape[-1], device=images.device).expand(len(images), -1, -1)
+    for attention, gradient in zip(maps, gradients, strict=True):
+        total = total + (attention * gradient).clamp(min=0).mean(dim=1) @ total
+    return read_out(net, total)
+
+
+def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return rollout of maps weighted by their gradients, negative ones cut off (Gildenblat 2020, vit-explain)."""
+    maps, gradients = graded_maps(net, images, classes)
+    weighted = ((a * g).mean(dim=1, keepdim=True).clamp(min=0) for a, g in zip(maps, gradients, strict=True))
+    return read_out(net, rollout(weighted))
+
+
+def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean colour, by patch.
+
+    A patch has the sum over its pixels; all of them add up to the output less that of the mean colour.
+    """
+    total = torch.zeros_like(images)
+    for step in range(STEPS):
+        with torch.enable_grad():
+            x = (images * ((step + 0.5) / STEPS)).detach().requires_grad_()
+            total += torch.autograd.grad(net(x).gather(1, classes[:, None]).sum(), x)[0] / STEPS
+    return by_patch(net, images * total)
+
+
+def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return by how much the class's probability falls if a patch takes the mean colour, each patch in turn.
+
+    After Zeiler and Fergus 2014 (arXiv:1311.2901).
+    """
+    n, found = net.grid_size[0] * net.grid_size[1], []
+    for image, k in zip(images, classes, strict=True):
+        covered = torch.cat([image[None], image * (1 - cells(net, torch.eye(n, device=image.device)))])
+        share = outputs(net, covered).softmax(dim=1)[:, k]
+        found.append(share[0] - share[1:])
+    return torch.stack(found)
+
+
+def cells(net: VisionTransformer, values: Tensor) -> Tensor:
+    """Map ``(B, N)`` values of patches to ``(B, 1, H, W)``: each pixel has its patch's."""
+    return F.interpolate(values.unflatten(1, net.grid_size)[:, None], net.img_size, mode="nearest")
+
+
+def by_patch(net: VisionTransformer, pixels: Tensor) -> Tensor:
+    """Map ``(B, C, H, W)`` values of pixels to their sums over each patch, ``(B, N)``."""
+    grey = pixels.sum(dim=1, keepdim=True)
+    area = grey.shape[2] * grey.shape[3] / (net.grid_size[0] * net.grid_size[1])
+    return F.adaptive_avg_pool2d(grey, net.grid_size).flatten(1) * area
+
+
+METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
+    "attention": last_attention,
+    "rollout": attention_rollout,
+    "gradient rollout": gradient_rollout,
+    "gradient x attention": gradient_attention,
+    "integrated gradients": integrated_gradients,
+    "occlusion": occlusion,
+}
+
+
+def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
+    """Return the class ``(B,)`` that each image is given; a network without outputs is refused."""
+    if subject.net.num_classes < 2 or isinstance(subject.net.head, torch.nn.Identity):
+        raise UsageError(f"{name} asks for the score of a class, and {subject.name} has no head of classes")
+    return outputs(subject.net, images).argmax(dim=1)
+
+
+def analyze_attribution(subject: Subject) -> Finding:
+    """Show six maps of what the predicted class depends on, laid over the pictures.
+
+    Example:
+        >>> finding = analyze_attribution(subject)
+        >>> sorted(finding.table["map"].unique())[:3]
+        ['attention', 'gradient rollout', 'gradient x attention']
+    """
+    images = subject.shown()
+    classes = predicted(subject, images, "attribution")
+    named = {name: method(subject.net, images, classes) for name, method in METHODS.items()}
+    names = subject.data.class_names or [f"class {k}" for k in range(subject.net.num_classes)]
+    titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
+    return maps_of_images(subject, images, named, "maps of the predicted class", titles)

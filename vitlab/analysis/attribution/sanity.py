@@ -1,0 +1,86 @@
+"""Whether a map shows the network or the picture: weights become random, and the map must change."""
+
+import copy
+
+import pandas as pd
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from vitlab.analysis.attribution.maps import METHODS, predicted
+from vitlab.analysis.figures import curves, finish, one_axes
+from vitlab.analysis.intervals import over_images
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.models.vit import VisionTransformer
+
+MOST = 16  # images
+
+
+def randomised(net: VisionTransformer, blocks: int, tokens: bool = False) -> VisionTransformer:
+    """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
+
+    Args:
+        net: The network.
+        blocks: How many blocks, counted from the head.
+        tokens: Whether tokenizer and positions are random, too.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
+        >>> other = randomised(net, blocks=1)
+        >>> [bool((a.attn.qkv.weight == b.attn.qkv.weight).all()) for a, b in zip(net.blocks, other.blocks)]
+        [True, False]
+    """
+    net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(0)
+    parts: list[nn.Module] = [net.head, net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
+    for parameter in (p for part in [*parts, *([net] if tokens else [])] for p in part.parameters()):
+        draw = torch.randn(parameter.shape, generator=generator).to(parameter)
+        spread = parameter.detach().std() if parameter.numel() > 1 else 0.0
+        parameter.data = draw * spread + parameter.detach().mean()
+    return net
+
+
+def analyze_sanity(subject: Subject) -> Finding:
+    """Compare each map with that of a network whose weights become random from the head down.
+
+    The cascading randomisation of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches.
+
+    Example:
+        >>> finding = analyze_sanity(subject)
+        >>> list(finding.table.columns)[:4]
+        ['map', 'random', 'blocks', 'correlation']
+    """
+    net, depth = subject.net, len(subject.net.blocks)
+    images = torch.cat([batch for batch, _ in subject.batches(limit=min(subject.num_images, MOST))])
+    classes = predicted(subject, images, "sanity")
+    stages = {"the head": (0, False), "half the blocks": (-(-depth // 2), False), "all blocks": (depth, False)}
+    stages["tokenizer too"] = (depth, True)
+    own = {name: method(net, images, classes) for name, method in METHODS.items()}
+    rows = []
+    for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
+        other = randomised(net, blocks, tokens)
+        for name, method in METHODS.items():
+            alike = rank_correlation(own[name], method(other, images, classes))
+            found = over_images("correlation", alike.numpy())
+            rows.append({"map": name, "random": stage, "blocks": blocks, **found, "n": len(images), "step": step})
+    table = pd.DataFrame(rows)
+    figure, (axes,) = one_axes()
+    curves(axes, table, "step", "correlation", by="map")
+    axes.axhline(0, color="0.7", linewidth=0.8, zorder=0)
+    axes.set_xticks(range(len(stages)), list(stages), fontsize=7)
+    finish(axes, "random weights in", "rank correlation with the map of the network")
+    last = table[table["random"] == "all blocks"]
+    same = ", ".join(last[last["correlation_low"] > 0.5]["map"]) or "none"
+    note = f"{len(images)} images, 95 % intervals over them; still alike (above 1/2) with all blocks random: {same}"
+    return Finding(table.drop(columns="step"), figure, note)
+
+
+def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Map two ``(B, N)`` maps to Spearman's correlation of each pair, ``(B,)``; a constant map has none, 0.
+
+    Example:
+        >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 4.0, 9.0]]))
+        tensor([1.], dtype=torch.float64)
+    """
+    pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
+    found = [0.0 if x.max() == x.min() or y.max() == y.min() else spearmanr(x, y).statistic for x, y in pairs]
+    return torch.tensor(found, dtype=torch.float64)

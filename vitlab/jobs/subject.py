@@ -1,0 +1,221 @@
+"""What an analysis looks at: a run, a file of weights, a published network, or one of timm's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.analysis.subject import Subject
+from vitlab.config.images import find_images
+from vitlab.config.parser import VitlabCLI, settings, user_mistakes
+from vitlab.contract import network
+from vitlab.data.base import ImageData
+from vitlab.data.files.decode import ImageError, decode
+from vitlab.data.loading.pipeline import Pipeline
+from vitlab.errors import UsageError
+from vitlab.jobs.load import load_trained
+from vitlab.jobs.rebuild import evaluation_args, one_device
+from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.terminal import say
+from vitlab.jobs.train.facts import has_grid
+from vitlab.models.create import create_model
+from vitlab.models.load import load_network, load_weights, of_network
+from vitlab.models.sizes import SIZES
+from vitlab.runs.directory import RunDir, find_run
+from vitlab.tasks import Classifier
+
+Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
+
+
+@dataclass(frozen=True)
+class View:
+    """What of a network an analysis looks at.
+
+    Args:
+        images: Folder or file of pictures to show maps of; None takes validation images.
+        layer: The block, from 0; None leaves the choice to the analysis.
+        head: The head, from 0; None for all.
+        query: Row and column of the patch whose attention is shown; None for the class token.
+        num_images: Images to measure with, at most.
+        split: Whose images errors, confusion and calibration look at.
+        weights: File of weights for a network that is named, in place of those that are fetched.
+        img_size: Side of the images of such a network, in pixels.
+        shown: Pictures to show, at most.
+    """
+
+    images: str | None = None
+    layer: int | None = None
+    head: int | None = None
+    query: tuple[int, int] | None = None
+    num_images: int = 512
+    split: Literal["train", "val", "test"] = "val"
+    weights: str | None = None
+    img_size: int | None = None
+    shown: int = 8
+
+
+def is_elsewhere(source: str) -> bool:
+    """Return whether a source is a network without a run: named, or a file that lies in no run directory."""
+    path = Path(source)
+    named = source in SIZES and not path.exists()
+    return (
+        source.startswith("timm:") or named or (path.is_file() and not (path.parent.parent / "config.yaml").is_file())
+    )
+
+
+def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, str]:
+    """Return what a source means, where its analyses go, and what its weights are called.
+
+    Args:
+        source: A run, its name or a checkpoint in it; a file of ours; a name of `vitlab models` or ``timm:NAME``.
+        view: What of it to look at.
+        arguments: Arguments of the command line that change values of a run's configuration.
+    """
+    if is_elsewhere(source):
+        subject = named_subject(source, view)
+        return subject, Path("analysis") / subject.name, view.weights or source
+    if view.weights or view.img_size:
+        raise UsageError(f"`--weights` and `--img_size` are for networks that are named, and {source} is a run")
+    run, checkpoint = find_run(source)
+    return subject_of(run, checkpoint, arguments, view), run.path / "analysis", checkpoint.name
+
+
+def named_subject(source: str, view: View) -> Subject:
+    """Build a network that has no run, and prepare the pictures of ``view`` for it."""
+    changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
+    statistics, crop_pct, interpolation, transform = IMAGENET, 0.9, "bicubic", None
+    with user_mistakes():
+        if Path(source).is_file():
+            if Path(f"{source}.json").is_file():
+                net, transform = load_trained(source)
+            else:
+                net = load_network(source)
+                say(f"images           {Path(source).name} does not say how they are normalised: as those of ImageNet")
+        else:
+            if view.weights is None and not source.startswith("timm:"):
+                raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
+            net = create_model(source, weights=view.weights, **changes)
+            if source.startswith("timm:"):
+                statistics, crop_pct, interpolation = _timm_images(source.removeprefix("timm:"))
+        pipeline = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation)  # type: ignore[arg-type]
+
+        def prepare(image: Image.Image) -> Tensor:
+            return pipeline.eval_image(image, tuple(values[: net.in_chans] for values in statistics))  # type: ignore[arg-type]
+
+        name = Path(source).stem if Path(source).is_file() else source.removeprefix("timm:")
+        subject = Subject(net, transform or prepare, name=name, **_fields(view))
+        subject.pictures = _pictures(view, subject.data) if view.images else None
+    return subject
+
+
+def _timm_images(name: str) -> tuple[Any, float, str]:
+    from timm.models import get_pretrained_cfg
+
+    known = get_pretrained_cfg(name)
+    if known is None:
+        return IMAGENET, 0.9, "bicubic"
+    return (tuple(known.mean), tuple(known.std)), known.crop_pct or 0.875, known.interpolation or "bicubic"
+
+
+def _fields(view: View) -> dict[str, Any]:
+    names = ("num_images", "layer", "head", "query", "split")
+    return {name: getattr(view, name) for name in names}
+
+
+def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -> Subject:
+    """Rebuild a run, its data included, with the weights of one of its checkpoints."""
+    cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
+    net: Any = network(cli.model)
+    with user_mistakes():
+        data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _own_images(cli.datamodule, net)
+        subject = Subject(
+            net=net.to(cli.trainer.strategy.root_device),
+            data=data,
+            arguments={**of_network(cli.model.hparams), "num_classes": _num_outputs(net)},
+            name=run.path.name,
+            classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
+            is_elsewhere="data" in dict(settings(list(rest))),
+            **_fields(view),
+        )
+        subject.pictures = _pictures(view, subject.data) if view.images else None
+    return subject
+
+
+def _own_images(data: Any, net: Any) -> Any:
+    """Return what prepares a picture for a network whose data module is not one of vitlab's."""
+    if callable(own := getattr(data, "eval_transform", None)):
+        return own
+    say("images           the data module has no `eval_transform`: pictures are normalised as those of ImageNet")
+    pipeline = Pipeline(None, net.img_size, "none", None, None, "bicubic")
+    return lambda image: pipeline.eval_image(image, IMAGENET)
+
+
+def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> VitlabCLI:
+    """Build task and data of a run and load the weights; the data's files may be gone if there are other pictures."""
+
+    try:
+        cli = VitlabCLI(evaluation_args(run, list(rest)), default_root_dir=str(run.path))
+    except UsageError:
+        if not has_pictures:
+            raise
+        cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
+        _check_net(cli)
+        _check_size(cli, run)
+        return cli
+    _check_net(cli)
+    _check_size(cli, run)
+    if not isinstance(cli.datamodule, ImageData):
+        return restore(run, checkpoint, rest, default_root_dir=str(run.path))
+    with user_mistakes():
+        cli.datamodule.prepare_data()
+        if "data" not in dict(settings(list(rest))):
+            cli.datamodule.load_state_dict(dict(run.data))
+        load_weights(cli.model.net, checkpoint, "usual")
+    return cli
+
+
+def _check_net(cli: VitlabCLI) -> None:
+    if not has_grid(cli.model):
+        check_ours(cli, "vitlab analyze")  # which says what it is
+
+
+def _num_outputs(net: Any) -> int:
+    shapes = [parameter.shape for parameter in net.head.parameters()]
+    return shapes[-1][0] if shapes else 0
+
+
+def _check_size(cli: VitlabCLI, run: RunDir) -> None:
+    trained, now = run.model.get("img_size"), list(cli.model.net.img_size)
+    if trained and trained != now:
+        sizes = [" x ".join(map(str, size)) for size in (trained, now)]
+        raise UsageError(
+            f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: `vitlab analyze resolution` "
+            "measures other sizes, and the other analyses look at the size of the training"
+        )
+
+
+def _pictures(view: View, data: Any) -> Tensor:
+    files, others = find_images([str(view.images)])
+    found, unread = [], dict(others)
+    for file in files:
+        try:
+            found.append(decode(file, data.decoding))
+        except ImageError as error:
+            unread[file] = str(error)
+        if len(found) == view.shown:
+            break
+    if not found:
+        reason = next(iter(unread.values()), "no file in it")
+        raise UsageError(f"`--images {view.images}`: no images found: {reason}")
+    for path, reason in unread.items():
+        say(f"images           left out {path}: {reason}")
+    resized = sum((image.height, image.width) != data.img_size for image in found)
+    if resized:
+        h, w = data.img_size
+        say(f"images           {resized} of {len(found)} cut and resized to {h} x {w} pixels, as in evaluation")
+    return torch.stack([data.eval_transform(image) for image in found])
