@@ -17,6 +17,8 @@ import vitlab
 from vitlab.cli.main import main
 from vitlab.errors import RunFailed
 
+pytestmark = pytest.mark.slow  # whole runs
+
 SHORT = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.2}
 
 
@@ -61,14 +63,12 @@ def test_a_run_knows_what_it_is(run, place):
     assert run.results["val"]["acc1"] == rows["val/acc1"].dropna().iloc[-1]
 
 
-@pytest.mark.slow
 def test_what_python_started_runs_again_from_the_command_with_the_same_numbers(run, place):
     words = [word for word in run.record["argv"][1:] if word != "--quiet"]
     assert main([*words, "--name", "again", "--quiet"]) == 0
     assert vitlab.Run("again").results["val"]["loss"] == run.results["val"]["loss"]
 
 
-@pytest.mark.slow
 def test_a_run_is_measured_as_by_the_command(run, capsys):
     values = run.test()
     assert 0 < values["acc1"] <= 1
@@ -101,7 +101,6 @@ def test_an_exported_file_prepares_images_as_its_run_does(run, digit):
         torch.testing.assert_close(net(transform(image)[None]), other(transform(image)[None]))
 
 
-@pytest.mark.slow
 def test_an_analysis_is_a_table_with_a_figure(run):
     finding = run.analyze("distance", num_images=8)
     assert isinstance(finding.table, pd.DataFrame)
@@ -110,7 +109,6 @@ def test_an_analysis_is_a_table_with_a_figure(run):
     assert set(several) == {"cost", "position"}
 
 
-@pytest.mark.slow
 def test_a_run_is_continued_as_by_the_command(place, run):
     stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
     longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)
@@ -118,7 +116,6 @@ def test_a_run_is_continued_as_by_the_command(place, run):
     assert longer.metrics["epoch"].max() == 1
 
 
-@pytest.mark.slow
 def test_one_call_starts_a_run_and_continues_it(place, run):
     for epochs in (1, 2):
         found = vitlab.fit("t2t", {**SHORT, "trainer.max_epochs": epochs}, name="either", auto_resume=True, quiet=True)
@@ -126,7 +123,6 @@ def test_one_call_starts_a_run_and_continues_it(place, run):
     assert found.record["attempts"] == 2
 
 
-@pytest.mark.slow
 def test_a_run_is_resumed_with_another_saving_interval_and_bar(place, run):
     more = {"trainer.max_epochs": 3, "checkpoint.every_minutes": 5, "trainer.enable_progress_bar": False}
     assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2
@@ -182,7 +178,6 @@ def test_a_training_that_fails_raises_what_the_command_prints(place, monkeypatch
         vitlab.fit("t2t", SHORT, name="full", quiet=True)
 
 
-@pytest.mark.slow
 def test_an_interrupt_in_a_notebook_is_a_keyboard_interrupt(place, monkeypatch):
     import signal
 

@@ -18,6 +18,7 @@ EXPORTS = ["ablation", "analysis", "callbacks", "data", "tasks"]  # rooms that s
 MODULES = ["api", "run", "runs.records", "stats", "tables"]
 RUNS = ["RunDir", "find_run"]  # what a reader may want of runs.directory
 TRAINS = ["fit", "Run"]  # what takes seconds
+RUN = ("vitlab.analysis", "vitlab.api")  # rooms whose examples speak of a run
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE | doctest.IGNORE_EXCEPTION_DETAIL
 
 
@@ -41,7 +42,7 @@ def public():
     for name, value, module in shown:
         is_code = inspect.isclass(value) or inspect.isfunction(value)
         if is_code and value.__module__ == module.__name__ and not name.startswith("_"):
-            marks = [pytest.mark.slow] if name in TRAINS else []
+            marks = [pytest.mark.slow] if name in TRAINS or module.__name__.startswith(RUN) else []
             yield pytest.param(value, module, id=f"{module.__name__}.{name}", marks=marks)
 
 

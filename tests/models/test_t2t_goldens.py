@@ -41,7 +41,7 @@ def images():
     return torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("size", NAMES)
+@pytest.mark.parametrize("size", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
 @pytest.mark.parametrize("strides", [None, (4, 2, 2)])
 def test_logits_and_tokens_are_the_official_ones(size, strides, images):
     model = VisionTransformer(**SIZES[size], t2t_strides=strides).eval()
@@ -53,6 +53,7 @@ def test_logits_and_tokens_are_the_official_ones(size, strides, images):
     np.testing.assert_allclose(logits, LOGITS[f"{size}/logits"], rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", list(VARIANT_KEYS))
 def test_the_authors_other_backbones_give_their_logits(size, images):
     model = VisionTransformer(**SIZES[size]).eval()
