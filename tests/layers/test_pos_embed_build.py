@@ -97,9 +97,9 @@ def test_a_join_that_a_method_lacks_names_those_it_has(name, join, allowed):
         build(name, join=join)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("rope")])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("rope", "string"))])
 def test_theta_of_a_method_that_does_not_rotate_is_refused(name):
-    with pytest.raises(ValueError, match="`rope_theta` belongs to pos_embed='rope2d' and 'rope_mixed'"):
+    with pytest.raises(ValueError, match="`rope_theta` belongs to pos_embed='rope2d' and 'rope_mixed' and 'string'"):
         build(name, theta=100.0)
 
 

@@ -69,8 +69,6 @@ class Attention(nn.Module):
         """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first token's row of it, ``(B, 1, D)``."""
         q, k, v = (self._first_qkv if first_only else self._qkv)(x, pos_embed, layer)
         bias = self._bias(q, pos_embed, layer)
-        if first_only and bias is not None:
-            bias = bias[..., :1, :]
         x = self.kernel(q, k, v, bias, self.qk_scale)
         x = self.dropout(self.se_layer(self.proj(x.transpose(1, 2).flatten(2))))  # (B, A, L, d) -> (B, L, D)
         return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
@@ -108,8 +106,10 @@ class Attention(nn.Module):
         return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
 
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
-        bias = pos_embed.bias(layer)
-        return None if bias is None else bias.to(q.dtype)
+        """Return what positions add to the logits of ``(B, A, L, d)`` queries, or of the first tokens' of them."""
+        bias, extra = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
+        bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
+        return extra if bias is None else bias if extra is None else bias + extra
 
 
 class Ghost(nn.Module):

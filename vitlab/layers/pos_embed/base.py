@@ -1,4 +1,4 @@
-"""The neutral position embedding: the five hooks that a method may override, and what it says of itself."""
+"""The neutral position embedding: the six hooks that a method may override, and what it says of itself."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,10 +16,11 @@ PosEmbedJoin = Literal["stem", "every_layer", "every_layer_shared"]
 class PosEmbed(Resizable):
     """No position information, and the base of every class that has some.
 
-    A position embedding can act in five places, each neutral here: it can add to the patch tokens once
+    A position embedding can act in six places, each neutral here: it can add to the patch tokens once
     (:meth:`forward`) or before every block (:meth:`enter`), rotate queries and keys (:meth:`rotate`), bias the
-    attention logits (:meth:`bias`), or mix the tokens after a block (:meth:`leave`). Tokens are P prefix tokens, then N
-    patches. Prefix tokens have no position here: theirs is a constant, which their own vectors can hold.
+    attention logits (:meth:`bias`, or :meth:`relate` by the queries), or mix the tokens after a block (:meth:`leave`).
+    Tokens are P prefix tokens, then N patches. Prefix tokens have no position here: theirs is a constant, which their
+    own vectors can hold.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -53,6 +54,10 @@ class PosEmbed(Resizable):
 
     def bias(self, layer: int) -> Tensor | None:
         """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``, or None."""
+        return None
+
+    def relate(self, q: Tensor, layer: int) -> Tensor | None:
+        """Return ``(B, A, L, L)`` that scaled ``(B, A, L, d)`` queries add to the logits of a block, or None."""
         return None
 
     def leave(self, x: Tensor, layer: int) -> Tensor:

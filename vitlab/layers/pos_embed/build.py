@@ -10,8 +10,10 @@ from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
 from vitlab.layers.pos_embed.maps import ContinuousBias, Fourier, LieRE
+from vitlab.layers.pos_embed.offsets import Fire, RelPos1d
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
+from vitlab.layers.pos_embed.string import String
 from vitlab.layers.pos_embed.together import Together
 from vitlab.layers.resample import Grid
 
@@ -28,6 +30,9 @@ PosEmbedName = Literal[
     "cpb",
     "fourier",
     "liere",
+    "string",
+    "fire",
+    "relpos1d",
     "conv",
 ]
 PosEmbedChoice = PosEmbedName | Sequence[str | ClassSpec] | str | ClassSpec
@@ -44,6 +49,9 @@ POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
     "cpb": ContinuousBias,
     "fourier": Fourier,
     "liere": LieRE,
+    "string": String,
+    "fire": Fire,
+    "relpos1d": RelPos1d,
     "conv": ConvPosEmbed,
 }
 

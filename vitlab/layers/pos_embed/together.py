@@ -66,6 +66,11 @@ class Together(PosEmbed):
         biases = [bias for part in self.parts.values() if (bias := part.bias(layer)) is not None]
         return torch.stack(biases).sum(0) if biases else None
 
+    def relate(self, q: Tensor, layer: int) -> Tensor | None:
+        """Return the sum of what queries add to the logits, ``(B, A, L, L)``, or None."""
+        found = [extra for part in self.parts.values() if (extra := part.relate(q, layer)) is not None]
+        return torch.stack(found).sum(0) if found else None
+
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``."""
         for part in self.parts.values():
