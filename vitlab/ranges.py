@@ -9,7 +9,7 @@ _INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) 
         "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau",
         "[0, 1000]": "min_lr warmup_lr weight_decay pos_embed_lr_mult head_lr_mult layer_scale",
         "[0, 1]": "label_smoothing distill_alpha norm_eps",
-        "[0, 1)": "dropout drop_path_rate t2t_dropout",
+        "[0, 1)": "attn_dropout dropout drop_path_rate t2t_dropout",
         "(0, 1]": "layer_decay",
         "(0, 10]": "init_std",
         "(1, 1e12]": "rope_theta",

@@ -32,13 +32,16 @@ VIT = {  # timm's parameter counts, which include a position of the class token
 }
 
 
+VIT5 = {"vit5_s16": (384, 12, 6), "vit5_b16": (768, 12, 12), "vit5_l16": (1024, 24, 16)}
+
+
 def build(**arguments):
     with torch.device("meta"):
         return VisionTransformer(**arguments)
 
 
 def test_every_size_is_pinned_here():
-    assert SIZES.keys() == T2T.keys() | VIT.keys()
+    assert SIZES.keys() == T2T.keys() | VIT.keys() | VIT5.keys()
 
 
 @pytest.mark.parametrize("name", T2T)
@@ -60,6 +63,14 @@ def test_t2t_vit_has_the_published_number_of_multiply_adds(name):
 @pytest.mark.parametrize("name", VIT)
 def test_vit_has_timms_number_of_parameters_but_the_class_position(name):
     assert count_parameters(build(**SIZES[name])) == VIT[name] - SIZES[name]["embed_dim"]
+
+
+@pytest.mark.parametrize("name", VIT5)
+def test_vit5_has_the_parameters_of_its_parts(name):
+    D, depth, heads = VIT5[name]
+    block = 3 * D * D + 2 * D // heads + D * D + D + 2 * D * 4 * D + 4 * D + D + 2 * D + 2 * D  # qkv ... norms, scales
+    rest = (768 * D + D) + D + 4 * D + 196 * D + D + (1000 * D + 1000)  # patches, class, registers, table, norm, head
+    assert count_parameters(build(**SIZES[name])) == depth * block + rest
 
 
 @pytest.mark.parametrize(("name", "gmacs"), [("vit_ti16", 1.25), ("vit_s16", 4.60), ("vit_b16", 17.6)])

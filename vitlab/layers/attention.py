@@ -27,6 +27,9 @@ class Attention(nn.Module):
         norm_eps: Epsilon of that normalisation.
         se_reduction: How much narrower the gate of :class:`SqueezeExcite` behind the projection is; 0 leaves it out.
         ghost: Whether half of each of queries, keys and values is the other half, scaled.
+        attn_dropout: Share of the attention's weights that training sets to zero, 0 to 1.
+        attn_gate: Whether a sigmoid of a linear map of the tokens scales what attention returns before the projection,
+            channel by channel: Qiu et al. 2025 (arXiv:2505.06708).
 
     Example:
         >>> attention, positions = Attention(16, num_heads=2), PosEmbed()
@@ -50,16 +53,19 @@ class Attention(nn.Module):
         norm_eps: float = 1e-6,
         se_reduction: int = 0,
         ghost: bool = False,
+        attn_dropout: float = 0.0,
+        attn_gate: bool = False,
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`num_heads` must divide `embed_dim`, got num_heads={num_heads} and embed_dim={dim}")
-        self.num_heads, self.value_skip = num_heads, value_skip
+        self.num_heads, self.value_skip, self.attn_dropout = num_heads, value_skip, attn_dropout
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
         self.qkv = Ghost(dim, 3, dim, qkv_bias) if ghost else nn.Linear(dim, 3 * dim, bias=qkv_bias)
         self.q_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
         self.k_norm = build_norm(norm_layer, head_dim, norm_eps) if qk_norm else nn.Identity()
+        self.gate = nn.Linear(dim, dim) if attn_gate else None
         self.proj = nn.Linear(dim, dim)
         self.se_layer = SqueezeExcite(dim, se_reduction) if se_reduction else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -69,8 +75,10 @@ class Attention(nn.Module):
         """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first token's row of it, ``(B, 1, D)``."""
         q, k, v = (self._first_qkv if first_only else self._qkv)(x, pos_embed, layer)
         bias = self._bias(q, pos_embed, layer)
-        x = self.kernel(q, k, v, bias, self.qk_scale)
-        x = self.dropout(self.se_layer(self.proj(x.transpose(1, 2).flatten(2))))  # (B, A, L, d) -> (B, L, D)
+        dropped = {"dropout": self.attn_dropout} if self.training and self.attn_dropout else {}
+        y = self.kernel(q, k, v, bias, self.qk_scale, **dropped).transpose(1, 2).flatten(2)  # (B, L, D)
+        y = y if self.gate is None else y * self.gate(x[:, : y.shape[1]]).sigmoid()
+        x = self.dropout(self.se_layer(self.proj(y)))
         return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
@@ -165,7 +173,9 @@ class SqueezeExcite(nn.Module):
         return x * self.fc(x.mean(dim=1, keepdim=True))
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None, dropout: float = 0.0
+) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them.
 
     Example:
@@ -176,11 +186,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: f
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gradients = v.requires_grad, bias is not None and bias.requires_grad
     if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, q.shape[:3], *gradients):
-        return sdpa(q, k, v, bias, scale)
-    return products(q, k, v, bias, scale)
+        return sdpa(q, k, v, bias, scale, dropout)
+    return products(q, k, v, bias, scale, dropout)
 
 
-def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory.
 
     Example:
@@ -188,10 +198,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> 
         >>> torch.allclose(sdpa(q, k, v, None, 0.5), products(q, k, v, None, 0.5), atol=1e-5)
         True
     """
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
 
 
-def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by two products and a softmax.
 
     Example:
@@ -200,7 +210,8 @@ def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float)
         True
     """
     logits = (q * scale) @ k.transpose(-2, -1)  # fewer queries than logits to scale
-    return (logits if bias is None else logits + bias).softmax(dim=-1) @ v
+    weights = (logits if bias is None else logits + bias).softmax(dim=-1)
+    return (F.dropout(weights, dropout) if dropout else weights) @ v
 
 
 def prefers_sdpa(

@@ -96,9 +96,11 @@ class Block(nn.Module):
         drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
         se_reduction: How much narrower a squeeze-excite gate behind attention is; 0 leaves it out.
         ghost: Whether half of queries, keys and values are the other half, scaled.
-        growth: Channels that leave the block behind those that came in, as in DenseNet, Huang et al. 2017
-            (arXiv:1608.06993); 0 sends the result alone.
-        in_dim: Width of what comes in where a linear layer and an activation bring it to ``dim`` first; ``None``: dim.
+        attn_dropout: Share of the attention's weights that training sets to zero, 0 to 1.
+        attn_gate: Whether a sigmoid of a linear map of the tokens scales what attention returns.
+        dense: Channels that leave the block behind those that came in, as in DenseNet, Huang et al. 2017
+            (arXiv:1608.06993), or 0; and the width of what comes in where a linear layer and an activation bring it to
+            ``dim`` first, or 0.
 
     Example:
         >>> block = Block(16, num_heads=2, layer_scale=1e-5)
@@ -126,16 +128,19 @@ class Block(nn.Module):
         drop_path_subset: bool = False,
         se_reduction: int = 0,
         ghost: bool = False,
-        growth: int = 0,
-        in_dim: int | None = None,
+        attn_dropout: float = 0.0,
+        attn_gate: bool = False,
+        dense: tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__()
+        growth, in_dim = dense
         self.transition = nn.Sequential(nn.Linear(in_dim, dim), build_act(act_layer, dim)) if in_dim else None
         self.dense_linear = nn.Linear(dim, growth) if growth else None
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
         heads: dict[str, Any] = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "qk_scale": qk_scale, "ghost": ghost}
         norms: dict[str, Any] = {"norm_layer": norm_layer, "norm_eps": norm_eps}
         more: dict[str, Any] = {"value_skip": value_skip, "dropout": dropout, "se_reduction": se_reduction}
+        more |= {"attn_dropout": attn_dropout, "attn_gate": attn_gate}
         self.attn = Attention(dim, num_heads, **heads, **norms, **more)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)

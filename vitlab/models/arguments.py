@@ -50,6 +50,8 @@ class NetworkArgs(T2TArgs, total=False):
     dense_blocks: Sequence[int] | None
     dense_growth: int
     layer_scale: float | None
+    attn_gate: bool
+    attn_dropout: float
     dropout: float
     drop_path_rate: float
     drop_path_subset: bool

@@ -9,7 +9,9 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 _BIAS_TABLE = re.compile(r"(?:blocks\.(\d+)\.attn|rel_pos_bias)\.relative_position_bias_table")
-_RECOMPUTED = re.compile(r".*\.relative_position_index|rope\.(?:bands|t_x|t_y)|freqs_t_[xy]")
+_RECOMPUTED = re.compile(
+    r".*\.relative_position_index|rope\.(?:bands|t_x|t_y)|freqs_t_[xy]|blocks\.\d+\.attn\.rope(_reg)?\.freqs"
+)
 
 
 def rename_positions(state_dict: State, num_heads: int | None = None) -> State:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 _T2T = "Yuan et al. 2021 (arXiv:2101.11986), README of yitu-opensource/T2T-ViT"
 _T2T_TABLE = "Yuan et al. 2021 (arXiv:2101.11986), table 6"
 _DEIT = "Touvron et al. 2021 (arXiv:2012.12877)"
+_VIT5 = "Wang et al. 2026 (arXiv:2602.08071), README of wangf3014/ViT-5"
 _TORCHVISION = "torchvision, ViT_L_16_Weights.IMAGENET1K_V1"
 _NONE = "none from ImageNet-1k alone; Dosovitskiy et al. 2021 (arXiv:2010.11929) pre-train on more"
 
@@ -41,6 +42,9 @@ PUBLISHED = {
     "vit_b16": Published(86_566_888, 17_563_828_224, 197, 81.8, _DEIT),
     "vit_l16": Published(304_325_608, 61_554_712_576, 197, 79.7, _TORCHVISION),
     "vit_h14": Published(632_044_520, 167_295_109_120, 257, None, _NONE),
+    "vit5_s16": Published(22_039_144, 4_698_488_832, 201, 82.2, _VIT5),
+    "vit5_b16": Published(86_543_080, 17_932_910_592, 201, 84.2, _VIT5),
+    "vit5_l16": Published(304_258_024, 62_840_922_112, 201, 84.9, _VIT5),
     "t2t_vit_7": Published(4_255_694, 1_146_863_616, 197, 71.7, _T2T, (71.676, 90.886)),
     "t2t_vit_10": Published(5_834_702, 1_516_328_448, 197, 75.2, _T2T, (75.150, 92.806)),
     "t2t_vit_12": Published(6_887_374, 1_762_638_336, 197, 76.5, _T2T, (76.480, 93.484)),

@@ -7,6 +7,19 @@ def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> dict[st
     return {"patch_size": patch_size, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
 
 
+def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
+    said = {"theta": 1e4, "coordinates": "index", "pairs": "interleaved", "axes": "yx", "register_theta": 100.0}
+    return {
+        **_vit(16, embed_dim, depth, num_heads),
+        "qkv_bias": False,
+        "qk_norm": True,
+        "norm_layer": "rmsnorm",
+        "layer_scale": 1e-4,
+        "reg_tokens": 4,
+        "pos_embed": ["learned", {"class_path": "rope2d", "init_args": said}],
+    }
+
+
 def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> dict[str, Any]:
     return {
         "tokenizer": "t2t",
@@ -28,6 +41,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "vit_b16": _vit(16, 768, 12, 12),
     "vit_l16": _vit(16, 1024, 24, 16),
     "vit_h14": _vit(14, 1280, 32, 16),
+    # Wang et al. 2026 (arXiv:2602.08071), as wangf3014/ViT-5 builds them
+    "vit5_s16": _vit5(384, 12, 6),
+    "vit5_b16": _vit5(768, 12, 12),
+    "vit5_l16": _vit5(1024, 24, 16),
     # Yuan et al. 2021 (arXiv:2101.11986), as the official code builds them; the paper's table gives the first depth 8
     "t2t_vit_7": _t2t("performer", 256, 7, 4, 2.0),
     "t2t_vit_10": _t2t("performer", 256, 10, 4, 2.0),

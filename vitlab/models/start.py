@@ -82,10 +82,10 @@ def build_blocks(
         _check_dense(stages, growth, depth, pos_embed)
     blocks, dim, halved = nn.ModuleList(), embed_dim, set(accumulate(stages))
     for i in range(depth):
-        in_dim, dim = (dim, dim // 2) if i in halved else (None, dim)
+        in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
         rate = drop_path_rate * i / max(1, depth - 1)
         with part(f"blocks.{i}"):
-            blocks.append(Block(dim, drop_path_rate=rate, growth=growth, in_dim=in_dim, **block).apply(init))
+            blocks.append(Block(dim, drop_path_rate=rate, dense=(growth, in_dim), **block).apply(init))
         dim += growth
     return blocks, dim
 

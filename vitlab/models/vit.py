@@ -69,6 +69,8 @@ class VisionTransformer(Named, nn.Module):
         dense_blocks: Blocks of each stage of a dense backbone, whose results join what came in; None is one stream.
         dense_growth: Channels that each block of a dense backbone adds; between stages the width is halved.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
+        attn_gate: Whether a sigmoid of a linear map of the tokens scales what every attention returns.
+        attn_dropout: Share of every attention's weights dropped in training, 0 to 1.
         dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
@@ -127,6 +129,8 @@ class VisionTransformer(Named, nn.Module):
         dense_blocks: Sequence[int] | None = None,
         dense_growth: int = 64,
         layer_scale: float | None = None,
+        attn_gate: bool = False,
+        attn_dropout: float = 0.0,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
@@ -137,7 +141,7 @@ class VisionTransformer(Named, nn.Module):
         start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
         start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens)
         start.check_at_least(0, head_hidden=head_hidden, se_reduction=se_reduction)
-        start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
+        start.check_rates(attn_dropout=attn_dropout, dropout=dropout, drop_path_rate=drop_path_rate)
         start.check_pool(global_pool, class_token)
         start.check_spread(init_std)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
@@ -190,6 +194,8 @@ class VisionTransformer(Named, nn.Module):
             se_reduction=se_reduction,
             ghost=ghost,
             layer_scale=layer_scale,
+            attn_gate=attn_gate,
+            attn_dropout=attn_dropout,
             dropout=dropout,
             drop_path_subset=drop_path_subset,
         )

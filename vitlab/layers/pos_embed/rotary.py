@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
+from vitlab.layers.pos_embed.checks import check_rotation, check_word
 from vitlab.layers.pos_embed.resizable import grid_cells
 from vitlab.layers.resample import Grid, ResizePolicy
 
@@ -82,6 +83,7 @@ class RoPE2d(RotaryPosEmbed):
         shift: Largest shift of normalised coordinates in training; 0 is none.
         jitter: Largest factor on each axis in training; 1 is none.
         rescale: Largest factor on both axes in training; 1 is none.
+        register_theta: Base for prefix tokens, of which the last turn by a square grid of their own; None turns none.
 
     Example:
         >>> RoPE2d((2, 3), head_dim=8).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -104,14 +106,15 @@ class RoPE2d(RotaryPosEmbed):
         shift: float = 0.0,
         jitter: float = 1.0,
         rescale: float = 1.0,
+        register_theta: float | None = None,
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
         self.is_told = None not in (coordinates, pairs, axes)  # which a foreign file, which does not say it, asks for
         coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
-        _check("rope2d", head_dim, theta)
-        _check_word("coordinates", coordinates, "index", "normalized")
-        _check_word("pairs", pairs, "interleaved", "half")
-        _check_word("axes", axes, "xy", "yx")
+        check_rotation("rope2d", head_dim, theta)
+        check_word("coordinates", coordinates, "index", "normalized")
+        check_word("pairs", pairs, "interleaved", "half")
+        check_word("axes", axes, "xy", "yx")
         if shift < 0 or min(jitter, rescale) < 1:
             raise ValueError(f"`shift` must be at least 0, `jitter` and `rescale` 1, got {shift}, {jitter}, {rescale}")
         moves = shift > 0 or max(jitter, rescale) > 1
@@ -119,6 +122,9 @@ class RoPE2d(RotaryPosEmbed):
             raise ValueError("`shift`, `jitter` and `rescale` move coordinates='normalized' alone")
         self.head_dim, self.theta, self.coordinates, self.pairs, self.axes = head_dim, theta, coordinates, pairs, axes
         self.shift, self.jitter, self.rescale, self.moves = shift, jitter, rescale, moves
+        self.register_theta = (
+            None if register_theta is None else check_rotation("register_theta", head_dim, register_theta)
+        )
         self.policies = ("rescale",) if coordinates == "normalized" else self.policies
         self.moved: tuple[Tensor, Tensor] | None = None  # cosines and sines of one batch in training
         self.fill_tables()
@@ -146,12 +152,20 @@ class RoPE2d(RotaryPosEmbed):
         return (self.cos, self.sin) if self.moved is None else self.moved
 
     def _tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        angles = self._angles(cells, self.theta)
+        if self.register_theta is not None:  # of ViT-5, Wang et al. 2026 (arXiv:2602.08071)
+            side, P = math.isqrt(self.num_prefix_tokens), self.num_prefix_tokens
+            grid = torch.stack(grid_cells((side, side))).to(cells)
+            angles[P - side * side : P] = self._angles(grid, self.register_theta)
+        return angles.cos(), angles.sin()
+
+    def _angles(self, cells: Tensor, theta: float) -> Tensor:
+        """Return the ``(L, d / 2)`` angles of ``(2, L)`` rows and columns."""
         quarter = self.head_dim // 4
-        freqs = self.theta ** -(torch.arange(quarter, dtype=cells.dtype, device=cells.device) / quarter)
+        freqs = theta ** -(torch.arange(quarter, dtype=cells.dtype, device=cells.device) / quarter)
         turns = freqs * (2 * math.pi if self.coordinates == "normalized" else 1.0)
         y, x = (axis[:, None] * turns for axis in cells)
-        angles = torch.cat([x, y] if self.axes == "xy" else [y, x], dim=1)  # (L, d / 2)
-        return angles.cos(), angles.sin()
+        return torch.cat([x, y] if self.axes == "xy" else [y, x], dim=1)
 
     def _cells(self) -> Tensor:
         cells = super()._cells()
@@ -202,7 +216,7 @@ class RoPEMixed(RotaryPosEmbed):
         join: PosEmbedJoin = "every_layer",
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
-        _check("rope_mixed", head_dim, theta)
+        check_rotation("rope_mixed", head_dim, theta)
         self.join = join
         num_sets = depth if join == "every_layer" else 1
         turn = 2 * math.pi * torch.rand(num_sets, num_heads, 1, dtype=torch.float32)
@@ -233,17 +247,3 @@ def mixed_freqs(turn: Tensor, head_dim: int, theta: float) -> Tensor:
     fx = torch.cat([size * angle.cos() for angle in directions], dim=-1)  # (J, A, d / 2)
     fy = torch.cat([size * angle.sin() for angle in directions], dim=-1)
     return torch.stack([fx, fy])
-
-
-def _check(name: str, head_dim: int, theta: float) -> None:
-    if head_dim % 4:
-        raise ValueError(
-            f"`embed_dim` / `num_heads` must be divisible by 4 for pos_embed={name!r}, got a head width of {head_dim}"
-        )
-    if not theta > 1:
-        raise ValueError(f"`rope_theta` must be above 1, got rope_theta={theta}")
-
-
-def _check_word(name: str, value: str, *words: str) -> None:
-    if value not in words:
-        raise ValueError(f"`{name}` must be one of {', '.join(words)}, got {value!r}")
