@@ -129,9 +129,13 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
         ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)
         ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
         if row.verdict.startswith("baseline"):
-            ax.axvline(row.mean, color=colour, lw=0.8, ls="--", zorder=0, alpha=0.7)
-            place: Any = {"xy": (row.mean, 1), "xycoords": ("data", "axes fraction"), "rotation": 30}
-            ax.annotate(row.arm, **place, fontsize=7, color=colour, ha="left", va="bottom")
+            of = [results.ablation.baseline_of(a) for a in results.ablation.arms]
+            theirs = [a.name for a, base in zip(results.ablation.arms, of, strict=True) if base is arm]
+            reach = [i for i, other in enumerate(rows) if other.arm in (arm.name, *theirs)]
+            ends = [min(reach) - 0.4, max(reach) + 0.4]
+            ax.plot([row.mean] * 2, ends, color=colour, lw=0.8, ls="--", zorder=0, alpha=0.7)
+            place: Any = {"xy": (row.mean, y), "xytext": (4, 4), "textcoords": "offset points"}
+            ax.annotate(row.arm, **place, fontsize=7, color=colour)
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
 
@@ -141,13 +145,15 @@ def _forest(ax: Axes, results: Results, rows: Rows) -> None:
     if margin:
         ax.axvspan(-margin, margin, color="0.9", zorder=0)
     ax.axvline(0, color="0.4", lw=0.8)
+    base = ", ".join(results.ablation.baseline.values())
+    ax.annotate(base, (0, 0), (3, 3), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
     for y, row in enumerate(rows):
         colour, mark = look(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=colour, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=colour)
     _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
     band = f" (grey: the margin of ±{margin:g})" if margin else ""
-    ax.set_xlabel(f"difference in {results.ablation.primary} to the baseline{band}")
+    ax.set_xlabel(f"difference in {results.ablation.primary} to {base}{band}")
 
 
 def _arms(ax: Axes, rows: list[tuple[str, int, int]]) -> None:
@@ -183,7 +189,13 @@ def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.set_xlabel("optimizer step")
         ax.set_ylabel(key)
-    axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    legend(axes[-1])
+
+
+def legend(ax: Axes, title: str | None = None) -> None:
+    """Say beside the axes what each line is."""
+    place: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 2.8}
+    ax.legend(frameon=False, fontsize=8, title=title, **place)
 
 
 def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
@@ -203,7 +215,7 @@ def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
         levels = list(ablation.axes[a])
         for i, level in enumerate(ablation.axes[b]):
             mine = [row for row in rows if row["line"] == i]
-            shift = 0.12 * (i - (len(ablation.axes[b]) - 1) / 2)
+            shift = 0.07 * (i - (len(ablation.axes[b]) - 1) / 2)
             means = {row[a]: row for row in mine}
             x = [levels.index(name) + shift for name in means]
             shown: Any = {"color": COLOURS[i % len(COLOURS)]}
@@ -211,10 +223,10 @@ def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
                 x, [r["mean"] for r in means.values()], marker=MARKS[i % len(MARKS)], ms=5, lw=1, label=level, **shown
             )
             ax.vlines(x, [r["low"] for r in means.values()], [r["high"] for r in means.values()], lw=1, **shown)
-            seeds = [levels.index(row[a]) + shift + 0.04 for row in mine]
+            seeds = [levels.index(row[a]) + shift + 0.015 for row in mine]
             ax.plot(seeds, [row["value"] for row in mine], ".", ms=3, alpha=0.6, **shown)
         ax.set_xticks(range(len(levels)), levels)
-        ax.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), title=b)
+        legend(ax, b)
         ax.set_xlabel(a)
         ax.set_ylabel(ablation.primary)
 

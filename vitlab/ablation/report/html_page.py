@@ -9,9 +9,11 @@ body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding
 h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
 table{border-collapse:collapse;font-size:13px;margin:.8rem 0;display:block;overflow-x:auto}
 td,th{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #e4e4e4;white-space:nowrap}
-th{font-weight:600;border-bottom:2px solid #999}figure{margin:1.2rem 0}figcaption{font-size:13px;color:#444}
-svg text{font-family:system-ui,sans-serif!important}@media(max-width:40rem){body{margin:.8rem auto;padding:0 .6rem}}
-svg{max-width:100%;height:auto}pre{background:#f6f6f6;padding:1rem;overflow-x:auto;font-size:12.5px}code{font-size:.92em}
+td:first-child,th:first-child{position:sticky;left:0;background:#fff}
+th{font-weight:600;border-bottom:2px solid #999}figure{margin:1.2rem 0;overflow-x:auto}ul{padding-left:1.2rem}
+svg{max-width:100%;height:auto}svg text{font-family:system-ui,sans-serif!important}
+@media(max-width:40rem){body{margin:.8rem auto;padding:0 .6rem}figure svg{max-width:none;width:38rem}}
+pre{background:#f6f6f6;padding:1rem;overflow-x:auto;font-size:12.5px}code{font-size:.92em}
 """
 
 
@@ -22,7 +24,7 @@ def page(
     head, rest = sections[:2], sections[2:]
     body = [f"<h1>{html.escape(name)}</h1>", *(_section(*section) for section in head), "<h2>Figures</h2>"]
     for i, (title, svg) in enumerate(drawn):
-        body.append(f"<figure>{_own_ids(svg, f'f{i}')}<figcaption>{html.escape(title)}</figcaption></figure>")
+        body.append(f'<figure role="img" aria-label="{html.escape(title)}">{_own_ids(svg, f"f{i}")}</figure>')
     body += [_section(*section) for section in rest]
     body.append(f"<h2>The file</h2><pre>{html.escape(source)}</pre>")
     start = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{VIEW}<title>{html.escape(name)}</title>'

@@ -4,7 +4,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.report.drawings import Drawing, Rows, draw, look, style
+from vitlab.ablation.report.drawings import Drawing, Rows, draw, legend, look, style
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
@@ -74,7 +74,7 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], axes: tuple[Axes, ..
         _scale(ax, curve.x, measure, sorted({row["x"] for row in rows}))
         ax.set_title(title, fontsize=9)
         ax.set_ylabel(WORDS.get(measure, str(measure)))
-    axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    legend(axes[-1])
 
 
 def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.report.drawings import Drawing, Rows, draw, look
+from vitlab.ablation.report.drawings import Drawing, Rows, draw, legend, look, style
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section
 from vitlab.ablation.work.tuning import Trial, at_border, choices, given_up, trials
@@ -64,10 +64,14 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
         return {}
     tried = trials(ablation, results.known)
     chosen = choices(ablation, tried)
+    best: dict[str, float] = {}
+    for t in tried:
+        if (score := t.score()) == score:
+            best[t.arm] = (min if ablation.mode == "min" else max)(best.get(t.arm, score), score)
     rows: Rows = [
-        {"arm": t.arm, **t.values, "value": t.score(), "chosen": chosen.get(t.arm) is t}
+        {"arm": t.arm, **t.values, "value": score, "to_best": score - best[t.arm], "chosen": chosen.get(t.arm) is t}
         for t in tried
-        if t.score() == t.score()
+        if (score := t.score()) == score
     ]
     if not rows:
         return {}
@@ -75,12 +79,14 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
     def paint(*axes: Axes) -> None:
         for ax, key in zip(axes, tune.space, strict=True):
             _response(ax, results, rows, key, tune.space[key])
-        axes[0].set_ylabel(f"val {ablation.primary}")
-        axes[-1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+            ax.margins(y=0.12)
+            ax.axhline(0, color="0.4", lw=0.8, ls="--", zorder=0)
+            ax.annotate("the arm's best", (0, 0), (2, 3), ("axes fraction", "data"), "offset points", fontsize=7)
+        axes[0].set_ylabel(f"val {ablation.primary}, less the arm's best")
+        legend(axes[-1])
 
-    title = (
-        f"Tuning: val {ablation.primary} of each candidate, mean over {len(tune.seeds)} seeds; the ring is the choice"
-    )
+    n = f"{len(tune.seeds)} seed{'s' * (len(tune.seeds) > 1)}"
+    title = f"Tuning: each candidate's val {ablation.primary} to the best of its arm (n = {n}); the ring is the choice"
     return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
@@ -93,13 +99,18 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
     for arm in dict.fromkeys(row["arm"] for row in rows):
         colour, mark = look(results, arm)
         mine = [row for row in rows if row["arm"] == arm]
-        ax.plot([place[r[key]] for r in mine], [r["value"] for r in mine], mark, color=colour, ms=3.5, alpha=0.7, mew=0)
+        shown: Any = {"color": colour, "ls": style(results, arm), "lw": 1.1}
+        ax.plot(
+            [place[r[key]] for r in mine], [r["to_best"] for r in mine], mark, color=colour, ms=3.5, alpha=0.7, mew=0
+        )
         if not isinstance(space, Range):
-            line = {v: best(r["value"] for r in mine if r[key] == v) for v in values if any(r[key] == v for r in mine)}
-            ax.plot([place[v] for v in line], list(line.values()), color=colour, lw=1.1)
+            line = {
+                v: best(r["to_best"] for r in mine if r[key] == v) for v in values if any(r[key] == v for r in mine)
+            }
+            ax.plot([place[v] for v in line], list(line.values()), **shown)
         for row in (r for r in mine if r["chosen"]):
-            ax.plot([place[row[key]]], [row["value"]], "o", mfc="none", mec=colour, ms=9, mew=1.3)
-        ax.plot([], [], mark, ls="-", color=colour, ms=3.5, lw=1.1, label=arm)
+            ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=colour, ms=9, mew=1.3)
+        ax.plot([], [], marker=mark, ms=3.5, label=arm, **shown)
     if numbers and min(values) > 0 and max(values) / min(values) >= 8:
         ax.set_xscale("log")
     if not isinstance(space, Range):

@@ -1,5 +1,6 @@
 """The report: tables as files, report.md, and report.html, which is one file and opens anywhere."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,13 +94,13 @@ def _keep(drawn: dict[str, tuple[str, Drawing, Rows]], folder: Path) -> None:
 def _latex(sections: list[Section]) -> str:
     """Return every table for a paper, in booktabs."""
     escaped = {"\\": r"\textbackslash{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "~": r"\textasciitilde{}"}
-    escaped |= {sign: f"\\{sign}" for sign in "&%$#_{}"}
+    escaped |= {"^": r"\textasciicircum{}", "−": "$-$"} | {sign: f"\\{sign}" for sign in "&%$#_{}"}
     lines = ["% needs \\usepackage{booktabs}"]
     for title, _, tables in sections:
         for table in tables:
-            head, *rows = [
-                " & ".join("".join(escaped.get(c, c) for c in cell) for cell in row) + r" \\" for row in table
-            ]
+            signed = [[re.sub(r"(?<!\S)-(?=\d)", "−", cell) for cell in row] for row in table]
+            cells = [["".join(escaped.get(c, c) for c in cell) for cell in row] for row in signed]
+            head, *rows = [" & ".join(row) + r" \\" for row in cells]
             body = [rf"\begin{{tabular}}{{l{'r' * (len(table[0]) - 1)}}}", r"\toprule", head, r"\midrule", *rows]
             lines += ["", f"% {title}", *body, r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
