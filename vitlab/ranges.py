@@ -16,7 +16,7 @@ _INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) 
         "[0, 1e6]": "warmup_epochs cooldown_epochs num_classes num_targets class_weights",
         "[1, 1e9]": "lr_batch",
         "[1, 1000]": "depth dense_blocks dense_growth t2t_kernels t2t_strides t2t_dilations",
-        "[1, 65536]": "img_size patch_size in_chans embed_dim num_heads t2t_dim t2t_num_heads t2t_features",
+        "[1, 65536]": "img_size patch_size flexi_patch in_chans embed_dim num_heads t2t_dim t2t_num_heads t2t_features",
         "[0, 65536]": "reg_tokens head_hidden se_reduction",
     },
     "data": {

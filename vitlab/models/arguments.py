@@ -21,6 +21,7 @@ class NetworkArgs(T2TArgs, total=False):
     in_chans: int
     tokenizer: TokenizerChoice
     patch_size: int | Sequence[int]
+    flexi_patch: Sequence[int] | None
     embed_dim: int
     depth: int
     num_heads: int

@@ -124,7 +124,7 @@ def positions(net: Any, images: Tensor) -> PosEmbed:
     size = tuple(images.shape[2:])
     if images.ndim != 4 or images.shape[1] != net.in_chans:
         raise ValueError(f"images must be (B, {net.in_chans}, height, width), got {tuple(images.shape)}")
-    if size == net.img_size:
+    if size == net.img_size and getattr(net.tokenizer, "patch", None) in (None, net.tokenizer.patch_size):
         return net.pos_embed
     if not hasattr(net.tokenizer, "grid_of"):
         name, (H, W) = type(net.tokenizer).__name__, net.img_size

@@ -36,6 +36,20 @@ def own_numbers(root: int, part: str) -> Iterator[None]:
         yield
 
 
+def start_step(net: Any, step: int) -> None:
+    """Choose the patches of a training step, where the network has patches of several sizes.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=48, flexi_patch=[8, 12, 16], embed_dim=48, depth=1, num_heads=3)
+        >>> net.start_step(0)
+        >>> net.tokenizer.patch in [(8, 8), (12, 12), (16, 16)]
+        True
+    """
+    if hasattr(net.tokenizer, "draw"):
+        net.tokenizer.draw(step)
+
+
 def init_token(count: int, embed_dim: int) -> Tensor:
     """Return ``(1, count, embed_dim)`` start values of prefix tokens.
 

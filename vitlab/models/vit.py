@@ -40,6 +40,7 @@ class VisionTransformer(Named, nn.Module):
         num_classes: Number of outputs K; 0 returns the pooled features.
         tokenizer: How images become tokens: patches, the splits of T2T-ViT, overlapping convolutions, or a class path.
         patch_size: Side of a patch, or its height and width, in pixels; divides the image's. For tokenizer patch.
+        flexi_patch: Sides of the patches that training draws from; their weights are resized from those of patch_size.
         embed_dim: Token width D of the backbone.
         depth: Number of blocks.
         num_heads: Attention heads A of every block; divides embed_dim.
@@ -86,6 +87,7 @@ class VisionTransformer(Named, nn.Module):
     forward_intermediates = forward_intermediates
     get_intermediate_layers = get_intermediate_layers
     stages = stages
+    start_step = start.start_step
     _built_from = (T2TTokenizer, build_token_layer)
     no_weight_decay = no_weight_decay
     pool = pool
@@ -100,6 +102,7 @@ class VisionTransformer(Named, nn.Module):
         num_classes: int = 1000,
         tokenizer: TokenizerChoice = "patch",
         patch_size: int | Sequence[int] = 16,
+        flexi_patch: Sequence[int] | None = None,
         embed_dim: int = 384,
         depth: int = 12,
         num_heads: int = 6,
@@ -152,9 +155,10 @@ class VisionTransformer(Named, nn.Module):
         part = partial(start.own_numbers, int(torch.randint(2**62, (), device="cpu")))
         init = partial(start.init_weights, std=init_std)
         with part("tokenizer"):
-            self.tokenizer = build_tokenizer(
-                tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps, **t2t
-            ).apply(init)
+            patches: dict[str, Any] = {"patch_size": patch_size, "flexi_patch": flexi_patch, "norm_eps": norm_eps}
+            self.tokenizer = build_tokenizer(tokenizer, self.img_size, in_chans, embed_dim, **patches, **t2t).apply(
+                init
+            )
         self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
         with part("cls_token"):

@@ -146,8 +146,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         key = f"{self._stream_seed}:{self.current_epoch}:{batch_idx}:{self.global_rank}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
         torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a call and its stack for every absent GPU
-        if self.device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed(seed) if self.device.type == "cuda" else None
+        self.net.start_step(self.global_step)
 
     @with_signature_at_hand
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -25,6 +25,7 @@ def build_tokenizer(
     *,
     patch_size: int | Sequence[int],
     norm_eps: float,
+    flexi_patch: Sequence[int] | None = None,
     **t2t: Any,
 ) -> Any:
     """Build the tokenizer called ``tokenizer``; ``t2t`` are the arguments of T2T, of which others take what they know.
@@ -36,10 +37,12 @@ def build_tokenizer(
         >>> build_tokenizer("patch", (32, 32), 3, 8, patch_size=4, norm_eps=1e-6).grid_size
         (8, 8)
     """
+    if flexi_patch is not None and tokenizer != "patch":
+        raise ValueError(f"`flexi_patch` belongs to tokenizer='patch', got {flexi_patch} for {tokenizer!r}")
     pair("patch_size", patch_size)  # a value that cannot be is refused also where it has no meaning
     match tokenizer:
         case "patch":
-            return PatchEmbed(img_size, patch_size, in_chans, embed_dim)
+            return PatchEmbed(img_size, patch_size, in_chans, embed_dim, flexi_patch)
         case "t2t":
             return T2TTokenizer(img_size, in_chans, embed_dim, norm_eps=norm_eps, fused=True, **t2t)
         case "conv":

@@ -1,7 +1,9 @@
 """Non-overlapping patches, one linear map: the tokenizer of ViT."""
 
+import random
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -11,11 +13,16 @@ from vitlab.tokenizers.splits import pair
 class PatchEmbed(nn.Module):
     """Cut an image into patches and project each to a token, Dosovitskiy et al. 2021 (arXiv:2010.11929).
 
+    With ``flexi_patch`` one kernel, of ``patch_size``, serves patches of all sizes: its weights are resized so that
+    what they make of a resized patch stays as close as can be, Beyer et al. 2023 (arXiv:2212.08013). Evaluation takes
+    ``eval_patch``, which is ``patch_size`` until it is set.
+
     Args:
         img_size: Height and width of the images, in pixels.
         patch_size: Side of a square patch, or its height and width, in pixels; divides the image's.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
+        flexi_patch: Sides of the patches that training draws from, step by step, for FlexiViT; ``None`` is one size.
 
     Example:
         >>> PatchEmbed((224, 160), patch_size=16, in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 160)).shape
@@ -23,7 +30,12 @@ class PatchEmbed(nn.Module):
     """
 
     def __init__(
-        self, img_size: tuple[int, int], patch_size: int | Sequence[int], in_chans: int, embed_dim: int
+        self,
+        img_size: tuple[int, int],
+        patch_size: int | Sequence[int],
+        in_chans: int,
+        embed_dim: int,
+        flexi_patch: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
         H, W = img_size
@@ -33,24 +45,78 @@ class PatchEmbed(nn.Module):
                 f"`patch_size` must divide height and width of `img_size`, got patch_size={patch_size} and "
                 f"img_size=[{H}, {W}]; choose another `patch_size`, or resize or crop the images"
             )
+        self.flexi_patch = check_flexi(flexi_patch, img_size)
+        self.eval_patch, self.drawn = patch, patch
+        self._resizes: dict[tuple[int, int], Tensor] = {}  # of the kernel, to other patches
         self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``: the convolution ``proj``, as one product of all patches, is faster."""
         patches = cut_patches(images, self.grid_of(images.shape[2:])).flatten(2)  # (B, N, C p p)
-        return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
+        return F.linear(patches, self.weight_of(self.patch).flatten(1), self.proj.bias)
+
+    @property
+    def patch(self) -> tuple[int, int]:
+        """Height and width of the patches that images are cut into now."""
+        return self.drawn if self.training else self.eval_patch
+
+    def draw(self, step: int) -> None:
+        """Choose the patches of a training step: the same in every process, and where a run is continued."""
+        if self.flexi_patch:
+            side = random.Random(step).choice(self.flexi_patch)
+            self.drawn = (side, side)
+
+    def weight_of(self, patch: tuple[int, int]) -> Tensor:
+        """Return the ``(D, C, *patch)`` weights for patches of that size."""
+        weight = self.proj.weight
+        if patch == self.patch_size:
+            return weight
+        if patch not in self._resizes:
+            self._resizes[patch] = pseudo_inverse_resize(self.patch_size, patch)
+        resize = self._resizes[patch] = self._resizes[patch].to(weight)
+        return (weight.flatten(2) @ resize.T).unflatten(2, patch)
 
     def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
         """Return rows and columns of the patches of images of this height and width; refuse what they do not fill."""
-        sides = tuple(zip(img_size, self.patch_size, strict=True))
+        sides = tuple(zip(img_size, self.patch, strict=True))
         if any(side % patch for side, patch in sides):
             near = [sorted({max(side // patch, 1) * patch, -(-side // patch) * patch}) for side, patch in sides]
-            (H, W), (down, across) = img_size, self.patch_size
+            (H, W), (down, across) = img_size, self.patch
             sizes = ", ".join(f"{h} x {w}" for h in near[0] for w in near[1])
             raise ValueError(f"patches of {down} x {across} do not fill images of {H} x {W}; the nearest are {sizes}")
         (H, down), (W, across) = sides
         return H // down, W // across
+
+
+def check_flexi(flexi_patch: Sequence[int] | None, img_size: tuple[int, int]) -> tuple[int, ...]:
+    """Return the sides of patches to draw from, none for None; refuse what does not divide images.
+
+    Example:
+        >>> check_flexi([8, 12, 16], (48, 96))
+        (8, 12, 16)
+    """
+    sides = () if flexi_patch is None else tuple(flexi_patch)
+    if flexi_patch is not None and (len(set(sides)) < 2 or not all(isinstance(side, int) for side in sides)):
+        raise ValueError(f"`flexi_patch` must be two sides of patches or more, got {flexi_patch}")
+    if wrong := [side for side in sides if side < 1 or img_size[0] % side or img_size[1] % side]:
+        raise ValueError(f"`flexi_patch` must divide height and width of `img_size`, {list(img_size)}, got {wrong[0]}")
+    return sides
+
+
+def pseudo_inverse_resize(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Return the ``(new pixels, old pixels)`` map of a patch kernel that FlexiViT applies, in float64.
+
+    With B the bilinear resize of a patch it is the pseudo-inverse of B^T: enlarged patches meet such a kernel as the
+    old ones met the old.
+
+    Example:
+        >>> pseudo_inverse_resize((4, 4), (6, 6)).shape
+        torch.Size([36, 16])
+    """
+    pixels = torch.eye(old[0] * old[1], dtype=torch.float64).view(-1, 1, *old)
+    resized = F.interpolate(pixels, size=new, mode="bilinear", antialias=True, align_corners=False)
+    return torch.linalg.pinv(resized.flatten(1))
 
 
 def cut_patches(images: Tensor, grid_size: tuple[int, int]) -> Tensor:

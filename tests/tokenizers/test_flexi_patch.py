@@ -1,0 +1,60 @@
+"""Patches of several sizes by one kernel, FlexiViT, Beyer et al. 2023 (arXiv:2212.08013)."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from timm.layers import resample_patch_embed
+
+from vitlab.models import VisionTransformer
+from vitlab.tokenizers.patch import PatchEmbed, pseudo_inverse_resize
+
+SMALL = {"img_size": (48, 96), "patch_size": 12, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.mark.parametrize("side", [8, 16, 24])
+def test_the_kernel_is_resized_as_timm_does_it(side):
+    embed = PatchEmbed((48, 96), 12, 3, 8, [side, 12])
+    theirs = resample_patch_embed(embed.proj.weight, [side, side], interpolation="bilinear", antialias=True)
+    torch.testing.assert_close(embed.weight_of((side, side)), theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("new", [(8, 8), (12, 16)])
+def test_enlarged_patches_meet_the_kernel_as_the_old_ones_did(new):
+    patch, kernel = torch.randn(2, 1, 6, 6, dtype=torch.float64)
+    large = F.interpolate(patch[None], size=new, mode="bilinear", antialias=True).flatten()
+    resized = pseudo_inverse_resize((6, 6), new) @ kernel.flatten()
+    torch.testing.assert_close(large @ resized, patch.flatten() @ kernel.flatten())
+
+
+@pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos"])
+def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_embed):
+    net, images = VisionTransformer(flexi_patch=[8, 12, 16], pos_embed=pos_embed, **SMALL), torch.randn(2, 3, 48, 96)
+    plain = VisionTransformer(pos_embed=pos_embed, **SMALL)
+    plain.load_state_dict(net.state_dict())
+    counts = []
+    net.blocks[0].register_forward_pre_hook(lambda block, args: counts.append(args[0].shape[1] - 1))
+    for step in range(12):
+        net.zero_grad()
+        net.start_step(step)
+        net(images).square().sum().backward()
+        assert net.tokenizer.proj.weight.grad.any() and all(p.grad.any() for p in net.pos_embed.parameters())
+    assert set(counts) == {6 * 12, 4 * 8, 3 * 6}
+    torch.testing.assert_close(net.eval()(images), plain.eval()(images))
+    net.tokenizer.eval_patch = (8, 8)
+    assert net(images).shape == (2, 3) and counts[-1] == 6 * 12
+    again = VisionTransformer(flexi_patch=[8, 12, 16], **SMALL)
+    again.start_step(11)
+    assert again.tokenizer.patch == net.train().tokenizer.patch  # the same where a run is continued
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"flexi_patch": [8, 10]}, r"must divide height and width of `img_size`, \[48, 96\], got 10"),
+        ({"flexi_patch": [8]}, r"must be two sides of patches or more, got \[8\]"),
+        ({"flexi_patch": [8, 12], "tokenizer": "t2t"}, "belongs to tokenizer='patch', got .* for 't2t'"),
+    ],
+)
+def test_sizes_of_patches_that_cannot_be_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        VisionTransformer(**SMALL | changed)
