@@ -19,6 +19,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
+    "look": ("one page to look at: runs, networks, their pictures", "vitlab.look.command:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
     "cv": ("cross-validate a config: train its folds, one table", "vitlab.cli.ablate:cv"),
     "results": ("finished runs as one table, the seeds of a command together", "vitlab.cli.results:main"),

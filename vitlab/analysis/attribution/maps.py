@@ -37,11 +37,13 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
         caught.append((logits if bias is None else logits + bias).softmax(dim=-1))
         return caught[-1] @ v
 
+    skips, net.skips_unread_tokens = net.skips_unread_tokens, False  # whole maps, of the last block too
     try:
         for layer in layers:
             layer.kernel = kernel
         yield caught
     finally:
+        net.skips_unread_tokens = skips
         for layer, before in zip(layers, own, strict=True):
             layer.kernel = before
 

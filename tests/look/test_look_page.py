@@ -1,0 +1,184 @@
+import base64
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import vitlab
+from vitlab.analysis.subject import Subject
+from vitlab.cli.main import main
+from vitlab.data import Digits
+from vitlab.look.charts import line_chart, matrix_chart, sparkline
+from vitlab.look.diagram import architecture, steps_of
+from vitlab.look.facts import differences, outcome_of, paired
+from vitlab.look.page import render
+from vitlab.look.viewer import pictures_of, pooled, pools
+from vitlab.models.create import create_model
+from vitlab.models.walk import attention_maps
+from vitlab.runs.directory import RunDir
+
+HOSTILE = "<img src=x onerror=alert(1)></script>"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SMALL = {
+    "img_size": (8, 8),
+    "in_chans": 1,
+    "num_classes": 10,
+    "patch_size": 2,
+    "embed_dim": 16,
+    "depth": 2,
+    "num_heads": 2,
+}
+
+
+def small_subject(name="small", **changes):
+    torch.manual_seed(0)
+    return Subject(vitlab.VisionTransformer(**{**SMALL, **changes}), Digits(), name=name)
+
+
+def measured(folder, right, names=("a", HOSTILE)):
+    """A run directory with predictions of two classes."""
+    (folder / "predictions").mkdir(parents=True)
+    target = np.arange(len(right)) % 2
+    table = {"index": range(len(right)), "target": target, "prediction": np.where(right, target, 1 - target)}
+    pd.DataFrame({**table, "probability": 0.75}).to_parquet(folder / "predictions" / "val.parquet")
+    run = RunDir(folder)
+    (folder / "config.yaml").write_text(f"model:\n  depth: {int(sum(right))}\n")
+    run.write("data.json", {"class_names": list(names), "mean": [0.5], "std": [0.5]})
+    return run
+
+
+def test_the_drawing_has_the_shapes_that_pass_through_t2t():
+    with torch.device("cpu"):
+        net = create_model("t2t_vit_7", num_classes=5)
+    shapes = [step.shape for step in steps_of(net)]
+    assert shapes[:7] == ["3 x 224 x 224", "3136 x 147", "3136 x 64", "784 x 576", "784 x 64", "196 x 576", "196 x 256"]
+    assert shapes[-4:] == ["197 x 256", "197 x 256", "256", "5"]
+    drawing = architecture(net, HOSTILE)
+    assert "56 x 56" in drawing and "<img" not in drawing
+    assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
+
+
+def test_the_viewer_holds_the_maps_of_every_layer_and_head():
+    subject = small_subject()
+    (first, _), images = pictures_of(subject, count=2), subject.shown(2)
+    cells = np.frombuffer(base64.b64decode(first["cells"]), np.uint8).reshape(2, 2, 16, 16)
+    token = np.frombuffer(base64.b64decode(first["token"]), np.uint8).reshape(2, 2, 16)
+    for layer in range(2):
+        maps = attention_maps(subject.net, images, layer)[0]
+        for found, expected in ((cells[layer], maps[:, 1:, 1:]), (token[layer], maps[:, 0, 1:])):
+            low, high = expected.amin(dim=-1, keepdim=True), expected.amax(dim=-1, keepdim=True)
+            scaled = ((expected - low) / (high - low) * 255).detach().numpy()
+            assert np.abs(found - scaled).max() <= 0.51
+    assert set(first["colours"]) == {"0", "1", "2"} and first["said"].endswith("%")
+
+
+def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
+    net = create_model("vit_s16", depth=1)
+    for _ in range(11):  # as deep as the real one, without its weights
+        net.blocks.append(net.blocks[0])
+    query, key = pools(net, 12, 4_000_000)
+    size = 12 * 6 * (14 // query) ** 2 * (14 // key) ** 2 * 12
+    assert size * 4 / 3 < 6_000_000
+    maps = torch.rand(1, 1, 196, 196)
+    expected = maps.view(7, 2, 7, 2, 7, 2, 7, 2).mean(dim=(1, 3, 5, 7)).view(1, 1, 49, 49)
+    torch.testing.assert_close(pooled(maps, net, 2, 2), expected)
+
+
+def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
+    run = measured(tmp_path / "one", [True] * 6 + [False] * 4)
+    page = render(HOSTILE, {HOSTILE: run}, [small_subject(HOSTILE)], pictures=2)
+    assert "<img src=x" not in page and "onerror=alert(1)&gt;" in page
+    assert page.count("</script>") == 2 and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r'(src|href)="https?:', page)
+
+
+def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
+    a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
+    b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
+    found = paired(a, b)
+    assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
+    assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
+    page = render("both", {"a": a, "b": b})
+    assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
+    assert outcome_of(a)["accuracy"] == 0.7 and len(outcome_of(a)["wrong"]) == 6
+    assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
+
+
+def test_charts_show_every_point_and_a_flat_line_does_not_fail():
+    drawing = line_chart(HOSTILE, {"a": [(0.0, 1.0), (1.0, 1.0)], HOSTILE: [(0.0, 1.0)]})
+    assert drawing.count("<circle") == 3 and "<img" not in drawing
+    assert line_chart("none", {}) == "" and sparkline([]) == ""
+    assert "cat taken for dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
+
+
+@pytest.mark.slow
+def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["--trainer.max_epochs=2", "--data.subset=0.3", "--trainer.logger=false"]
+    callback = "--trainer.callbacks=[{class_path: vitlab.look.live.LivePage}]"
+    config = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
+    assert main(["fit", "--config", config, "--run_dir", "runs/live", *words, callback]) == 0
+    assert re.search("val/loss +[▁▂▃▄▅▆▇█]{2} ", capsys.readouterr().out)
+    page = Path("runs/live/look.html").read_text()
+    assert "http-equiv" not in page and "train/loss" in page and "Architecture" not in page
+    assert main(["look", "live"]) == 2
+    assert "runs/live/look.html exists; --overwrite writes it anew" in capsys.readouterr().err
+    assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0
+    assert "Architecture of live" in Path("runs/live/look.html").read_text()
+    assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0
+    assert "3 x 64 x 64" in Path("drawing.svg").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser_the_page_has_no_errors_and_pointing_changes_the_map(tmp_path):
+    page = render(
+        "two", {"a": measured(tmp_path / "a", [True, False] * 5)}, [small_subject(), small_subject(HOSTILE)], 3
+    )
+    (tmp_path / "inner.txt").write_text(page)
+    wrapper = """<body><script>
+const said = [];
+for (const width of [390, 1200]) {
+  const frame = document.createElement("iframe");
+  frame.style = "width:" + width + "px;height:900px;border:0";
+  frame.srcdoc = PAGE;
+  document.body.append(frame);
+  frame.onload = () => {
+    const page = frame.contentWindow, doc = frame.contentDocument, stage = doc.querySelector(".stage");
+    const shot = () => Array.from(doc.querySelectorAll(".stage, .heads canvas")).map((c) => c.toDataURL()).join();
+    const first = shot(), box = stage.getBoundingClientRect();
+    stage.dispatchEvent(new page.PointerEvent("pointermove", {clientX: box.left + 5, clientY: box.top + 5}));
+    const pointed = shot();
+    stage.dispatchEvent(new page.KeyboardEvent("keydown", {key: "ArrowRight"}));
+    const moved = shot();
+    stage.dispatchEvent(new page.KeyboardEvent("keydown", {key: "Escape"}));
+    const select = doc.getElementById("map"), back = shot();
+    select.value = "gradient x attention"; select.onchange();
+    said.push([width, first !== pointed, pointed !== moved, back === first, shot() !== back,
+      doc.documentElement.scrollWidth <= width, doc.querySelectorAll("img[src=x]").length].join(" "));
+    document.body.dataset.said = said.sort().join(";");
+  };
+}
+</script></body>"""
+    text = json.dumps(page).replace("</", "<\\/").replace("<!--", "<\\!--")
+    (tmp_path / "wrapper.html").write_text(wrapper.replace("PAGE", text))
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=8000",
+        "--dump-dom",
+        "--enable-logging=stderr",
+    ]
+    words = [str(CHROMIUM), *flags, (tmp_path / "wrapper.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert 'data-said="1200 true true true true true 0;390 true true true true true 0"' in done.stdout, done.stdout[
+        -300:
+    ]
+    assert "Uncaught" not in done.stderr

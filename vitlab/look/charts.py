@@ -1,0 +1,87 @@
+"""Curves and matrices as inline SVG that takes the page's colours."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
+DASHES = ("", "6 3", "2 2", "8 2 2 2")
+BARS = "▁▂▃▄▅▆▇█"
+Points = Sequence[tuple[float, float]]
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Return the last values as a line of blocks, low to high.
+
+    Example:
+        >>> sparkline([3.0, 2.0, 1.0, 1.0])
+        '█▅▁▁'
+    """
+    shown = [value for value in values if value == value][-width:]
+    low, high = min(shown, default=0.0), max(shown, default=0.0)
+    return "".join(BARS[round((value - low) / ((high - low) or 1.0) * (len(BARS) - 1))] for value in shown)
+
+
+def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str:
+    """Return curves with their axes, a colour and dashes for each name; a point tells its value when pointed at.
+
+    Example:
+        >>> line_chart("loss", {"val": [(0.0, 2.0), (1.0, 1.0)]}).count("<circle")
+        2
+    """
+    points = [p for line in lines.values() for p in line]
+    if not points:
+        return ""
+    (x0, x1), (y0, y1) = ((min(v), max(v)) for v in zip(*points, strict=True))
+    y0, y1 = (y0, y1) if y1 > y0 else (y0 - 0.5, y1 + 0.5)
+    x1 = x1 if x1 > x0 else x0 + 1
+
+    def place(point: tuple[float, float]) -> tuple[float, float]:
+        return 52 + (point[0] - x0) / (x1 - x0) * 300, 190 - (point[1] - y0) / (y1 - y0) * 155
+
+    parts = [f'<svg class="chart" viewBox="0 0 370 232" role="img" aria-label="{escape(title)}">']
+    parts.append(f'<text x="52" y="18" class="t">{escape(title)}</text><path d="M52 30V190H358" class="axis"/>')
+    for i in range(4):
+        value = y0 + (y1 - y0) * i / 3
+        parts.append(f'<text x="47" y="{194 - 155 * i / 3:.1f}" class="r">{value:.2g}</text>')
+    parts.append(f'<text x="52" y="206">{x0:.4g}</text><text x="358" y="206" class="r">{x1:.4g}</text>')
+    parts.append(f'<text x="205" y="206" class="m">{escape(x)}</text>')
+    for i, (name, line) in enumerate(lines.items()):
+        color, dash = COLORS[i % len(COLORS)], DASHES[i // len(COLORS) % len(DASHES)]
+        path = "L".join(f"{a:.1f} {b:.1f}" for a, b in map(place, line))
+        parts.append(f'<path d="M{path}" stroke="{color}" stroke-dasharray="{dash}" class="line"/>')
+        dots = line if len(line) <= 60 else [line[0], line[-1]]
+        for point in dots:
+            a, b = place(point)
+            said = escape(f"{name}: {point[1]:.5g} at {point[0]:.5g}")
+            parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{color}"><title>{said}</title></circle>')
+        if len(lines) > 1:
+            where = f'x="{52 + 155 * (i % 2)}" y="{220 + 12 * (i // 2)}"'
+            parts.append(f'<text {where} style="fill:{color}">{escape(name[:24])}</text>')
+    return "".join(parts) + "</svg>"
+
+
+def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
+    """Return a confusion matrix, shares of each row as shades; a cell tells its classes and its number.
+
+    Example:
+        >>> matrix_chart([[3, 1], [0, 4]], ["cat", "dog"]).count("<rect")
+        4
+    """
+    n = len(rows)
+    side = max(6, min(28, 420 // max(n, 1)))
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {100 + n * side} {24 + n * side}" style="max-width:{2 * (100 + n * side)}px">'
+    ]
+    for i, row in enumerate(rows):
+        total = sum(row) or 1
+        if side > 9:
+            parts.append(f'<text x="96" y="{24 + i * side + side * 0.7:.0f}" class="r">{escape(names[i][:14])}</text>')
+        for j, count in enumerate(row):
+            said = escape(f"{names[i]} taken for {names[j]}: {count} of {sum(row)}")
+            look = f'x="{100 + j * side}" y="{20 + i * side}" width="{side - 1}" height="{side - 1}"'
+            look += f' fill="{COLORS[int(i != j)]}" fill-opacity="{0.06 + 0.94 * count / total:.2f}"'
+            parts.append(f"<rect {look}><title>{said}</title></rect>")
+            if side >= 24 and count:
+                where = f'x="{100 + j * side + side / 2:.0f}" y="{20 + i * side + side * 0.65:.0f}"'
+                parts.append(f'<text {where} class="m">{count}</text>')
+    return "".join(parts) + '<text x="100" y="14">rows: class, columns: predicted</text></svg>'

@@ -1,0 +1,93 @@
+"""``vitlab look``: one page to look at, of runs and of networks from elsewhere."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitlab.config.arguments import CommandParser
+from vitlab.config.trust import add_trust
+from vitlab.errors import UsageError
+from vitlab.lazy import quick_imports
+from vitlab.runs.directory import RunDir, find_run
+
+if TYPE_CHECKING:
+    from vitlab.analysis.subject import Subject
+    from vitlab.jobs.subject import View
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab look`` and return its exit code."""
+    options, rest = _parser().parse_known_args(argv)
+    drawing = Path(options.diagram) if options.diagram else None
+    page = Path(options.output or _place(options.sources))
+    for path in (drawing,) if drawing else (page,):
+        if path.exists() and not options.overwrite:
+            raise UsageError(f"{path} exists; --overwrite writes it anew, -o FILE another")
+        if not path.absolute().parent.is_dir():
+            raise UsageError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    if options.pictures < 0:
+        raise UsageError(f"`--pictures` must be at least 0, got {options.pictures}")
+    with quick_imports():
+        from vitlab.jobs.subject import View
+        from vitlab.jobs.terminal import open_terminal, say
+        from vitlab.look.page import write
+
+    open_terminal(options.quiet)
+    view = View(options.images, weights=options.weights, img_size=options.img_size, shown=options.pictures)
+    text = _drawing(options.sources[0], view, rest) if drawing else _page(options.sources, view, rest)
+    write(drawing or page, text)
+    say(f"wrote {drawing or page}, {len(text.encode()) / 1e6:.2f} MB")
+    return 0
+
+
+def _drawing(source: str, view: "View", rest: list[str]) -> str:
+    from vitlab.jobs.subject import subject_at
+    from vitlab.look.diagram import architecture
+    from vitlab.models.create import create_model
+    from vitlab.models.sizes import SIZES
+
+    if source in SIZES and not view.weights and not Path(source).exists():  # shapes need no weights
+        net = create_model(source, img_size=view.img_size) if view.img_size else create_model(source)
+        return architecture(net, source)
+    return architecture(subject_at(source, view, rest)[0].net, Path(source).name)
+
+
+def _page(sources: list[str], view: "View", rest: list[str]) -> str:
+    from vitlab.jobs.subject import is_elsewhere, subject_at
+    from vitlab.look.page import render
+
+    runs: dict[str, RunDir] = {}
+    subjects: list[Subject] = []
+    for source in sources:
+        subject = subject_at(source, view, rest)[0]
+        if subject.name in (one.name for one in subjects):
+            subject.name = source
+        if not is_elsewhere(source):
+            runs[subject.name] = find_run(source)[0]
+        subjects.append(subject)
+    return render(", ".join(one.name for one in subjects), runs, subjects, view.shown)
+
+
+def _place(sources: list[str]) -> str:
+    """Return the page of a single run in its directory, and else one here."""
+    folders = [Path(sources[0]), Path("runs") / sources[0]] if len(sources) == 1 else []
+    return str(next((folder / "look.html" for folder in folders if folder.is_dir()), "look.html"))
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        "vitlab look",
+        description="Write one page, which works offline, of a run, of several beside each other, or of any network.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("sources", metavar="RUN|FILE|NAME", nargs="+", help="runs, checkpoints, safetensors files, names as of analyze")
+    add("-o", "--output", metavar="FILE", help="the page (default: look.html in the run, or here)")
+    add("--overwrite", action="store_true", help="write over a page that exists")
+    add("--images", metavar="DIR", help="pictures of the viewer, a folder or a file (default: validation images)")
+    add("--pictures", type=int, default=12, help="how many of them, at most (default: %(default)s)")
+    add("--weights", metavar="FILE", help="weights of a network that is named")
+    add("--img_size", type=int, metavar="N", help="side of the images of a network that is named, in pixels")
+    add("--diagram", metavar="FILE", help="write the drawing of the architecture alone, an SVG file")
+    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add_trust(parser)
+    return parser

@@ -1,0 +1,125 @@
+"""What a run directory says of its run, as the page shows it; nothing is computed but from its files."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from vitlab.analysis.intervals import share_interval
+from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
+from vitlab.analysis.outcomes.classes import confusion
+from vitlab.look.charts import line_chart, matrix_chart
+from vitlab.runs.directory import RunDir
+from vitlab.stats import mcnemar
+
+CURVES = ("loss", "acc1", "lr", "grad_norm")
+MOST_CLASSES = 60  # whose matrix fits on a page
+
+
+def config_of(run: RunDir) -> dict[str, str]:
+    """Return the configuration of a run as dotted keys and values.
+
+    Example:
+        >>> config_of(RunDir("runs/first"))["data.class_path"]
+        'vitlab.data.known.digits.Digits'
+    """
+    content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
+    return dict(_flat(content))
+
+
+def _flat(content: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
+    for key, value in content.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value) if not isinstance(value, str) else value
+
+
+def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the keys in which configurations differ, with the value of each.
+
+    Example:
+        >>> differences([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
+        [('b', ['2', '3'])]
+    """
+    keys = sorted(set().union(*configs))
+    rows = [(key, [config.get(key, "-") for config in configs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and not key.startswith("trainer.logger")]
+
+
+def curves_of(runs: dict[str, RunDir]) -> list[str]:
+    """Return a chart for each of loss, accuracy, learning rate and gradient norm that some run has."""
+    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for name, run in runs.items():
+        for row in run.rows():
+            at = row.get("step", row.get("epoch"))
+            for key, value in row.items():
+                kind = next((c for c in CURVES if c in key.rpartition("/")[2] and isinstance(value, int | float)), None)
+                if kind and at is not None and value == value:
+                    line = f"{name} {key}" if len(runs) > 1 else key
+                    found.setdefault(kind, {}).setdefault(line, []).append((float(at), float(value)))
+    return [line_chart(kind, found[kind], x="step") for kind in CURVES if kind in found]
+
+
+def environment(run: RunDir) -> list[tuple[str, str]]:
+    """Return where, when and with what a run was made."""
+    record: dict[str, Any] = dict(run.record)
+    names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed", "steps")
+    rows = [(name, record[name]) for name in names if record.get(name) not in (None, "")]
+    rows += [(f"version of {name}", version) for name, version in (record.get("versions") or {}).items()]
+    return [(name, value["text"] if name == "ending" else str(value)) for name, value in rows]
+
+
+def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
+    """Return the split that was measured last and what was said of each of its images; None if none was."""
+    for split in ("test", "val"):
+        path = run.path / "predictions" / f"{split}.parquet"
+        if path.is_file():
+            table = pd.read_parquet(path)
+            if {"target", "prediction", "probability"} <= set(table):
+                return split, table
+    return None
+
+
+def outcome_of(run: RunDir) -> dict[str, Any] | None:
+    """Return accuracy, confusion, calibration and the worst mistakes of a run that was measured."""
+    found = predictions_of(run)
+    if found is None:
+        return None
+    split, table = found
+    names = list(run.data.get("class_names") or [])
+    names += [f"class {k}" for k in range(len(names), int(table[["target", "prediction"]].to_numpy().max()) + 1)]
+    right = (table["target"] == table["prediction"]).to_numpy()
+    low, high = share_interval(int(right.sum()), len(right))
+    bins = reliability(table["probability"].to_numpy(), right)
+    points = list(zip(bins["confidence"].tolist(), bins["accuracy"].tolist(), strict=True))
+    ece = f"calibration, ECE {expected_calibration_error(bins):.4f}"
+    chart = line_chart(ece, {"accuracy": points, "as said": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
+    matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
+    wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
+    return {
+        "split": split, "accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "chart": chart,
+        "matrix": matrix_chart(matrix.tolist(), names) if len(names) <= MOST_CLASSES else "", "names": names,
+        "wrong": wrong[["index", "target", "prediction", "probability"]].to_dict("records"),
+    }  # fmt: skip
+
+
+def paired(a: RunDir, b: RunDir) -> dict[str, Any] | None:
+    """Compare two runs image by image: McNemar's exact p, and the difference with a bootstrap interval over images."""
+    tables = [predictions_of(run) for run in (a, b)]
+    if any(table is None for table in tables):
+        return None
+    (split, one), (other_split, other) = tables  # type: ignore[misc]
+    both = one.merge(other, on=["index", "target"], suffixes=("", "_b"))
+    if split != other_split or len(both) < max(len(one), len(other)):
+        return None
+    right, right_b = ((both[name] == both["target"]).to_numpy() for name in ("prediction", "prediction_b"))
+    only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
+    change, rng = right_b.astype(float) - right, np.random.default_rng(0)
+    draws = change[rng.integers(len(change), size=(1000, len(change)))].mean(axis=1)
+    low, high = np.quantile(draws, (0.025, 0.975))
+    facts = {"split": split, "n": len(both), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
+    return {**facts, "difference": float(change.mean()), "low": float(low), "high": float(high)}

@@ -1,0 +1,108 @@
+"""One page of a run, of several, or of a network from elsewhere: a single file that works offline."""
+
+import base64
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, FileSystemLoader
+
+from vitlab import __version__
+from vitlab.analysis import ANALYSES
+from vitlab.analysis.subject import Subject
+from vitlab.look.diagram import architecture
+from vitlab.look.facts import config_of, curves_of, differences, environment, outcome_of, paired
+from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
+from vitlab.runs.directory import RunDir, write_text
+
+HOME = Path(__file__).parent
+WRONG, FIGURES = 12, 2_000_000  # mistakes with their pictures; bytes of the figures of analyses
+RELOAD = 20  # seconds
+
+
+def render(
+    title: str,
+    runs: dict[str, RunDir],
+    subjects: Sequence[Subject] = (),
+    pictures: int = 12,
+    reload: int = 0,
+) -> str:
+    """Return the page.
+
+    Args:
+        title: Its heading.
+        runs: Run directories by name.
+        subjects: Networks with their pictures, for viewer, drawings and mistakes; those of runs first, in their order.
+        pictures: Pictures of the viewer, at most.
+        reload: Seconds after which the page loads itself again; 0 for never.
+    """
+    by_name = {subject.name: subject for subject in subjects}
+    told = [_run(name, run, by_name.get(name)) for name, run in runs.items()]
+    pairs = [(a, b, paired(runs[a], runs[b])) for a, b in combinations(runs, 2)]
+    share = BUDGET // max(1, len(subjects))
+    maps = [(subject, pictures_of(subject, share, pictures)) for subject in subjects if pictures]
+    shown = [{"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps]
+    content: dict[str, Any] = {
+        "runs": told,
+        "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
+        "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
+        "curves": curves_of(runs),
+        "viewer": shown,
+        "drawings": [{"name": s.name, "svg": architecture(s.net, s.name)} for s in subjects],
+        "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
+    }
+    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
+    sections = [(f"run{i}", one["name"]) for i, one in enumerate(told)]
+    sections += [(key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer") if content[key]]
+    sections += [("drawing0", "architecture")] if subjects else []
+    sections += [("analyses", "analyses")] if content["analyses"] else []
+    page = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True).get_template("page.html")
+    script = (HOME / "viewer.js").read_text()
+    return page.render(**content, title=title, sections=sections, script=script, version=__version__, reload=reload)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a page in one step."""
+    write_text(path, text)
+
+
+def _run(name: str, run: RunDir, subject: Subject | None) -> dict[str, Any]:
+    outcome, changed = outcome_of(run), run.path / "overrides.yaml"
+    lines = changed.read_text().splitlines() if changed.is_file() else []
+    recipe = [tuple(line.split(": ", 1)) for line in lines if ": " in line and not line.startswith("#")]
+    facts = {"name": name, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
+    return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
+
+
+def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[dict[str, Any]]:
+    """Return the worst mistakes with their pictures, where the images are at hand."""
+    if not outcome or subject is None or not outcome["wrong"]:
+        return []
+    subject.data.build(outcome["split"])
+    images, rows = subject.data.splits[outcome["split"]], outcome["wrong"][:WRONG]
+    found = []
+    for row in rows:
+        (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
+        names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
+        found.append({**row, **names, "src": data_url(subject.pixels(batch)[0], 112)})
+    return found
+
+
+def _analyses(run: RunDir) -> list[dict[str, str]]:
+    """Return what `vitlab analyze` has left in the run, figures as far as there is room."""
+    notes, room, found = run.read("analysis/notes.json"), FIGURES, []
+    for name, (_, how, lacks) in ANALYSES.items():
+        note, figure = notes.get(name), run.path / "analysis" / f"{name}.png"
+        if note is None:
+            continue
+        one = {"name": name, "how": how, "lacks": lacks, "note": note.get("note") or f"Not done: {note['not_done']}"}
+        if "note" in note and figure.is_file():
+            png = figure.read_bytes()
+            if len(png) <= room:
+                one["src"], room = f"data:image/png;base64,{base64.b64encode(png).decode()}", room - len(png)
+            else:
+                one["note"] += f"; the figure lies in {figure}"
+        found.append(one)
+    return found

@@ -1,0 +1,114 @@
+"""What the picture viewer shows of a network: maps of every layer and head, small enough for one page."""
+
+import base64
+import io
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from vitlab.analysis.attribution.maps import METHODS, caught_maps
+from vitlab.analysis.subject import Subject
+from vitlab.analysis.views.pca import pca_colours
+from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import block_tokens, outputs
+
+BUDGET = 4_000_000  # bytes of the maps between patches in a page, before they become text
+POOLS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8))  # cells of queries and keys: so many patches a side
+
+
+def pictures_of(subject: Subject, budget: int = BUDGET, count: int = 12) -> list[dict[str, Any]]:
+    """Return for each picture its pixels, what is said of it, and its maps as text.
+
+    Args:
+        subject: The network with its pictures.
+        budget: Bytes that all maps between patches may have; where they have more, patches share a cell.
+        count: Pictures at most.
+    """
+    images, net = subject.shown(count), subject.net
+    query, key = pools(net, len(images), budget)
+    scores = outputs(net, images)
+    classes, has_head = scores.argmax(dim=1), net.num_classes > 1
+    maps = {name: method(net, images, classes) for name, method in METHODS.items() if has_head and name != "occlusion"}
+    tokens = block_tokens(net, images)
+    layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
+    colours = {str(i): pca_colours(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
+    names = subject.data.class_names or []
+    found = []
+    for i, pixels in enumerate(subject.pixels(images)):
+        with torch.no_grad(), caught_maps(net) as caught:
+            net(images[i : i + 1])
+        attention = torch.stack([each[0] for each in caught])  # (depth, A, L, L)
+        k, share = int(classes[i]), float(scores[i].softmax(dim=0).max())
+        said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
+        entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
+        entry |= {
+            "cells": _text(pooled(attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :], net, query, key))
+        }
+        if net.num_prefix_tokens:
+            entry["token"] = _text(attention[:, :, 0, net.num_prefix_tokens :])
+        entry["maps"] = {name: _text(each[i]) for name, each in maps.items()}
+        entry["colours"] = {name: _text(each[i] * 255, scale=False) for name, each in colours.items()}
+        found.append(entry)
+    return found
+
+
+def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, Any]:
+    """Return the sizes that the viewer needs to read the maps."""
+    net = subject.net
+    query, key = pools(net, count, budget)
+    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
+    sizes = {"depth": len(net.blocks), "heads": heads, "grid": [h, w]}
+    return sizes | {
+        "query": [-(-h // query), -(-w // query)],
+        "key": [-(-h // key), -(-w // key)],
+        "name": subject.name,
+    }
+
+
+def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
+    """Return how many patches a side share a cell of the queries, and of the keys, so that all fits.
+
+    Example:
+        >>> net = VisionTransformer(img_size=224, patch_size=16, embed_dim=48, depth=12, num_heads=6)
+        >>> pools(net, count=1, budget=4_000_000), pools(net, count=12, budget=4_000_000)
+        ((1, 1), (2, 2))
+    """
+    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
+    for query, key in POOLS:
+        cells = -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key)
+        if len(net.blocks) * int(heads) * cells * count <= budget:  # type: ignore[arg-type]
+            break
+    return query, key
+
+
+def pooled(maps: Tensor, net: VisionTransformer, query: int, key: int) -> Tensor:
+    """Map ``(depth, A, N, N)`` attention to means over cells of queries and keys, ``(depth, A, n, m)``."""
+    (h, w), lead = net.grid_size, maps.shape[:2]
+    rows = F.avg_pool2d(maps.flatten(0, 2).unflatten(1, (1, h, w)), key, ceil_mode=True).flatten(1)  # (depth A N, m)
+    columns = rows.view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)  # (depth A, m, h, w)
+    cells = F.avg_pool2d(columns, query, ceil_mode=True).flatten(2).transpose(1, 2)
+    return cells.unflatten(0, lead)
+
+
+def data_url(pixels: Tensor, side: int = 224) -> str:
+    """Return ``(H, W, C)`` values in [0, 1] as a picture inside a page: JPEG where it is large, else PNG, enlarged."""
+    array = (pixels * 255).round().to(torch.uint8).numpy()
+    image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
+    small = max(image.size) < 100
+    if not small and max(image.size) > 2 * side:
+        image.thumbnail((2 * side, 2 * side))
+    file = io.BytesIO()
+    image.save(file, "PNG" if small else "JPEG", **({} if small else {"quality": 82}))
+    return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _text(values: Tensor, scale: bool = True) -> str:
+    """Return values as bytes in base64; with ``scale`` each last axis spans its own range."""
+    values = values.detach().float().cpu()
+    if scale:
+        low, high = values.amin(dim=-1, keepdim=True), values.amax(dim=-1, keepdim=True)
+        values = (values - low) / (high - low).clamp(min=1e-12) * 255
+    return base64.b64encode(values.round().to(torch.uint8).numpy().tobytes()).decode()
