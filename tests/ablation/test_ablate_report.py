@@ -230,7 +230,7 @@ def test_figures_say_what_they_show_in_text_and_tables_come_for_papers(folder):
         text = " ".join(re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text()))
         assert (
             "n of planned seeds" in text
-            or "n = 3" in text
+            or "n = 2 to 3" in text
             or "each of 3 seeds" in text
             or "over heads and seeds" in text
         )

@@ -66,6 +66,14 @@ def style(results: Results, name: str) -> str:
     return STYLES[others.index(_others(levels, axis)) % len(STYLES)]
 
 
+def families(ablation: Ablation) -> list[tuple[str, list[str]]]:
+    """Return what has a row of panels of its own: the levels of the axes that are not compared, and their arms."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for arm in ablation.arms:
+        found.setdefault(_others(arm.levels, next(iter(ablation.baseline))), []).append(arm.name)
+    return [(", ".join(levels), arms) for levels, arms in found.items()]
+
+
 def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
     return tuple(level for name, level in levels.items() if name != axis)
 
@@ -93,7 +101,10 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawin
         seen = [key for key in ("train/loss", f"val/{primary}") if any(row["metric"] == key for row in curves)]
         count = len({row["seed"] for row in curves})
         title = f"During training: {' and '.join(seen)}, a line for each of {count} seeds"
-        drawing = draw(3.4, lambda *axes: _curves(axes, results, curves, seen), title, columns=len(seen))
+        rows_ = len(families(results.ablation))
+        drawing = draw(
+            0.6 + 2.4 * rows_, lambda *axes: _curves(axes, results, curves, seen), title, columns=len(seen), rows=rows_
+        )
         found["curves"] = (title, drawing, curves)
     axes = list(results.ablation.axes)
     for i, a in enumerate(axes):
@@ -175,21 +186,23 @@ def _curve_rows(results: Results) -> Rows:
 
 
 def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str]) -> None:
-    for ax, key in zip(axes, keys, strict=True):
-        for arm in results.ablation.arms:
-            colour, mark = look(results, arm.name)
-            label: str | None = arm.name
+    shown = [(name, arms, key) for name, arms in families(results.ablation) for key in keys]
+    for ax, (name, arms, key) in zip(axes, shown, strict=True):
+        for arm in arms:
+            colour, mark = look(results, arm)
+            line: Any = {"color": colour, "ls": style(results, arm), "label": arm, "lw": 0.9, "alpha": 0.8}
             for seed in results.ablation.seeds:
-                mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm.name, seed, key)]
+                mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm, seed, key)]
                 if mine:
-                    shown: Any = {"color": colour, "ls": style(results, arm.name), "label": label, "lw": 0.9}
-                    shown |= {"marker": mark, "ms": 2.4} if len(mine) <= 12 else {}
-                    ax.plot([r["step"] for r in mine], [r["value"] for r in mine], alpha=0.8, **shown)
-                    label = None
+                    dots: Any = {"marker": mark, "ms": 2.4} if len(mine) <= 12 else {}
+                    ax.plot([r["step"] for r in mine], [r["value"] for r in mine], **line, **dots)
+                    line["label"] = None
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.set_title(name, fontsize=9)
         ax.set_xlabel("optimizer step")
         ax.set_ylabel(key)
-    legend(axes[-1])
+        if key == keys[-1]:
+            legend(ax)
 
 
 def legend(ax: Axes, title: str | None = None) -> None:

@@ -1,10 +1,11 @@
 """The figures of the analyses: a line for each arm, its interval over seeds as a band, and maps of displacement."""
 
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.report.drawings import Drawing, Rows, draw, legend, look, style
+from vitlab.ablation.report.drawings import Drawing, Rows, draw, families, legend, look, style
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
@@ -19,10 +20,17 @@ def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
         rows = [row for row in found.curves if row["analysis"] == name]
         if not rows:
             continue
-        parts = _parts(name, rows)
-        n = max(row["n"] for row in rows)
+        parts, groups = _parts(name, rows), families(found.results.ablation)
+        shown = [
+            (": ".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
+            for group, arms in groups
+            for title, mine in parts
+        ]
+        counts = sorted({int(row["n"]) for row in rows})
+        n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         title = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
-        svg = draw(2.9, lambda *axes, parts=parts: _curves(found, parts, axes), title, columns=len(parts))
+        width, height = len(parts), 0.5 + 2.4 * len(groups)
+        svg = draw(height, partial(_curves, found, shown, width), title, columns=width, rows=len(groups))
         drawn[name] = (title, svg, rows)
         if name == "displacement":
             drawn["displacement_maps"] = _maps(found)
@@ -51,8 +59,11 @@ def _parts(name: str, rows: Rows) -> list[tuple[str, Rows]]:
     return parts[:4]
 
 
-def _curves(found: Findings, parts: list[tuple[str, Rows]], axes: tuple[Axes, ...]) -> None:
-    for ax, (title, rows) in zip(axes, parts, strict=True):
+def _curves(found: Findings, parts: list[tuple[str, Rows]], columns: int, *axes: Axes) -> None:
+    for i, (ax, (title, rows)) in enumerate(zip(axes, parts, strict=True)):
+        if not rows:  # nothing of these arms yet
+            ax.set_axis_off()
+            continue
         for arm in dict.fromkeys(row["arm"] for row in rows):
             line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
             colour, mark = look(found.results, arm)
@@ -74,7 +85,8 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], axes: tuple[Axes, ..
         _scale(ax, curve.x, measure, sorted({row["x"] for row in rows}))
         ax.set_title(title, fontsize=9)
         ax.set_ylabel(WORDS.get(measure, str(measure)))
-    legend(axes[-1])
+        if i % columns == columns - 1:
+            legend(ax)
 
 
 def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
