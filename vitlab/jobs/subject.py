@@ -1,6 +1,7 @@
 """What an analysis looks at: a run, a file of weights, a published network, or one of timm's."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import create_model
 from vitlab.models.load import load_network, load_weights, of_network
 from vitlab.models.sizes import SIZES
+from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.tasks import Classifier
 
@@ -99,7 +101,13 @@ def named_subject(source: str, view: View) -> Subject:
         else:
             if view.weights is None and not source.startswith("timm:"):
                 raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
-            net = create_model(source, weights=view.weights, **changes)
+            grid = None
+            if changes and view.weights and not read_weights(view.weights).arguments:
+                with suppress(
+                    ValueError
+                ):  # of the size that goes with the name, if it can be
+                    grid = create_model(source, weights=view.weights).grid_size
+            net = create_model(source, weights=view.weights, grid=grid, **changes)
             if source.startswith("timm:"):
                 statistics, crop_pct, interpolation = _timm_images(source.removeprefix("timm:"))
         pipeline = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation)  # type: ignore[arg-type]
