@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import nn
 
+from vitlab.jobs.train.describe import _model_line
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed.offsets import Fire, RelPos1d
 from vitlab.layers.pos_embed.rotary import RoPEMixed
 from vitlab.layers.pos_embed.string import String
 from vitlab.models import VisionTransformer
+from vitlab.tasks import Classifier
 
 
 def test_fire_is_the_papers_function_of_a_distance_where_keys_lie_before_the_query():
@@ -95,3 +97,10 @@ def test_methods_are_compiled_whole_and_exported_for_any_batch(name):
         batch = {"images": {0: torch.export.Dim("batch", min=1, max=8)}}
         exported = torch.export.export(net, (images[:2],), dynamic_shapes=batch).module()
         torch.testing.assert_close(exported(images), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "ruled_out"), [("relpos1d", True), ("fire", True), ("string", False)])
+def test_the_header_says_what_rules_out_flash_kernels(name, ruled_out):
+    size = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    line = _model_line(Classifier(num_classes=3, pos_embed=name, **size), {"parameters": 1, "macs": 1})
+    assert ("rules out flash kernels" in line) == ruled_out

@@ -51,11 +51,14 @@ def header(job: Job) -> str:
 
 
 def _model_line(task: Task, facts: dict[str, Any]) -> str:
-    net = task.net
+    net: Any = task.net
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
-    note = "" if net.pos_embed.bias(0) is None else "; its bias on attention rules out flash kernels"
+    heads = net.blocks[0].attn.num_heads
+    q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
+    free = net.pos_embed.bias(0) is None and net.pos_embed.relate(q, 0) is None
+    note = "" if free else "; its bias on attention rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
         note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
     return f"{tokens}, {len(net.blocks)} blocks, position embedding {told(task.hparams['pos_embed'])}: {size}{note}"
