@@ -103,9 +103,7 @@ def named_subject(source: str, view: View) -> Subject:
                 raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
             grid = None
             if changes and view.weights and not read_weights(view.weights).arguments:
-                with suppress(
-                    ValueError
-                ):  # of the size that goes with the name, if it can be
+                with suppress(ValueError):  # of the size that goes with the name, if it can be
                     grid = create_model(source, weights=view.weights).grid_size
             net = create_model(source, weights=view.weights, grid=grid, **changes)
             if source.startswith("timm:"):
