@@ -1,5 +1,6 @@
 """What the experiments' pages say is what their reports hold, and the reports are what the engine says of the seeds."""
 
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -84,3 +85,9 @@ def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypat
     assert [row.verdict for row in rows] == arms["verdict"].tolist()
     for row in rows:
         assert f"| {row.arm} | {row.n}/{row.planned} | {row.mean:.4f} ± {row.sd:.4f} |" in page
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)
+def test_the_page_of_figures_beside_a_report_shows_each_of_them(page):
+    shown = re.findall(r"\(figures/([^)]+)\)", page.read_text())
+    assert sorted(shown) == sorted(path.name for path in (page.parent / "figures").glob("*.svg"))
