@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from vitlab.layers.attention import SqueezeExcite
@@ -105,14 +106,16 @@ def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
     return numbers
 
 
-def positions(net: Any, images: Tensor) -> PosEmbed:
+def positions(net: Any, images: Tensor, keep: Tensor | None = None) -> PosEmbed:
     """Return the position embedding for ``(B, C, H, W)`` images, whose grid the tokenizer tells.
+
+    With ``keep``, ``(B, K)`` numbers of patch tokens, it is that of these tokens alone, each where it stood.
 
     At ``net.img_size`` it is ``net.pos_embed`` itself. At another it has the same parameters, carried over by
     ``net.pos_embed_resize``, or the method's usual way where that is None; gradients reach them.
 
     Raises:
-        ValueError: The tokenizer or the position embedding cannot take that size.
+        ValueError: The tokenizer or the position embedding cannot take that size, or not these tokens alone.
 
     Example:
         >>> import torch
@@ -124,6 +127,15 @@ def positions(net: Any, images: Tensor) -> PosEmbed:
     size = tuple(images.shape[2:])
     if images.ndim != 4 or images.shape[1] != net.in_chans:
         raise ValueError(f"images must be (B, {net.in_chans}, height, width), got {tuple(images.shape)}")
+    if keep is not None:
+        if keep.ndim != 2 or len(keep) != len(images) or not keep.shape[1] or keep.dtype != torch.long:
+            shape = f"({len(images)}, K) int64 numbers of patch tokens, K at least 1"
+            raise ValueError(f"`keep` must be {shape}, got {tuple(keep.shape)} of {keep.dtype}")
+        if net.training and any(block.drop_path.subset and block.drop_path.rate for block in net.blocks):
+            raise ValueError(
+                "`drop_path_subset` takes images out of a batch whose tokens differ by `keep`: leave it out"
+            )
+        return positions(net, images).kept(keep)
     if size == net.img_size and getattr(net.tokenizer, "patch", None) in (None, net.tokenizer.patch_size):
         return net.pos_embed
     if not hasattr(net.tokenizer, "grid_of"):

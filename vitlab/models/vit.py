@@ -219,17 +219,20 @@ class VisionTransformer(Named, nn.Module):
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
 
-    def forward_features(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first."""
-        return self._tokens(images)
+    def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
+        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first.
+
+        With ``keep``, ``(B, K)`` numbers of patch tokens, the tokenizer's others are left out: ``(B, P + K, D)``.
+        """
+        return self._tokens(images, keep=keep)
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
         return self.head(self.fc_norm(self.pool(x)))
 
-    def _tokens(self, images: Tensor, first_only: bool = False) -> Tensor:
+    def _tokens(self, images: Tensor, first_only: bool = False, keep: Tensor | None = None) -> Tensor:
         """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
-        pos_embed = self.positions(images)
+        pos_embed = self.positions(images, keep)
         x, last = self.embed(images, pos_embed), len(self.blocks) - 1
         for i in range(last + 1):
             x = self.run_block(i, x, first_only and i == last, pos_embed)
@@ -237,7 +240,8 @@ class VisionTransformer(Named, nn.Module):
 
     def embed(self, images: Tensor, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
-        x = (pos_embed or self.positions(images))(self.tokenizer(images))  # (B, N, D)
+        pos_embed = pos_embed or self.positions(images)
+        x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
         B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
         prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         return self.norm_pre(self.dropout(torch.cat([*prefix, x], dim=1)))  # (B, P + N, D)

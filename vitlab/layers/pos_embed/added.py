@@ -48,11 +48,13 @@ class AddedPosEmbed(PosEmbed):
         if self.join == "stem":
             return x
         table = self._ordered_table(layer)
-        return x + F.pad(table, (0, 0, x.shape[1] - len(table), 0))  # (L, D)
+        return x + F.pad(table, (0, 0, x.shape[1] - table.shape[-2], 0))  # (L, D), or (B, L, D)
 
     def _ordered_table(self, layer: int) -> Tensor:
         table = self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
-        return table if self.order is None else table[self.order]
+        return (
+            table if self.order is None else F.embedding(self.order, table)
+        )  # whose gradient is faster than an index's
 
 
 class Learned(AddedPosEmbed):

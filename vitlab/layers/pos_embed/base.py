@@ -1,9 +1,10 @@
 """The neutral position embedding: the six hooks that a method may override, and what it says of itself."""
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ class PosEmbed(Resizable):
     trains = False  # whether it has tensors that training changes, or can have
     join: PosEmbedJoin | None = None
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters with values of every block, and the blocks' axis
-    order: Tensor | None = None  # (N,), inside permute_positions
+    order: Tensor | None = None  # (N,), inside permute_positions; (B, K), of kept tokens
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``, before prefix tokens join them."""
@@ -53,7 +54,10 @@ class PosEmbed(Resizable):
         return x
 
     def bias(self, layer: int) -> Tensor | None:
-        """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``, or None."""
+        """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``, or None.
+
+        Of kept tokens it is ``(B, A, L, L)``: each image has its own.
+        """
         return None
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
@@ -89,9 +93,44 @@ class PosEmbed(Resizable):
         finally:
             self.order = None
 
+    def kept(self, keep: Tensor) -> Self:
+        """Return this module, with the same parameters, for some tokens of each image, which stay where they stood.
+
+        Args:
+            keep: ``(B, K)`` numbers of patch tokens, as many of each image.
+
+        Raises:
+            ValueError: The method mixes neighbouring tokens.
+        """
+        if type(self).leave is not PosEmbed.leave:
+            raise ValueError(
+                f"{type(self).__name__} mixes neighbouring tokens: it needs all of an image, not `keep` alone"
+            )
+        other = copy.copy(self)
+        other.order = keep if self.order is None else self.order[keep]
+        return other
+
+    def tokens(self, x: Tensor) -> Tensor:
+        """Return those of the ``(B, N, D)`` patch tokens that are kept, ``(B, K, D)``; without :meth:`kept`, all."""
+        if self.order is None or self.order.ndim == 1:
+            return x
+        return x[torch.arange(len(x), device=x.device)[:, None], self.order]
+
     def token_order(self, num_prefix_tokens: int) -> Tensor | None:
-        """Return ``order`` for all ``(L,)`` tokens, prefix tokens in their places."""
+        """Return ``order`` for all ``(L,)`` or ``(B, L)`` tokens, prefix tokens in their places."""
         if self.order is None:
             return None
         prefix = torch.arange(num_prefix_tokens, device=self.order.device)
-        return torch.cat([prefix, self.order + num_prefix_tokens])
+        return torch.cat([prefix.expand(*self.order.shape[:-1], -1), self.order + num_prefix_tokens], dim=-1)
+
+    def of_tokens(self, values: Tensor, order: Tensor | None, axis: int) -> Tensor:
+        """Return values of each token, ``(L, ...)`` or ``(A, L, ...)``, in an order; per image ``(B, A or 1, L, ...)``.
+
+        Args:
+            values: The values, patches in raster order.
+            order: As :meth:`token_order` returns it.
+            axis: The tokens' axis, 0 or 1.
+        """
+        if order is None or order.ndim == 1:
+            return values if order is None else values.index_select(axis, order)
+        return values[order][:, None] if axis == 0 else values[:, order].transpose(0, 1)

@@ -39,9 +39,12 @@ class BiasPosEmbed(PosEmbed):
         raise NotImplementedError
 
     def bias(self, layer: int) -> Tensor:
-        """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``."""
+        """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``, or ``(B, A, L, L)``."""
         biases, order = self.biases(layer), self.token_order(self.num_prefix_tokens)
-        return biases if order is None else biases[:, order[:, None], order]
+        if order is None:
+            return biases
+        biases = biases[:, order[..., None], order[..., None, :]]
+        return biases if order.ndim == 1 else biases.transpose(0, 1)
 
 
 class RelPos(BiasPosEmbed):

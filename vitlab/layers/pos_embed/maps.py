@@ -196,8 +196,7 @@ class LieRE(PosEmbed):
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
-        turns, order = self.rotations(layer), self.token_order(self.num_prefix_tokens)
-        turns = turns if order is None else turns[:, order]
+        turns = self.of_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
         parts = x.unflatten(-1, (-1, self.block)).to(turns.dtype)
         return (turns * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
 

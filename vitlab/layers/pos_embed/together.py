@@ -107,6 +107,13 @@ class Together(PosEmbed):
         other.grid_size = grid_size
         return other
 
+    def kept(self, keep: Tensor) -> Self:
+        """Return this module for some tokens of each image; each of the parts must be able to."""
+        other = copy.copy(self)
+        other.order = keep if self.order is None else self.order[keep]
+        other._modules = {name: part.kept(keep) for name, part in self.parts.items()}
+        return other
+
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that some part allows: the others are resized their usual way."""
         found = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
