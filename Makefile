@@ -16,6 +16,17 @@ test: setup  ## everything but what needs a GPU or seldom tells
 test-all: setup  ## what is slow and seldom tells, too
 	$(BIN)/python -m pytest -m "not gpu and not faults" -n 2 --dist worksteal
 
+test-lowest: .venv-lowest/ready  ## with the lowest versions that pyproject.toml allows, in an environment of their own
+	.venv-lowest/bin/python -m pytest -m "not gpu and not faults and not rare" -n 2 --dist worksteal
+
+.venv-lowest/ready: pyproject.toml
+	rm -rf .venv-lowest
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -c 'import re, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+		[print(*re.match(r"([\w-]+).*?>=([\w.]+)", one).groups(), sep="==") for one in project["dependencies"]]' > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/lowest.txt -e ".[dev]"
+	touch $@
+
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -8,5 +8,8 @@ setup(
     packages=[*find_packages(include=["vitlab*"]), *SHIPPED],
     package_dir=SHIPPED,
     include_package_data=False,
-    package_data={"vitlab": ["py.typed", "config/flags.json"], **{package: ["**/*.yaml"] for package in SHIPPED}},
+    package_data={
+        "vitlab": ["py.typed", "config/flags.json", "look/*.html", "look/*.js"],
+        **{package: ["**/*.yaml"] for package in SHIPPED},
+    },
 )

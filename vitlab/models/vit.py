@@ -166,17 +166,9 @@ class VisionTransformer(Named, nn.Module):
         with part("reg_token"):
             self.reg_token = nn.Parameter(start.init_token(reg_tokens, embed_dim)) if reg_tokens else None
         with part("pos_embed"):
-            self.pos_embed = build_pos_embed(
-                pos_embed,
-                self.grid_size,
-                embed_dim,
-                num_heads,
-                depth,
-                self.num_prefix_tokens,
-                trainable=pos_embed_trainable,
-                join=pos_embed_join,
-                theta=rope_theta,
-            )
+            how: dict[str, Any] = {"trainable": pos_embed_trainable, "join": pos_embed_join, "theta": rope_theta}
+            sizes = (self.grid_size, embed_dim, num_heads, depth, self.num_prefix_tokens)
+            self.pos_embed = build_pos_embed(pos_embed, *sizes, **how)
         start.check_policy(pos_embed_resize, self.pos_embed.policies)
         self.blocks, self.num_features = start.build_blocks(
             part,
