@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from vitlab.callbacks.console import Console
     from vitlab.callbacks.ema import EMA
     from vitlab.callbacks.predictions import Predictions
+    from vitlab.callbacks.quality import FeatureQuality
     from vitlab.callbacks.record import RunRecord
     from vitlab.callbacks.stop import StopOnSignal
     from vitlab.callbacks.watch import Watch
@@ -20,10 +21,21 @@ else:
         "vitlab.callbacks.console": ("Console",),
         "vitlab.callbacks.ema": ("EMA",),
         "vitlab.callbacks.predictions": ("Predictions",),
+        "vitlab.callbacks.quality": ("FeatureQuality",),
         "vitlab.callbacks.record": ("RunRecord",),
         "vitlab.callbacks.stop": ("StopOnSignal",),
         "vitlab.callbacks.watch": ("Watch",),
     }
     __getattr__, __dir__ = lazy(__name__, _HOMES)
 
-__all__ = ["EMA", "AttentionMaps", "Checkpoint", "Console", "Predictions", "RunRecord", "StopOnSignal", "Watch"]
+__all__ = [
+    "EMA",
+    "AttentionMaps",
+    "Checkpoint",
+    "Console",
+    "FeatureQuality",
+    "Predictions",
+    "RunRecord",
+    "StopOnSignal",
+    "Watch",
+]

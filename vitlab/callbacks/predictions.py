@@ -34,7 +34,7 @@ class Predictions(Callback):
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Keep a batch; of a module of the user's own nothing is known of its outputs."""
-        if not hasattr(pl_module, "as_targets"):
+        if not hasattr(pl_module, "as_targets") or outputs is None:  # or of a task without outputs
             return
         targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:

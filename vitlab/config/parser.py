@@ -20,6 +20,7 @@ from lightning.pytorch.loggers import Logger
 
 import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
+import vitlab.callbacks.quality
 import vitlab.data
 import vitlab.tasks  # all imported so that a name is found
 from vitlab.callbacks.checkpoint import Checkpoint

@@ -1,0 +1,160 @@
+"""What a network's features are worth while it trains: neighbours, a linear probe, their rank."""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import lightning as L
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from vitlab.contract import deals_samples
+from vitlab.models.vit import VisionTransformer
+
+Measure = Literal["knn", "probe", "rankme"]
+COLLAPSED = 1.5  # a RankMe below it: all features lie on a line
+
+
+class FeatureQuality(Callback):
+    """Measure pooled features at validation: ``val/knn``, ``val/probe`` and ``val/rankme``, for any task with a `net`.
+
+    Features are those of training and validation images without augmentation, before the head. What is measured has no
+    random numbers and trains nothing of the network, so that a resumed run measures the same; `checkpoint.monitor` may
+    name each. Every process measures all images, and they agree. Under EMA the average is measured::
+
+        trainer:
+          callbacks:
+            - {class_path: FeatureQuality, init_args: {every_n_epochs: 5}}
+
+    knn is the accuracy of the vote of neighbours by cosine, weighted by exp(similarity / 0.07), Wu et al. 2018
+    (arXiv:1805.01978); probe that of a logistic regression; rankme the exponential of the entropy of the features'
+    singular values, Garrido et al. 2023 (arXiv:2210.02885), between 1, where they have collapsed, and their width.
+
+    Args:
+        every_n_epochs: Epochs between two measurements.
+        measures: Which; knn and probe need classes.
+        images: Images of each split, at most, spread evenly over it.
+        k: Neighbours that vote.
+
+    Example:
+        >>> FeatureQuality(every_n_epochs=5, measures=["rankme"]).every_n_epochs
+        5
+    """
+
+    def __init__(
+        self,
+        every_n_epochs: int = 1,
+        measures: Sequence[Measure] = ("knn", "probe", "rankme"),
+        images: int = 10_000,
+        k: int = 20,
+    ) -> None:
+        for name, value in (("every_n_epochs", every_n_epochs), ("images", images), ("k", k)):
+            if value < 1:
+                raise ValueError(f"`{name}` of FeatureQuality must be at least 1, got {value}")
+        self.every_n_epochs, self.measures, self.images, self.k = every_n_epochs, tuple(measures), images, k
+        self._sets: dict[str, Any] = {}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse what has no features, or no classes."""
+        if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
+            raise ValueError(f"FeatureQuality measures a network of vitlab, and {type(pl_module).__name__} has none")
+        data = trainer.datamodule
+        if not deals_samples(data) or not hasattr(data, "pipeline"):
+            raise ValueError(f"FeatureQuality needs data of vitlab, got {type(data).__name__}")
+        if data.targets["kind"] != "class" and {"knn", "probe"} & {*self.measures}:
+            raise ValueError("`knn` and `probe` of FeatureQuality need one class an image: leave `measures: [rankme]`")
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Measure before the first batch: here an average of the weights is in their place."""
+        due = trainer.sanity_checking or (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
+            return
+        most = min(self.images, 64) if trainer.sanity_checking else self.images  # there it is the names that count
+        values = self.measure(trainer, pl_module, most)
+        pl_module.log_dict({f"val/{k}": v for k, v in values.items()}, batch_size=1, on_step=False, on_epoch=True)
+        if values.get("rankme", COLLAPSED) < COLLAPSED and not trainer.sanity_checking:
+            rank = f"RankMe is {values['rankme']:.3g}"
+            warnings.warn(f"the features have collapsed in epoch {trainer.current_epoch + 1}: {rank}", stacklevel=2)
+
+    def measure(self, trainer: L.Trainer, task: Any, most: int) -> dict[str, float]:
+        """Return what is measured on at most ``most`` images of each split."""
+        values: dict[str, float] = {}
+        features, labels = self.features(trainer, task, "val", most)
+        if {"knn", "probe"} & {*self.measures}:
+            known = *self.features(trainer, task, "train", most), features
+            found = {"knn": lambda: knn(*known, self.k), "probe": lambda: probe(*known)}
+            for name in (name for name in found if name in self.measures):
+                values[name] = float((found[name]() == labels).double().mean())
+        return values | ({"rankme": rankme(features)} if "rankme" in self.measures else {})
+
+    @torch.no_grad()
+    def features(self, trainer: Any, task: Any, split: Any, most: int) -> tuple[Tensor, Tensor]:
+        """Return the ``(n, D)`` pooled features of images of a split, and their ``(n,)`` targets."""
+        data, net, device = trainer.datamodule, task.net, task.device
+        if split not in self._sets:
+            self._sets[split] = data.ready(data.splits[split])
+        n, found = len(data.splits[split]), []
+        order = type(data.val_dataloader().sampler)(min(n, most), data.batch_size)
+        order.indices = np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)
+        loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.complain)
+        with trainer.precision_plugin.forward_context():
+            for pixels, labels, _ in loader:
+                images = data.pipeline.normalise(pixels.to(device), data.statistics())
+                found.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
+        features, targets = (torch.cat(part) for part in zip(*found, strict=True))
+        return features, targets
+
+
+def knn(features: Tensor, labels: Tensor, queries: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
+    """Return the ``(m,)`` classes that the nearest of ``(n, D)`` features with ``(n,)`` labels give ``(m, D)`` queries.
+
+    >>> knn(torch.eye(2), torch.tensor([5, 3]), torch.tensor([[0.1, 1.0]]), k=1)
+    tensor([3])
+    """
+    features, found = F.normalize(features, dim=1), []
+    for part in F.normalize(queries, dim=1).split(1024):
+        near, where = (part @ features.T).topk(min(k, len(features)), dim=1)
+        votes = F.one_hot(labels[where], int(labels.max()) + 1) * (near / temperature).exp()[..., None]
+        found.append(votes.sum(dim=1).argmax(dim=1))
+    return torch.cat(found)
+
+
+def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:
+    """Return the ``(m,)`` classes that a logistic regression of ``(n, D)`` features gives ``(m, D)`` queries.
+
+    Features are standardised; L-BFGS begins at zero, in float64.
+
+    >>> probe(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]), torch.tensor([[-1.0], [2.0]]))
+    tensor([0, 1])
+    """
+    mean, std = features.double().mean(dim=0), features.double().std(dim=0).clamp_min(1e-6)
+    x, y = ((part.double() - mean) / std for part in (features, queries))
+    with torch.inference_mode(False), torch.enable_grad():
+        x, labels = x.clone(), labels.clone()
+        weight = x.new_zeros(x.shape[1] + 1, int(labels.max()) + 1, requires_grad=True)
+        solver = torch.optim.LBFGS([weight], max_iter=steps, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            solver.zero_grad()
+            loss = F.cross_entropy(x @ weight[1:] + weight[0], labels) + decay * weight[1:].square().sum()
+            loss.backward()
+            return loss
+
+        solver.step(closure)
+        return (y @ weight[1:].detach() + weight[0].detach()).argmax(dim=1)
+
+
+def rankme(features: Tensor, eps: float = 1e-7) -> float:
+    """Return the smooth rank of ``(n, D)`` features, 1 to min(n, D).
+
+    >>> round(rankme(torch.eye(4)), 3), round(rankme(torch.ones(4, 4)), 3)
+    (4.0, 1.0)
+    """
+    values = torch.linalg.svdvals(features.double())
+    shares = values / values.sum().clamp_min(eps) + eps
+    return float((-(shares * shares.log()).sum()).exp())
