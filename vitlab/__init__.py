@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitlab.callbacks.attention_maps import AttentionMaps
     from vitlab.callbacks.checkpoint import Checkpoint
     from vitlab.callbacks.ema import EMA
+    from vitlab.callbacks.quality import FeatureQuality
     from vitlab.data import (
         CIFAR10,
         CIFAR100,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
     from vitlab.run import Run
-    from vitlab.tasks import Classifier, Distillation, LinearProbe, Regressor
+    from vitlab.tasks import MAE, Classifier, Distillation, LinearProbe, Regressor
 else:
     _HOMES = {
         "vitlab.ablation.folds": ("cross_validate",),
@@ -61,6 +62,7 @@ else:
         "vitlab.callbacks.attention_maps": ("AttentionMaps",),
         "vitlab.callbacks.checkpoint": ("Checkpoint",),
         "vitlab.callbacks.ema": ("EMA",),
+        "vitlab.callbacks.quality": ("FeatureQuality",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
             *("Arrays", "PositionProbe", "Table", "WebDataset"),
@@ -71,7 +73,7 @@ else:
         "vitlab.models.sizes": ("SIZES",),
         "vitlab.models.vit": ("VisionTransformer",),
         "vitlab.run": ("Run",),
-        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "Regressor"),
+        "vitlab.tasks": ("MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
     }
     _ROOMS = ("ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "stats", "tasks", "tokenizers")
     __getattr__, __dir__ = lazy(__name__, _HOMES, _ROOMS)
@@ -82,6 +84,7 @@ __all__ = [
     "CIFAR10",
     "CIFAR100",
     "EMA",
+    "MAE",
     "SIZES",
     "Arrays",
     "AttentionMaps",
@@ -90,6 +93,7 @@ __all__ = [
     "Digits",
     "Distillation",
     "FashionMNIST",
+    "FeatureQuality",
     "HuggingFace",
     "ImageData",
     "ImageFolder",

@@ -182,7 +182,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalise and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
-        images, targets, step = batch
+        images, targets, step = *_, self.step = batch  # kept for a task whose random numbers depend on the samples
         images = self.pipeline.normalise(images, self.statistics())
         if step.mix_seed is None:
             return images, targets

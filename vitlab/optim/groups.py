@@ -59,11 +59,12 @@ def param_groups(
 
 
 def describe_groups(
-    net: Any, groups: list[dict[str, Any]], lr: float, layer_decay: float = 1.0
+    net: Any, groups: list[dict[str, Any]], lr: float, layer_decay: float = 1.0, task: Any = None
 ) -> list[dict[str, Any]]:
     """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``.
 
-    A tensor with values of every block has a row for each, where their rates differ.
+    A tensor with values of every block has a row for each, where their rates differ. What a ``task`` trains beside the
+    network has its name there.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -71,7 +72,7 @@ def describe_groups(
         >>> describe_groups(net, param_groups(net, lr=1e-3, weight_decay=0.05), lr=1e-3)[0]
         {'name': 'cls_token', 'shape': [1, 1, 48], 'weight_decay': 0.0, 'lr_scale': 1.0}
     """
-    names = {id(p): name for name, p in net.named_parameters()}
+    names = {id(p): name for module in (task, net) if module for name, p in module.named_parameters()}
     order = {name: i for i, name in enumerate(names.values())}
     stacked = {id(p): axis for p, axis in net.pos_embed.stacked_parameters()} if layer_decay != 1.0 else {}
     rows = []

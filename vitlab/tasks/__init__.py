@@ -3,6 +3,7 @@
 from vitlab.tasks.classifier import Classifier
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.linear_probe import LinearProbe
+from vitlab.tasks.mae import MAE
 from vitlab.tasks.regressor import Regressor
 
-__all__ = ["Classifier", "Distillation", "LinearProbe", "Regressor"]
+__all__ = ["MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"]

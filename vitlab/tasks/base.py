@@ -1,6 +1,5 @@
 """What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
 
@@ -18,6 +17,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
 from vitlab.signature import Named
+from vitlab.tasks.draws import seed_step
 from vitlab.tasks.meter import Meter, with_own
 from vitlab.tasks.optimizer import (
     SchedulerSpec,
@@ -142,20 +142,13 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         self._stream_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # Dropout and drop path depend on (seed, epoch, batch, rank) alone: a resumed run draws the same numbers.
-        key = f"{self._stream_seed}:{self.current_epoch}:{batch_idx}:{self.global_rank}".encode()
-        seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed keeps a call and its stack for every absent GPU
-        torch.cuda.manual_seed(seed) if self.device.type == "cuda" else None
+        seed_step(self._stream_seed, self.current_epoch, batch_idx, self.global_rank, self.device)
         self.net.start_step(self.global_step)
 
     @with_signature_at_hand
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        images, targets = batch[0], self.as_targets(batch[1])
-        outputs = self.net(images)
-        loss = self.train_loss(outputs, targets, *([batch.weights] if isinstance(batch, Weighted) else []))
-        n = len(images)
-        sums: dict[str, Any] = {"loss": loss.detach() * n, **self.train_measures(outputs.detach(), targets), "n": n}
+        (loss, measures), n = self.step_loss(batch), len(batch[0])
+        sums: dict[str, Any] = {"loss": loss.detach() * n, **measures, "n": n}
         if self.hparams["nan_loss"] == "skip":
             finite = loss.detach().isfinite()
             sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
@@ -163,6 +156,13 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums.get(name, 0) + value
         return loss
+
+    def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean loss of a training batch, and what to report of it, as sums over its samples."""
+        images, targets = batch[0], self.as_targets(batch[1])
+        outputs = self.net(images)
+        loss = self.train_loss(outputs, targets, *([batch.weights] if isinstance(batch, Weighted) else []))
+        return loss, self.train_measures(outputs.detach(), targets)
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last reading, over all processes, and start anew; every process must call it."""
@@ -225,7 +225,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
     ) -> None:
         # Lightning refuses to clip for a fused optimizer, for the sake of float16 scalers only.
         if gradient_clip_val is not None:
-            self.grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val))
+            self.grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
         if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # of all processes together
             optimizer.zero_grad()  # without gradients, an optimizer leaves weights and moments alone
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
-from vitlab.data.loading.streams import AUGMENT, MIX, ORDER, Seeds, generator, stream
+from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
@@ -20,6 +20,11 @@ class Step(NamedTuple):
     indices: Indices
     seeds: Seeds
     mix_seed: int | None  # for what happens to the whole batch; None in evaluation
+
+    def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
+        """Return ``(b, N)`` tokens of each sample's grid in an order of its own, in evaluation always the same."""
+        seeds = self.indices if self.mix_seed is None else self.seeds.astype(np.int64)
+        return shuffled_tokens(stream(seeds, MASK), grid_size, block)
 
 
 class Draw:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-ORDER, AUGMENT, MIX, ERASE = range(4)  # a stream for each purpose
+ORDER, AUGMENT, MIX, ERASE, MASK = range(5)  # a stream for each purpose
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of SplitMix64 (Steele et al. 2014)
 
 Seeds = NDArray[np.uint64]
@@ -34,3 +34,23 @@ def uniforms(seeds: Seeds, n: int) -> NDArray[np.float64]:
 def generator(seed: int) -> torch.Generator:
     """Return a generator of its own for one seed."""
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
+
+
+def shuffled_tokens(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -> NDArray[np.int64]:
+    """Return ``(B, N)`` numbers of an ``(h, w)`` grid's tokens in a random order, the tokens of a square in a row.
+
+    Args:
+        seeds: ``(B,)``, one for each image.
+        grid_size: Rows and columns of the tokens.
+        block: Side of the squares, in tokens, counted from the upper left; 1 shuffles single tokens.
+
+    Example:
+        >>> order = shuffled_tokens(np.arange(3, dtype=np.uint64), (2, 4), block=2)
+        >>> np.unique(np.sort(order[:, :4]) % 4 // 2 == order[:, :1] % 4 // 2)
+        array([ True])
+    """
+    h, w = grid_size
+    rows, cols = -(-h // block), -(-w // block)
+    noise = uniforms(seeds, h * w + rows * cols)
+    squares = noise[:, h * w :].reshape(-1, rows, cols).repeat(block, 1).repeat(block, 2)[:, :h, :w]
+    return np.lexsort((noise[:, : h * w], squares.reshape(-1, h * w)))

@@ -158,7 +158,7 @@ def describe(job: Job) -> None:
     run = job.run
     if isinstance(task := job.task, Task):
         recipe = task.hparams
-        groups = describe_groups(task.net, task.optimizer_groups(), recipe["lr"], recipe["layer_decay"])
+        groups = describe_groups(task.net, task.optimizer_groups(), recipe["lr"], recipe["layer_decay"], task)
         run.write("param_groups.json", groups)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))

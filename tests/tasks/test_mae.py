@@ -1,0 +1,182 @@
+"""The masked autoencoder: its loss against a slow version, its masks, its parameters, its runs."""
+
+import contextlib
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.cli.main import main
+from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.tasks import MAE
+
+TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
+LIGHT = {"decoder_dim": 8, "decoder_depth": 2, "decoder_heads": 2}
+T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [1, 2], "t2t_dim": 8}
+
+
+def slowly(task, image, order):
+    """The squared error of one image's hidden pixels, token by token."""
+    net, (h, w), (C, H, W) = task.net, task.net.grid_size, image.shape
+    p, q = H // h, W // w
+    seen, hidden = order[: task.num_kept].tolist(), order[task.num_kept :].tolist()
+    cells = {i: (slice(i // w * p, i // w * p + p), slice(i % w * q, i % w * q + q)) for i in range(h * w)}
+    if task.leaves_out:
+        found = net.forward_features(image[None], keep=order[None, : task.num_kept])[0]
+        tokens = {i: task.decoder.embed(found[1 + n]) for n, i in enumerate(seen)}
+        tokens |= dict.fromkeys(hidden, task.decoder.mask_token[0, 0])
+    else:
+        covered = image.clone()
+        for i in hidden:
+            covered[:, *cells[i]] = task.cover
+        found = net.forward_features(covered[None])[0]
+        tokens = {i: task.decoder.embed(found[1 + i]) for i in range(h * w)}
+    table = task.decoder.pos_embed.formula((h, w)).float().double()
+    x = torch.stack([task.decoder.embed(found[0]), *(tokens[i] + table[i] for i in range(h * w))])[None]
+    for block in task.decoder.blocks:
+        x = block(x, task.decoder.pos_embed, 0)
+    predicted = task.decoder.pred(task.decoder.norm(x))[0, 1:]
+    errors = []
+    for i in hidden:
+        target = torch.stack(
+            [image[c, y, x] for c in range(C) for y in range(H)[cells[i][0]] for x in range(W)[cells[i][1]]]
+        )
+        if task.hparams["norm_pix"]:
+            mean = target.sum() / len(target)
+            target = (target - mean) / ((target - mean).square().sum() / (len(target) - 1) + 1e-6).sqrt()
+        errors.append((predicted[i] - target).square())
+    return torch.stack(errors).mean()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"norm_pix": False, "pos_embed": "rope2d"}, T2T, {"hide": "pixels", "pos_embed": "conv"}], ids=str
+)
+def test_loss_and_gradients_equal_a_slow_version(arguments):
+    torch.manual_seed(0)
+    task = MAE(**TINY | LIGHT | arguments).double().eval()
+    if task.cover is not None:
+        torch.nn.init.normal_(task.cover)
+    images, order = torch.randn(3, 2, 8, 8, dtype=torch.float64), torch.stack([torch.randperm(16) for _ in range(3)])
+    fast, slow = (
+        task.pixel_loss(images, order),
+        torch.stack([slowly(task, *pair) for pair in zip(images, order, strict=True)]).mean(),
+    )
+    torch.testing.assert_close(fast, slow, atol=1e-12, rtol=1e-12)
+    trained = [p for p in task.parameters() if p.requires_grad]
+    found, wanted = (
+        torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True) for loss in (fast, slow)
+    )
+    torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-10)
+    grouped = [p for group in task.optimizer_groups() for p in group["params"]]
+    assert {id(p) for p in grouped} == {id(p) for p in trained}
+    assert len(grouped) == len(trained)
+
+
+def test_the_vit_b16_has_the_authors_parameters():
+    with torch.device("meta"):
+        task = MAE(embed_dim=768, num_heads=12, pos_embed="sincos2d")
+    fixed = 197 * (768 + 512)  # the authors' tables are parameters that are not trained
+    assert sum(p.numel() for p in task.parameters()) + fixed == 111_907_840
+
+
+def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
+    found = {}
+    for world, start in ((1, 0), (2, 0), (2, 3)):  # one process, two, and two that go on in mid-epoch
+        for rank in range(world):
+            order = TrainOrder(64, 8, seed=3, rank=rank, world=world)
+            order.set_epoch(2)
+            for step in order.steps(start):
+                masks = step.shuffled((4, 6))
+                for i, mask in zip(step.indices.tolist(), masks.tolist(), strict=True):
+                    assert found.setdefault(i, mask) == mask
+    assert len({tuple(mask) for mask in found.values()}) == 64
+    many = shuffled_tokens(stream(np.arange(4000), MASK), (4, 6))[:, :6]
+    np.testing.assert_allclose(
+        np.bincount(many.ravel(), minlength=24) / 4000, 0.25, atol=4 * (0.25 * 0.75 / 4000) ** 0.5
+    )
+    squares = shuffled_tokens(stream(np.arange(50), MASK), (4, 6), block=2).reshape(50, 6, 4)
+    assert all(len({(i // 6 // 2, i % 6 // 2) for i in four}) == 1 for image in squares for four in image)
+
+
+def test_what_cannot_be_is_one_line():
+    for arguments, line in (
+        ({"mask_ratio": 0.0}, "`mask_ratio` must leave some of 16 tokens"),
+        ({"mask_ratio": 0.97}, "`mask_ratio` must leave some of 16 tokens"),
+        ({"mask_ratio": float("nan")}, "mask_ratio"),
+        ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighbouring tokens"),
+        (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),
+        ({"compile": True}, "`compile`"),
+        ({"metrics": ["F1Score"]}, "`metrics`"),
+        ({"global_pool": "map"}, "`global_pool: map`"),
+        ({"drop_path_rate": 0.1, "drop_path_subset": True}, "`drop_path_subset`"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            MAE(**TINY | LIGHT | arguments)
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_starts_a_classifier(tmp_path, monkeypatch, capsys):
+    fit = [
+        "fit",
+        "--config",
+        "pretrain/mae_digits",
+        "--trainer.logger=false",
+        "--trainer.max_epochs=2",
+        "--model.depth=1",
+    ]
+    fit += [
+        "--trainer.log_every_n_steps=1",
+        "--checkpoint.every_n_steps=1",
+        "--model.drop_path_rate=0.3",
+        "--data.augment=crop-flip",
+    ]
+    fit += [
+        "--trainer.callbacks+=FeatureQuality",
+        "--trainer.callbacks.images=100",
+        "--checkpoint.monitor=val/knn",
+        "--checkpoint.mode=max",
+    ]
+    with contextlib.chdir(tmp_path):
+        assert main([*fit, "--name", "whole"]) == 0
+        step = MAE.training_step
+
+        def killed(task, batch, batch_idx):
+            if task.global_step == 30:  # of 17 an epoch
+                raise RuntimeError("killed")
+            return step(task, batch, batch_idx)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(MAE, "training_step", killed)
+            with contextlib.suppress(RuntimeError):
+                assert main([*fit, "--name", "cut"]) != 0
+        assert main(["fit", "--resume", "runs/cut"]) == 0
+        curves = []
+        for name in ("whole", "cut"):
+            rows = [json.loads(line) for line in (tmp_path / "runs" / name / "metrics.jsonl").read_text().splitlines()]
+            curves.append([{k: v for k, v in row.items() if "/" in k or k in ("step", "grad_norm")} for row in rows])
+        assert curves[0] == curves[1]
+        assert {"val/loss", "val/knn", "val/probe", "val/rankme"} <= set(curves[0][-1])
+        states = [
+            torch.load(tmp_path / "runs" / name / "checkpoints/last.ckpt", weights_only=True)
+            for name in ("whole", "cut")
+        ]
+        assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
+        assert main(["test", "runs/whole"]) == 0
+        capsys.readouterr()
+        new = [
+            "fit",
+            "--config",
+            "vit",
+            "--init_from",
+            "runs/whole",
+            "--model.pos_embed=sincos2d",
+            "--model.pos_embed_lr_mult=1",
+        ]
+        assert (
+            main([*new, "--model.depth=1", "--trainer.logger=false", "--trainer.max_epochs=1", "--name", "fine"]) == 0
+        )
+        assert "decoder" in capsys.readouterr().out
+        shutil.rmtree("runs")

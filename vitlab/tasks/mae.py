@@ -1,0 +1,181 @@
+"""Pre-training without labels: images with most of their parts hidden, and the network that fills them in."""
+
+import math
+from typing import Any, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import MetricCollection
+
+from vitlab.layers.block import Block
+from vitlab.layers.pos_embed.sincos import SinCos2d
+from vitlab.models import start
+from vitlab.tasks.arguments import TaskArgs
+from vitlab.tasks.base import Task
+from vitlab.tasks.meter import Meter
+from vitlab.tokenizers.patch import PatchEmbed, cut_patches
+
+
+class MAE(Task):
+    """Train a Vision Transformer to fill in hidden parts of images: masked autoencoder, He et al. 2022.
+
+    arXiv:2111.06377. The network sees the tokens that are not hidden; a light decoder puts a trained vector in the
+    place of each other one, adds fixed sines and cosines, and predicts the hidden pixels; the loss is their mean
+    squared error. Labels are not looked at. Which tokens are hidden depends on (seed, epoch, image) alone, in
+    evaluation on the image alone.
+
+    Tokens of overlapping windows, as T2T's, tell of their neighbours' pixels. There the pixels themselves are hidden,
+    before the first split, under a trained patch, and the network sees all tokens, as in SimMIM, Xie et al. 2022
+    (arXiv:2111.09886): a step takes longer by the tokens that MAE leaves out, and the network learns with patches in
+    its input that are in no image. SimMIM's own loss is the mean absolute error of a linear decoder.
+
+    Args:
+        mask_ratio: Share of the tokens that are hidden, above 0 and below 1.
+        mask_block: Side of the squares that are hidden together, in tokens; 1 hides each by itself.
+        hide: Leave tokens out, or cover pixels; null leaves out tokens where they are patches, and covers pixels else.
+        decoder_dim: Token width of the decoder.
+        decoder_depth: Number of the decoder's blocks; 0 leaves its linear layers.
+        decoder_heads: Attention heads of each; divides decoder_dim.
+        norm_pix: Whether each patch that is to be predicted has mean 0 and variance 1.
+        **task: Passed to :class:`Task`.
+
+    Example:
+        >>> net = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+        >>> task = MAE(decoder_dim=8, decoder_depth=1, decoder_heads=2, **net)
+        >>> task.pixel_loss(torch.randn(2, 1, 8, 8), torch.arange(16).expand(2, -1)).shape, task.num_kept
+        (torch.Size([]), 4)
+    """
+
+    monitor: tuple[Literal["min", "max"], str] = ("min", "val/loss")
+
+    def __init__(
+        self,
+        mask_ratio: float = 0.75,
+        mask_block: int = 1,
+        hide: Literal["tokens", "pixels"] | None = None,
+        decoder_dim: int = 512,
+        decoder_depth: int = 8,
+        decoder_heads: int = 16,
+        norm_pix: bool = True,
+        **task: Unpack[TaskArgs],
+    ) -> None:
+        start.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
+        start.check_at_least(0, decoder_depth=decoder_depth)
+        _refuse(task)
+        super().__init__(num_outputs=0, measured=MetricCollection({}), **task)
+        net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
+        self.num_kept = int(n * (1 - mask_ratio)) if 0 < mask_ratio < 1 else 0
+        if not 0 < self.num_kept < n:
+            raise ValueError(f"`mask_ratio` must leave some of {n} tokens and hide some, got {mask_ratio}")
+        if net.img_size[0] % net.grid_size[0] or net.img_size[1] % net.grid_size[1]:
+            raise ValueError(f"`model: MAE` needs images {net.img_size} that the tokens' grid {net.grid_size} divides")
+        patches = isinstance(net.tokenizer, PatchEmbed)
+        self.leaves_out = patches if hide is None else hide == "tokens"
+        if self.leaves_out and not patches:
+            raise ValueError("`hide: tokens` is for patches: tokens of overlapping windows show what others hide")
+        patch = (net.in_chans, *(side // cells for side, cells in zip(net.img_size, net.grid_size, strict=True)))
+        if self.leaves_out:  # what cannot be is refused now
+            net.positions(torch.empty(1, net.in_chans, *net.img_size), torch.zeros(1, 1, dtype=torch.long))
+        self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # the mean of normalised images
+        self.decoder = Decoder(net, math.prod(patch), decoder_dim, decoder_depth, decoder_heads, self.leaves_out)
+
+    def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the mean squared error of the hidden pixels of a training batch."""
+        return self.pixel_loss(batch[0], self._order(batch[0])), {}
+
+    def pixel_loss(self, images: Tensor, order: Tensor) -> Tensor:
+        """Return the loss of ``(B, C, H, W)`` images, of whose ``(B, N)`` tokens in ``order`` the first are seen."""
+        keep, hidden = order[:, : self.num_kept], order[:, self.num_kept :]
+        patches = cut_patches(images, self.net.grid_size)  # (B, N, C, p, p)
+        rows = torch.arange(len(images), device=images.device)[:, None]
+        if self.cover is None:
+            predicted = self.decoder(self.net.forward_features(images, keep=keep), order)
+        else:
+            is_hidden = torch.zeros_like(order, dtype=torch.bool).scatter(1, hidden, True)
+            covered = torch.where(is_hidden[..., None, None, None], self.cover.to(images.dtype), patches)
+            predicted = self.decoder(self.net.forward_features(_together(covered, self.net.grid_size)))
+        targets = patches[rows, hidden].flatten(2).to(predicted.dtype)  # (B, N - K, C p p)
+        if self.hparams["norm_pix"]:
+            variance, mean = torch.var_mean(targets, dim=2, keepdim=True)
+            targets = (targets - mean) / (variance + 1e-6).sqrt()
+        return (predicted[rows, hidden] - targets).square().mean()
+
+    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
+        """Return the groups of the network, and those of the decoder, which has the peak rate."""
+        groups = super().optimizer_groups(factor)
+        for decays in (True, False):
+            new = [p for name, p in self.named_parameters() if not name.startswith("net.") and (p.ndim == 2) == decays]
+            decay = self.hparams["weight_decay"] if decays else 0.0
+            groups += [{"params": new, "lr": self.hparams["lr"] * factor, "weight_decay": decay}] if new else []
+        return groups
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
+        images = batch[0]
+        meter.update(images, images, self.pixel_loss(images, self._order(images)))
+
+    def _order(self, images: Tensor) -> Tensor:
+        """Return the ``(B, N)`` tokens of a batch in a random order, on its device."""
+        data, grid = getattr(self.trainer, "datamodule", None), self.net.grid_size
+        if (step := getattr(data, "step", None)) is not None and len(step.indices) == len(images):
+            order = torch.from_numpy(step.shuffled(grid, self.hparams["mask_block"]))
+        elif self.hparams["mask_block"] > 1:
+            raise ValueError("`mask_block` above 1 needs data of vitlab, which say what images a batch has")
+        else:  # the numbers of the step, or in evaluation of the place in the batch
+            drawn = None if self.trainer.training else torch.Generator().manual_seed(0)
+            order = torch.rand(len(images), grid[0] * grid[1], generator=drawn).argsort(dim=1)
+        cuda = images.device.type == "cuda"  # whose copies wait for pageable memory
+        return order.pin_memory().to(images.device, non_blocking=True) if cuda else order.to(images.device)
+
+
+class Decoder(nn.Module):
+    """Map tokens to the pixels of each patch: a linear layer, blocks over fixed positions, a linear layer.
+
+    With the numbers of He et al. 2022 (arXiv:2111.06377), 512, 8 and 16, it has 26.0 M parameters behind a ViT-B/16.
+
+    Args:
+        net: The network in front, a :class:`vitlab.models.vit.VisionTransformer`.
+        values: Numbers in a patch.
+        dim: Token width.
+        depth: Number of blocks.
+        num_heads: Attention heads of each.
+        fills: Whether the tokens that come in lack hidden ones, in whose place a trained vector is put.
+    """
+
+    def __init__(self, net: Any, values: int, dim: int, depth: int, num_heads: int, fills: bool) -> None:
+        super().__init__()
+        self.num_prefix_tokens = net.num_prefix_tokens
+        self.embed = nn.Linear(net.num_features, dim)
+        self.mask_token = nn.Parameter(start.init_token(1, dim)) if fills else None
+        self.pos_embed = SinCos2d(net.grid_size, dim, style="mae")
+        self.blocks = nn.ModuleList(Block(dim, num_heads) for _ in range(depth))
+        self.norm, self.pred = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, values)
+        self.apply(lambda module: start.init_weights(module, net.init_std))
+
+    def forward(self, x: Tensor, order: Tensor | None = None) -> Tensor:
+        """Map ``(B, P + K, D)`` tokens, the first K of ``(B, N)`` in ``order``, to ``(B, N, C p p)`` of the raster."""
+        prefix, x = self.embed(x).tensor_split([self.num_prefix_tokens], dim=1)
+        if order is not None and self.mask_token is not None:
+            missing = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - x.shape[1], -1)
+            rows = torch.arange(len(x), device=x.device)[:, None]
+            x = torch.cat([x, missing], dim=1)[rows, order.argsort(dim=1)]
+        x = torch.cat([prefix, self.pos_embed(x)], dim=1)
+        for i, block in enumerate(self.blocks):
+            x = block(x, self.pos_embed, i)
+        predicted: Tensor = self.pred(self.norm(x))[:, self.num_prefix_tokens :]
+        return predicted if predicted.dtype.itemsize > 2 else predicted.float()
+
+
+def _together(patches: Tensor, grid_size: tuple[int, ...]) -> Tensor:
+    """Map the ``(B, N, C, p, p)`` patches of an ``(h, w)`` grid to ``(B, C, H, W)`` images."""
+    return patches.unflatten(1, grid_size).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+def _refuse(task: TaskArgs) -> None:
+    if task.get("compile"):
+        raise ValueError(
+            "`compile` compiles the way from images to classes, which `model: MAE` does not go: leave it out"
+        )
+    if task.get("metrics"):
+        raise ValueError("`metrics` measure outputs, and `model: MAE` has a loss alone: leave them out")
+    if task.get("global_pool") == "map":
+        raise ValueError("`global_pool: map` would be left untrained by `model: MAE`: choose token, avg or max")
