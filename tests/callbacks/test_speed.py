@@ -35,6 +35,6 @@ def trainer(device, world_size):
 
 def test_utilization_is_three_forward_passes_against_the_peak_of_all_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    speed = Speed(2 * 4.6e9, trainer("cuda", 8))  # ViT-S/16 at 8 x 10,000 images a second
+    speed = Speed({"flops": 2 * 4.6e9}, trainer("cuda", 8))  # ViT-S/16 at 8 x 10,000 images a second
     assert speed.utilization(80_000)["mfu"] == pytest.approx(0.2791, abs=1e-4)
-    assert Speed(1e9, trainer("cpu", 1)).utilization(100) == {}
+    assert Speed({"flops": 1e9}, trainer("cpu", 1)).utilization(100) == {}

@@ -78,7 +78,7 @@ class RunRecord(Callback):
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
         self._first_step = trainer.global_step
-        self._speed = Speed(self.run.model.get("flops", 0) if trainer.is_global_zero else 0, trainer)
+        self._speed = Speed(dict(self.run.model) if trainer.is_global_zero else {}, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Forget the epoch before, unless this is the rest of an epoch that was stopped."""
@@ -137,7 +137,7 @@ class RunRecord(Callback):
         self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}
         self.row |= {
             "seconds_left": self.seconds_left(trainer),
-            **self._speed.utilization(self.row["images_per_second"]),
+            **self._speed.utilization(self.row["images_per_second"], trainer.current_epoch),
         }
         self._since, self._waited = now, 0.0
         self._write(trainer, self.row)

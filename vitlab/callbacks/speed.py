@@ -37,14 +37,16 @@ class Speed:
     gradient checkpointing repeats nor a teacher counts. The peak is the 16-bit one, whatever the precision.
 
     Args:
-        flops: Operations of one image's forward pass.
+        facts: What is known of the network: ``flops`` of one image's forward pass, ``flops_from`` an epoch on.
         trainer: The trainer.
     """
 
-    def __init__(self, flops: float, trainer: Any) -> None:
-        self.flops, self.devices = flops, trainer.world_size
+    def __init__(self, facts: dict[str, Any], trainer: Any) -> None:
+        self.devices = trainer.world_size
+        self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         self.peak = peak_flops(trainer.strategy.root_device)
 
-    def utilization(self, images_per_second: float) -> dict[str, float]:
+    def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:
         """Return the utilization at a speed of all devices together; nothing where the peak is not known."""
-        return {"mfu": 3 * self.flops * images_per_second / (self.peak * self.devices)} if self.peak else {}
+        flops = [flops for start, flops in self.flops_from if start <= epoch][-1]
+        return {"mfu": 3 * flops * images_per_second / (self.peak * self.devices)} if self.peak else {}

@@ -26,6 +26,7 @@ class FrameArgs(OwnRuleArgs, total=False):
     """Arguments of every data set; see :class:`vitlab.data.base.ImageData`."""
 
     batch_size: int
+    img_size_schedule: list[list[int]] | None
     num_workers: int
     augment: Augment
     sampling: Sampling

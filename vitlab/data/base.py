@@ -36,12 +36,12 @@ class ImageData(Named, L.LightningDataModule):
         class_names: Name of each class.
         batch_size: Images per step over all devices and processes.
         img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
+        img_size_schedule: Sizes that training grows through, [[0, 16], [10, 28]]: first epoch, from 0, and side.
         num_workers: Processes that decode images, beside each training process; images in memory need none.
         augment: Of training images: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or a list:
             crop-flip first or not at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
-        sampling: How often an epoch shows a class of n images: as n (natural), as the root of n (sqrt), all alike
-            (balanced); an epoch keeps its number of images.
+        sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), all alike (balanced).
         repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 for none.
@@ -55,8 +55,7 @@ class ImageData(Named, L.LightningDataModule):
     >>> from vitlab.data import Digits
     >>> data = Digits(batch_size=4)
     >>> data.setup("fit")
-    >>> images, labels = next(data.finished(data.val_dataloader()))
-    >>> images.shape
+    >>> next(data.finished(data.val_dataloader()))[0].shape
     torch.Size([4, 1, 8, 8])
     """
 
@@ -76,6 +75,7 @@ class ImageData(Named, L.LightningDataModule):
         class_names: list[str],
         batch_size: int = 128,
         img_size: int | list[int] | None = None,
+        img_size_schedule: list[list[int]] | None = None,
         num_workers: int = 2,
         augment: Augment = "none",
         crop_scale: float | None = None,
@@ -97,7 +97,8 @@ class ImageData(Named, L.LightningDataModule):
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
-        self.pipeline = Pipeline(native_size, self.img_size, augment, crop_scale, crop_pct, interpolation)
+        looks = (augment, crop_scale, crop_pct, interpolation, img_size_schedule)
+        self.pipeline = Pipeline(native_size, self.img_size, *looks)
         self.rule = SplitRule(**split)
         self.splits: dict[SplitName, Images] = {}
         self.held_back: dict[SplitName, Images] = {}  # see `division`
@@ -165,10 +166,10 @@ class ImageData(Named, L.LightningDataModule):
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
         self.build("train")
-        rank, world = self._place()
-        self.mix.check(self.batch_size, world, self.targets["kind"], self.sample_weights is not None)
+        place = self._place()
+        self.mix.check(self.batch_size, place[1], self.targets["kind"], self.sample_weights is not None)
         draw = Draw(self.splits["train"].labels, self.sampling, self.targets["kind"])
-        return self._loader("train", TrainOrder(draw, self.batch_size, self.seed, rank, world, self.repeats))
+        return self._loader("train", TrainOrder(draw, self.batch_size, self.seed, *place, self.repeats))
 
     def val_dataloader(self) -> Loader:
         """Return the validation batches of this process."""
@@ -183,11 +184,10 @@ class ImageData(Named, L.LightningDataModule):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
         """Normalise and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
         images, targets, step = *_, self.step = batch  # kept for a task whose random numbers depend on the samples
-        images = self.pipeline.normalise(images, self.statistics())
-        if step.mix_seed is None:
-            return images, targets
-        images, targets = self.mix(images, targets, step)
-        if self.sample_weights is None:
+        images = self.pipeline.normalise(images, self.statistics(), step)
+        if step.mix_seed is not None:
+            images, targets = self.mix(images, targets, step)
+        if step.mix_seed is None or self.sample_weights is None:
             return images, targets
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 

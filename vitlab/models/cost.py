@@ -17,8 +17,8 @@ def count_parameters(model: torch.nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def count_macs(model: VisionTransformer) -> int:
-    """Return the multiply-adds of one image's forward pass: every matrix product, attention's own included.
+def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> int:
+    """Return the multiply-adds of one image's forward pass, at another size if given: every matrix product counts.
 
     Counted on the meta device, where fused attention is counted too and T2T takes the plain way; all tokens pass
     through the last block, as in published numbers, though ``forward`` may spare it some. The FLOPs are twice as many.
@@ -28,10 +28,10 @@ def count_macs(model: VisionTransformer) -> int:
         >>> count_macs(create_model("vit_ti16"))
         1253683200
     """
-    return macs_of_modules(model)[""]
+    return macs_of_modules(model, img_size)[""]
 
 
-def macs_of_modules(model: VisionTransformer) -> dict[str, int]:
+def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> dict[str, int]:
     """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the network's own name is empty.
 
     Example:
@@ -43,7 +43,8 @@ def macs_of_modules(model: VisionTransformer) -> dict[str, int]:
     walk = _AllTokens(model)
     state = {**dict(walk.named_parameters()), **dict(walk.named_buffers())}
     meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
-    images = torch.empty(1, model.in_chans, *model.img_size, device="meta", dtype=next(model.parameters()).dtype)
+    shape, dtype = (1, model.in_chans, *(img_size or model.img_size)), next(model.parameters()).dtype
+    images = torch.empty(shape, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
         functional_call(walk, meta, (images,))

@@ -20,6 +20,7 @@ class Step(NamedTuple):
     indices: Indices
     seeds: Seeds
     mix_seed: int | None  # for what happens to the whole batch; None in evaluation
+    epoch: int = 0
 
     def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
         """Return ``(b, N)`` tokens of each sample's grid in an order of its own, in evaluation always the same."""
@@ -120,7 +121,7 @@ class TrainOrder:
         share = self.batch_size // self.world
         for step in range(start, len(self)):
             mine = slice(step * self.batch_size + self.rank * share, step * self.batch_size + (self.rank + 1) * share)
-            yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]))
+            yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch)
 
 
 class EvalOrder:

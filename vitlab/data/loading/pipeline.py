@@ -18,9 +18,10 @@ from vitlab.data.files.arrays import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import Images, Statistics, TensorImages
 from vitlab.data.loading.loader import Loader
-from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.prefetch import Prefetch
 from vitlab.data.loading.sample_loader import Complain, SampleLoader
+from vitlab.data.loading.sizes import Sizes
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.loading.transforms import (
     Augment,
@@ -70,6 +71,7 @@ class Pipeline:
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
         crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
         interpolation: How images are resized.
+        schedule: Sizes of training images by epoch; see :class:`Sizes`.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Pipeline:
         crop_scale: float | None,
         crop_pct: float | None,
         interpolation: Interpolation,
+        schedule: Sequence[Sequence[int]] | None = None,
     ) -> None:
         crop_scale = 0.08 if crop_scale is None else crop_scale
         crop_pct = 0.875 if crop_pct is None else crop_pct
@@ -88,6 +91,7 @@ class Pipeline:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
         self.moves, self.steps = parts_of(augment)
+        self.sizes = Sizes(schedule, img_size)
         self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
         if self.steps:  # what cannot be is refused now
@@ -102,7 +106,7 @@ class Pipeline:
         >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
         'random crops of 30 to 100 % of the area, evaluated on the centre, 100 % of the shorter side'
         """
-        then = "".join(f", {told(step)}" for step in self.steps)
+        then = "".join(f", {told(step)}" for step in self.steps) + (f", {self.sizes}" if self.sizes.steps[1:] else "")
         if self.native_size:
             return "whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
         centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
@@ -125,7 +129,8 @@ class Pipeline:
         complain: Complain,
     ) -> Loader:
         """Return the batches of a split: augmented ones in the order of training, plain ones else."""
-        train = isinstance(order, TrainOrder)
+        if train := isinstance(order, TrainOrder):
+            self.sizes.check_end()
         loader: Loader
         if self.native_size and isinstance(images, TensorImages) and not (train and self.steps):
             moving = train and self.moves
@@ -139,11 +144,12 @@ class Pipeline:
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
-    def normalise(self, images: Tensor, statistics: Statistics) -> Tensor:
-        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the network's size, on the device where they are."""
+    def normalise(self, images: Tensor, statistics: Statistics, step: Step | None = None) -> Tensor:
+        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the step's size, on the device where they are."""
+        size = self.img_size if step is None or step.mix_seed is None else self.sizes.at(step.epoch)
         scale = 255 if images.dtype == torch.uint8 else 1
-        if images.shape[2:] != self.img_size:
-            images = F.interpolate(images.float(), self.img_size, mode=self.interpolation, antialias=True)
+        if images.shape[2:] != size:
+            images = F.interpolate(images.float(), size, mode=self.interpolation, antialias=True)
             images = images.clamp(0, 255) if scale == 255 else images
         factor, shift = _line(statistics, scale, images.device)
         if images.device.type != "cpu":

@@ -79,7 +79,7 @@ class SampleLoader(Loader):
         if isinstance(self.sampler, TrainOrder):
             chosen = [i % len(rows) for i in range(len(step.indices))]
         kept = [rows[i] for i in chosen]
-        return images[chosen], targets[chosen], Step(step.indices[kept], step.seeds[kept], step.mix_seed)
+        return images[chosen], targets[chosen], step._replace(indices=step.indices[kept], seeds=step.seeds[kept])
 
 
 class _Keys:

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.contract import image_fact, is_plain, network, path_of, recipe
+from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 
@@ -36,11 +37,41 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
     return {
         **facts,
         **_operations(count_macs(net)),
+        **_growing(task, data),
         "tokens": count_tokens(net),
         "grid": list(net.grid_size),
         "img_size": list(net.img_size),
         "in_chans": net.in_chans,
     }
+
+
+def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
+    """Return the FLOPs of an image from each epoch of a schedule on; refuse sizes that cannot be trained at."""
+    if not isinstance(data, ImageData) or not (steps := data.pipeline.sizes.steps)[1:]:
+        return {}
+    net: Any = network(task)
+    try:
+        data.pipeline.sizes.check_end()
+        for _, size in steps:
+            _check_size(net, size)
+            if teacher := getattr(task, "teacher", None):
+                _check_size(teacher.net, size)
+    except ValueError as error:
+        text = str(error)
+        raise UsageError(text if "img_size_schedule" in text else f"`data.img_size_schedule`: {text}") from None
+    return {"flops_from": [[epoch, 2 * count_macs(net, size)] for epoch, size in steps]}
+
+
+def _check_size(net: Any, size: tuple[int, int]) -> None:
+    if not hasattr(net, "positions"):
+        raise ValueError(f"{type(net).__name__}, the teacher, is not known to take images of every size")
+    tokenizer, images = net.tokenizer, torch.empty(1, net.in_chans, *size)
+    for side in getattr(tokenizer, "flexi_patch", ()):
+        tokenizer.drawn = (side, side)
+        net.positions(images)
+    if hasattr(tokenizer, "drawn"):
+        tokenizer.drawn = tokenizer.patch_size
+    net.positions(images)
 
 
 def check_module(task: L.LightningModule) -> None:
