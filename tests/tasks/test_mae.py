@@ -109,6 +109,7 @@ def test_what_cannot_be_is_one_line():
         ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighbouring tokens"),
         (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),
         ({"compile": True}, "`compile`"),
+        ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
         ({"metrics": ["F1Score"]}, "`metrics`"),
         ({"global_pool": "map"}, "`global_pool: map`"),
         ({"drop_path_rate": 0.1, "drop_path_subset": True}, "`drop_path_subset`"),

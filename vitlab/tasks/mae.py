@@ -175,6 +175,8 @@ def _refuse(task: TaskArgs) -> None:
         raise ValueError(
             "`compile` compiles the way from images to classes, which `model: MAE` does not go: leave it out"
         )
+    if task.get("flexi_patch"):
+        raise ValueError("`flexi_patch` changes the grid that `model: MAE` hides parts of: leave it out")
     if task.get("metrics"):
         raise ValueError("`metrics` measure outputs, and `model: MAE` has a loss alone: leave them out")
     if task.get("global_pool") == "map":
