@@ -18,7 +18,7 @@ SPEC = "class_path"
 POSITIONS = [
     *({"pos_embed": name} for name in ("none", "learned", "factorized", "sincos1d", "sincos2d", "fourier")),
     *({"pos_embed": name, "pos_embed_join": "every_layer"} for name in ("learned", "relpos", "rope_mixed")),
-    *({"pos_embed": name} for name in ("alibi2d", "cpb", "rope2d", "liere")),
+    *({"pos_embed": name} for name in ("alibi2d", "cpb", "rope2d", "liere", "string", "fire", "relpos1d")),
     {"pos_embed": ["learned", "rope2d", "relpos"]},
     {"pos_embed": "learned", "tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8},
     {"pos_embed": "relpos", "class_token": False, "global_pool": "avg", "reg_tokens": 2, "grad_checkpoint": True},
@@ -52,6 +52,8 @@ def one_by_one(net, image, keep):
         logits = q @ k.mT * attn.qk_scale
         if (bias := pos.bias(i)) is not None:
             logits = logits + bias[:, rows][:, :, rows]
+        if (related := pos.relate(whole(q * attn.qk_scale), i)) is not None:
+            logits = logits + related[:, :, rows][..., rows]
         x = x + attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x + block.mlp(block.norm2(x))
     return net.norm(x)

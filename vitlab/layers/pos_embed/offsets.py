@@ -130,7 +130,8 @@ class RelPos1d(PosEmbed):
         P = self.num_prefix_tokens
         if q.shape[2] <= P:
             return None
-        index = self.index if self.order is None else self.index[self.order[:, None], self.order]
+        index = self.index if self.order is None else self.index[self.order[..., None], self.order[..., None, :]]
+        index = index if index.ndim == 2 else index[:, None]  # of kept tokens (B, 1, K, K): each image has its own
         products = q[:, :, P:] @ self.keys[layer % len(self.keys)].to(q.dtype).t()  # (B, A, N, 2 N - 1)
         return F.pad(products.gather(-1, index.expand(*q.shape[:2], -1, -1)), (P, 0, P, 0))
 
