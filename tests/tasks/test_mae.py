@@ -75,7 +75,7 @@ def test_loss_and_gradients_equal_a_slow_version(arguments):
     assert len(grouped) == len(trained)
 
 
-def test_the_vit_b16_has_the_authors_parameters():
+def test_the_vit_b16_has_the_parameters_of_the_papers_shapes():
     with torch.device("meta"):
         task = MAE(embed_dim=768, num_heads=12, pos_embed="sincos2d")
     fixed = 197 * (768 + 512)  # the authors' tables are parameters that are not trained
@@ -103,7 +103,7 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
 
 def test_what_cannot_be_is_one_line():
     for arguments, line in (
-        ({"mask_ratio": 0.0}, "`mask_ratio` must leave some of 16 tokens"),
+        ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),
         ({"mask_ratio": 0.97}, "`mask_ratio` must leave some of 16 tokens"),
         ({"mask_ratio": float("nan")}, "mask_ratio"),
         ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighbouring tokens"),

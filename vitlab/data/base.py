@@ -64,7 +64,10 @@ class ImageData(Named, L.LightningDataModule):
     statistics_from = "train"
     targets: dict[str, Any]  # kind: class, multilabel or number, of which there are names, mean and std in training
     _restored: dict[str, Any]
+    splits: dict[SplitName, Images]
+    held_back: dict[SplitName, Images]  # see `division`
     sample_weights: Tensor | None = None  # (N,) of the training images in the loss
+    _statistics: Statistics | None = None
     arrays = False  # whether images are arrays of numbers, which stay what they are
     deals_samples = True  # its loaders give each process a share of its own
 
@@ -97,16 +100,13 @@ class ImageData(Named, L.LightningDataModule):
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
-        looks = (augment, crop_scale, crop_pct, interpolation, img_size_schedule)
+        looks, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
         self.pipeline = Pipeline(native_size, self.img_size, *looks)
-        self.rule = SplitRule(**split)
-        self.splits: dict[SplitName, Images] = {}
-        self.held_back: dict[SplitName, Images] = {}  # see `division`
+        self.splits, self.held_back = {}, {}
         self.unreadable: dict[str, str] = {}  # path: reason, of files left out
         self.notes: list[str] = []  # for the header of a training
         self._ready: dict[SplitName, Images] = {}
         self.targets, self._restored = {"kind": "class"}, {}
-        self._statistics: Statistics | None = None
         if (run := RUN.get()) and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
