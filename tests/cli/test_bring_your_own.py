@@ -150,18 +150,18 @@ WRONG = {
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],
         "userpkg.wrong.Dicts is {image: tensor (16, 1, 8, 8), label: tensor (16,)}",
     ),
-    "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `img_size`: give --model.img_size"),
+    "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `data.img_size`: give --model.img_size"),
     "a position embedding that is none": (
         [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],
-        "`pos_embed`: userpkg.Net is no vitlab.layers.pos_embed.base.PosEmbed; give a class that comes from it",
+        "`model.pos_embed`: userpkg.Net is no vitlab.layers.pos_embed.base.PosEmbed; give a class that comes from it",
     ),
     "a metric of another task": (
         [*VIT, "--data=Digits", "--model.metrics=[{class_path: F1Score, init_args: {task: binary}}]"],
-        "`metrics`: F1Score does not take outputs (B, 10) and class targets",
+        "`model.metrics`: F1Score does not take outputs (B, 10) and class targets",
     ),
     "an argument that no optimizer takes": (
         [*VIT, "--data=Digits", "--model.opt=torch.optim.SGD", "--model.opt.init_args.momentun=0.9"],
-        '`opt`: torch.optim.sgd.SGD takes no argument `momentun`; did you mean "momentum"?',
+        '`model.opt`: torch.optim.sgd.SGD takes no argument `momentun`; did you mean "momentum"?',
     ),
     "a metric whose good end is not known": ([*NET, *BARS, "--checkpoint.monitor=val_acc"], "`checkpoint.mode`"),
 }

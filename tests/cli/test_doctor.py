@@ -53,7 +53,7 @@ def test_this_machine_can_train(capsys, monkeypatch):
         ("lightning", "2.7.0", "lightning>=2.6.6,<2.7"),
         ("torch", "2.9.1+cpu", "CVE-2026-24747"),
         ("pillow", "12.1.1", "GHSA-whj4-6x5x-4v2j"),
-        ("jsonargparse", "5.0.0rc1", "jsonargparse>=4.49,<5"),
+        ("jsonargparse", "5.0.0rc1", "jsonargparse>=4.52,<5"),
         ("timm", None, "is missing"),
     ],
 )

@@ -361,7 +361,7 @@ def test_help_for_fit_names_what_people_set(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "240")
     assert main(["fit", "--help"]) == 0
     page = capsys.readouterr().out
-    assert page.count("\n") < 140
+    assert page.count("\n") < 150
     flags = ("--name", "--resume", "--model.pos_embed", "--model.t2t_kernels", "--data.root", "--trainer.max_epochs")
     assert all(flag in page for flag in flags)
 

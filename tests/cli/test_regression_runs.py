@@ -87,7 +87,7 @@ def test_classes_are_refused_where_numbers_are_needed_and_the_other_way_round(ar
     assert main([*CONFIG, *TABLE, "--data.targets=left", "--data.mixup=0.5", "--dry_run"]) == 2
     assert "`data.mixup` and `data.cutmix` mix classes" in capsys.readouterr().err
     assert main([*CONFIG, *TABLE, "--data.targets=left", "--model.num_targets=2", "--dry_run"]) == 2
-    assert "`num_targets` is 2, the data has 1: left" in capsys.readouterr().err
+    assert "`model.num_targets` is 2, the data has 1: left" in capsys.readouterr().err
 
 
 def test_a_file_that_is_no_such_array_is_listed_and_the_others_are_predicted(arrays, capsys):

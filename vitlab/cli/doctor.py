@@ -18,7 +18,7 @@ from vitlab.runs.directory import RUNS
 
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
 MORE = (
-    *("fsspec", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
+    *("fsspec", "jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
     *("rich", "scikit-learn", "scipy", "statsmodels", "tqdm", "wandb"),
 )
 KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is wrong with them]
@@ -30,7 +30,7 @@ KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is w
         (">=2.7", "not tried with vitlab; install lightning>=2.6.6,<2.7"),
     ],
     "pillow": [("<12.2", "GHSA-whj4-6x5x-4v2j; install pillow>=12.2")],
-    "jsonargparse": [(">=5", "lacks what Lightning 2.6 calls; install jsonargparse>=4.49,<5")],
+    "jsonargparse": [(">=5", "lacks what Lightning 2.6 calls; install jsonargparse>=4.52,<5")],
 }
 ALL_REDUCE = "from vitlab.cli.doctor import all_reduce; all_reduce()"
 LEAST_DISK = 2  # GB
