@@ -19,6 +19,8 @@ from vitlab.ablation.work.cells import Resolved
 from vitlab.ablation.work.start import spread
 from vitlab.models.vit import VisionTransformer
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NONE = {"model.pos_embed": "none", "model.pos_embed_lr_mult": 1}
 POS_EMBED = {"none": NONE, "learned": {"model.pos_embed": "learned"}}

@@ -18,6 +18,8 @@ from vitlab.ablation.verdict import images
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved, cells_of
 
+pytestmark = pytest.mark.slow
+
 ARMS = {"none": 0.70, "learned": 0.90, "sincos2d": 0.905}
 FILE = {
     "name": "made-up",

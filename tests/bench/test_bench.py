@@ -18,6 +18,8 @@ from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.runs import machine
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SMALL = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 10}
 T2T = {**SMALL, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_dim": 4, "pos_embed": "sincos1d"}

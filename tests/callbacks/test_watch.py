@@ -10,6 +10,8 @@ import torch.distributed as dist
 from vitlab.callbacks.watch import BEAT, Watch
 from vitlab.errors import Stopped
 
+pytestmark = pytest.mark.slow
+
 
 class Strategy:
     """Two processes that have met: what one broadcasts, the other has."""
