@@ -14,7 +14,7 @@ from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import attention_inputs, attention_maps
+from vitlab.models.walk import all_attention_maps, attention_maps
 
 
 def rollout(maps: Iterable[Tensor]) -> Tensor:
@@ -91,13 +91,8 @@ def per_head(
     net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], measure: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """Return ``measure``, from ``(B, A, L, L)`` to ``(B, A)``, of each image, layer and head, ``(n, depth, A)``."""
-    found = []
-    with torch.no_grad():
-        for images, _ in batches:
-            inputs, positions = attention_inputs(net, images), net.positions(images)
-            maps = (net.blocks[i].attn.weights(x, positions, i) for i, x in enumerate(inputs))  # type: ignore[operator, union-attr]
-            found.append(torch.stack([measure(layer).cpu() for layer in maps], dim=1))
-    return torch.cat(found)
+    layers = ([measure(maps).cpu() for maps in all_attention_maps(net, images)] for images, _ in batches)
+    return torch.cat([torch.stack(each, dim=1) for each in layers])
 
 
 def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFrame:
@@ -143,7 +138,7 @@ def analyze_attention(subject: Subject) -> Finding:
     named = {f"head {head}": maps[:, head] for head in heads}
     if len(heads) > 1:
         named["mean of heads"] = maps.mean(dim=1)
-    note = f"{_token_name(subject)} in layer {layer} of 0..{len(net.blocks) - 1}"
+    note = f"{token_name(subject)} in layer {layer} of 0..{len(net.blocks) - 1}"
     return maps_of_images(subject, images, named, f"attention of the {note}")
 
 
@@ -157,11 +152,9 @@ def analyze_rollout(subject: Subject) -> Finding:
     """
     token = subject.shown_query("rollout", "distance or displacement")
     net, images = subject.net, subject.shown()
-    reached = rollout(attention_maps(net, images, layer) for layer in range(len(net.blocks)))
+    reached = rollout(all_attention_maps(net, images))
     named = {"rollout": reached[:, token, net.num_prefix_tokens :]}
-    return maps_of_images(
-        subject, images, named, f"rollout to the {_token_name(subject)} over {len(net.blocks)} layers"
-    )
+    return maps_of_images(subject, images, named, f"rollout to the {token_name(subject)} over {len(net.blocks)} layers")
 
 
 def analyze_distance(subject: Subject) -> Finding:
@@ -189,7 +182,8 @@ def analyze_entropy(subject: Subject) -> Finding:
     return _heads(subject, "entropy", entropy, math.log(tokens), "entropy of attention, nats")
 
 
-def _token_name(subject: Subject) -> str:
+def token_name(subject: Subject) -> str:
+    """Return the token whose attention is shown, in words."""
     return "class token" if subject.query is None else f"patch at row {subject.query[0]}, column {subject.query[1]}"
 
 

@@ -11,6 +11,7 @@ from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
 SHOTS = (1, 5, 10, 25)
@@ -46,19 +47,14 @@ def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: 
 
 
 def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, k: int, num_classes: int) -> float:
-    """Return the accuracy of the vote of the k most similar features, each weighted by exp(cosine / 0.07).
-
-    Wu et al. 2018 (arXiv:1805.01978).
+    """Return the accuracy of :func:`vitlab.models.features.knn`.
 
     Example:
         >>> features, labels = torch.eye(4).repeat(5, 1), torch.arange(20) % 4
         >>> knn_accuracy(features, labels, features, labels, k=3, num_classes=4)
         1.0
     """
-    similarity = F.normalize(test, dim=1) @ F.normalize(train, dim=1).T  # (n_test, n_train)
-    best, index = similarity.topk(min(k, len(train)), dim=1)
-    votes = test.new_zeros(len(test), num_classes).scatter_add_(1, labels[index], (best / 0.07).exp())
-    return float((votes.argmax(dim=1) == test_labels).double().mean())
+    return float((knn(train, labels, test, k, num_classes) == test_labels).double().mean())
 
 
 def draw(labels: Tensor, shots: int, seed: int) -> Tensor:

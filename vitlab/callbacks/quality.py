@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vitlab.contract import deals_samples
+from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
 Measure = Literal["knn", "probe", "rankme"]
@@ -87,7 +88,10 @@ class FeatureQuality(Callback):
         features, labels = self.features(trainer, task, "val", most)
         if {"knn", "probe"} & {*self.measures}:
             known = *self.features(trainer, task, "train", most), features
-            found = {"knn": lambda: knn(*known, self.k), "probe": lambda: probe(*known)}
+            found = {
+                "knn": lambda: knn(*known, self.k, int(known[1].max()) + 1),
+                "probe": lambda: probe(*known),
+            }
             for name in (name for name in found if name in self.measures):
                 values[name] = float((found[name]() == labels).double().mean())
         return values | ({"rankme": rankme(features)} if "rankme" in self.measures else {})
@@ -108,20 +112,6 @@ class FeatureQuality(Callback):
                 found.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
         features, targets = (torch.cat(part) for part in zip(*found, strict=True))
         return features, targets
-
-
-def knn(features: Tensor, labels: Tensor, queries: Tensor, k: int = 20, temperature: float = 0.07) -> Tensor:
-    """Return the ``(m,)`` classes that the nearest of ``(n, D)`` features with ``(n,)`` labels give ``(m, D)`` queries.
-
-    >>> knn(torch.eye(2), torch.tensor([5, 3]), torch.tensor([[0.1, 1.0]]), k=1)
-    tensor([3])
-    """
-    features, found = F.normalize(features, dim=1), []
-    for part in F.normalize(queries, dim=1).split(1024):
-        near, where = (part @ features.T).topk(min(k, len(features)), dim=1)
-        votes = F.one_hot(labels[where], int(labels.max()) + 1) * (near / temperature).exp()[..., None]
-        found.append(votes.sum(dim=1).argmax(dim=1))
-    return torch.cat(found)
 
 
 def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:

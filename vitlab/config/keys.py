@@ -77,3 +77,12 @@ def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any
             f"`--resume`: the configuration differs from that of {run.path} ({'; '.join(changed)}). "
             "Resume it without these changes, or start a new run with --init_from"
         )
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under dotted keys, lists whole."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
+    return flat

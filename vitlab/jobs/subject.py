@@ -101,11 +101,12 @@ def named_subject(source: str, view: View) -> Subject:
         else:
             if view.weights is None and not source.startswith("timm:"):
                 raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
-            grid = None
-            if changes and view.weights and not read_weights(view.weights).arguments:
+            weights, grid = view.weights, None
+            file = read_weights(weights) if weights and not weights.startswith("timm:") else None
+            if changes and file and not file.arguments and source in SIZES:
                 with suppress(ValueError):  # of the size that goes with the name, if it can be
-                    grid = create_model(source, weights=view.weights).grid_size
-            net = create_model(source, weights=view.weights, grid=grid, **changes)
+                    grid = create_model(source, weights=file).grid_size
+            net = create_model(source, weights=file or weights, grid=grid, **changes)
             if source.startswith("timm:"):
                 statistics, crop_pct, interpolation = _timm_images(source.removeprefix("timm:"))
         pipeline = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation)  # type: ignore[arg-type]

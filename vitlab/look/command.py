@@ -7,7 +7,7 @@ from vitlab.config.arguments import CommandParser
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
-from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.directory import RunDir, find_run, write_text
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
@@ -29,12 +29,11 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.jobs.subject import View
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.look.page import write
 
     open_terminal(options.quiet)
     view = View(options.images, weights=options.weights, img_size=options.img_size, shown=options.pictures)
     text = _drawing(options.sources[0], view, rest) if drawing else _page(options.sources, view, rest)
-    write(drawing or page, text)
+    write_text(drawing or page, text)
     say(f"wrote {drawing or page}, {len(text.encode()) / 1e6:.2f} MB")
     return 0
 

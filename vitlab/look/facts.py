@@ -1,7 +1,7 @@
 """What a run directory says of its run, as the page shows it; nothing is computed but from its files."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import yaml
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
 from vitlab.analysis.outcomes.classes import confusion
+from vitlab.config.keys import flatten
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.stats import mcnemar
@@ -27,15 +28,7 @@ def config_of(run: RunDir) -> dict[str, str]:
         'vitlab.data.known.digits.Digits'
     """
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
-    return dict(_flat(content))
-
-
-def _flat(content: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
-    for key, value in content.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", json.dumps(value) if not isinstance(value, str) else value
+    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in flatten(content).items()}
 
 
 def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:

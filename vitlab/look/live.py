@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import UsageError
 from vitlab.look.charts import sparkline
-from vitlab.look.page import RELOAD, render, write
-from vitlab.runs.directory import RunDir
+from vitlab.look.page import RELOAD, render
+from vitlab.runs.directory import RunDir, write_text
 
 LOG = logging.getLogger("vitlab")
 
@@ -52,6 +52,6 @@ class LivePage(Callback):
         if not (path / "config.yaml").is_file():
             return  # nothing of vitlab's runs
         try:
-            write(path / "look.html", render(path.name, {path.name: RunDir(path)}, reload=reload))
+            write_text(path / "look.html", render(path.name, {path.name: RunDir(path)}, reload=reload))
         except (OSError, UsageError) as error:
             LOG.warning("look.html could not be written: %s", error)

@@ -15,7 +15,7 @@ from vitlab.analysis.subject import Subject
 from vitlab.look.diagram import architecture
 from vitlab.look.facts import config_of, curves_of, differences, environment, outcome_of, paired
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.directory import RunDir
 
 HOME = Path(__file__).parent
 WRONG, FIGURES = 12, 2_000_000  # mistakes with their pictures; bytes of the figures of analyses
@@ -61,11 +61,6 @@ def render(
     page = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True).get_template("page.html")
     script = (HOME / "viewer.js").read_text()
     return page.render(**content, title=title, sections=sections, script=script, version=__version__, reload=reload)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a page in one step."""
-    write_text(path, text)
 
 
 def _run(name: str, run: RunDir, subject: Subject | None) -> dict[str, Any]:

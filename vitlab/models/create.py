@@ -28,7 +28,7 @@ _UNSEEN = (  # what a state dict does not show of blocks and positions
 def create_model(
     name: str | None = None,
     *,
-    weights: str | Path | None = None,
+    weights: str | Path | WeightsFile | None = None,
     resize: ResizePolicy | Literal["usual"] | None = "usual",
     grid: Sequence[int] | None = None,
     **arguments: Unpack[ModelArgs],
@@ -75,9 +75,9 @@ def create_model(
         return VisionTransformer(**{**SIZES.get(name or "", {}), **arguments})
     else:
         base = SIZES.get(name or "", {})
-        if str(weights).startswith("timm:"):
-            theirs = timm_model(str(weights), pretrained=True)
-            file = timm_file(theirs, str(weights))
+        if isinstance(weights, str) and weights.startswith("timm:"):
+            theirs = timm_model(weights, pretrained=True)
+            file = timm_file(theirs, weights)
             _check_same(theirs, file, {**base, **arguments})
         else:
             file = read_weights(weights)

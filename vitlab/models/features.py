@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.layers.attention import SqueezeExcite
@@ -178,3 +179,20 @@ def pool(net: Any, x: Tensor) -> Tensor:
             return patches.amax(dim=1)
     pooled: Tensor = net.attn_pool(patches)
     return pooled
+
+
+def knn(features: Tensor, labels: Tensor, queries: Tensor, k: int, num_classes: int) -> Tensor:
+    """Return the classes ``(m,)`` that the nearest of ``(n, D)`` features with ``(n,)`` labels give ``(m, D)`` queries.
+
+    The k most similar ones vote, each weighted by exp(cosine / 0.07), Wu et al. 2018 (arXiv:1805.01978).
+
+    Example:
+        >>> knn(torch.eye(2), torch.tensor([5, 3]), torch.tensor([[0.1, 1.0]]), k=1, num_classes=6)
+        tensor([3])
+    """
+    features, found = F.normalize(features, dim=1), []
+    for part in F.normalize(queries, dim=1).split(1024):
+        best, index = (part @ features.T).topk(min(k, len(features)), dim=1)
+        votes = part.new_zeros(len(part), num_classes).scatter_add_(1, labels[index], (best / 0.07).exp())
+        found.append(votes.argmax(dim=1))
+    return torch.cat(found)

@@ -43,6 +43,21 @@ def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients
         return net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
 
 
+def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
+    """Yield the attention of each block for ``(B, C, H, W)`` images in one pass, ``(B, A, L, L)`` a block.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [maps.shape for maps in all_attention_maps(net, torch.randn(1, 3, 32, 32))]
+        [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
+    """
+    positions = net.positions(images)
+    for layer, x in enumerate(attention_inputs(net, images)):
+        with torch.no_grad():
+            maps = net.blocks[layer].attn.weights(x, positions, layer)  # type: ignore[operator, union-attr]
+        yield maps
+
+
 def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = False) -> Iterator[Tensor]:
     """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` a block.
 

@@ -44,8 +44,8 @@ class WeightsFile:
     path: str | Path = "the file"
 
 
-def read_weights(path: str | Path) -> WeightsFile:
-    """Read a safetensors file, or a torch file in the mode that cannot run code.
+def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
+    """Read a safetensors file, or a torch file in the mode that cannot run code; what was read already is returned.
 
     How the network was built is said in the file, or under ``network`` in a FILE.json beside it.
 
@@ -56,6 +56,8 @@ def read_weights(path: str | Path) -> WeightsFile:
         ...     list(read_weights(f"{folder}/last.pth").state_dict)
         ['head.bias']
     """
+    if isinstance(path, WeightsFile):
+        return path
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"no such file: {path}")

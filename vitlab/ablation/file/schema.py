@@ -10,20 +10,8 @@ from vitlab.errors import UsageError, did_you_mean
 
 KEYS: dict[str, tuple[str, ...]] = {  # "": the file itself; others: the section of that name
     "": (
-        *(
-            "name",
-            "base",
-            "axes",
-            "exclude",
-            "adjust",
-            "seeds",
-            "baseline",
-            "evaluate",
-            "checkpoint",
-            "metric",
-            "match",
-        ),
-        *("analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
+        *("name", "base", "axes", "exclude", "adjust", "seeds", "baseline", "evaluate", "checkpoint", "metric"),
+        *("match", "analyses", "stats", "claims", "run", "wandb", "tune", "trust_imports"),
     ),
     "metric": ("primary", "mode", "secondary"),
     "match": ("within", "steps", "params", "flops", "pos_to_content", "on_violation"),

@@ -12,19 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import vitlab
-from vitlab.config.keys import key_of
+from vitlab.config.keys import flatten, key_of
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted keys, lists whole."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
-    return flat
 
 
 def digest(content: Any) -> str:

@@ -17,8 +17,9 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.gpus import WAIT, Slot, slot
-from vitlab.ablation.work.identity import code_digest, digest, flatten
+from vitlab.ablation.work.identity import code_digest, digest
 from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish
+from vitlab.config.keys import flatten
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock

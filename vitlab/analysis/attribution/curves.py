@@ -1,5 +1,7 @@
 """Whether a map is faithful: what happens when its best patches are taken away, or given first."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 import torch
@@ -13,6 +15,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import outputs
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of the patches
+Change = Callable[..., Tensor]
 MOST = 48  # images: each is passed a hundred times, and once for each patch
 
 
@@ -40,9 +43,8 @@ def _best(net: VisionTransformer, values: Tensor, count: int) -> Tensor:
     return cells(net, torch.zeros_like(values).scatter(1, order[:, :count], 1.0))
 
 
-def probabilities(net: VisionTransformer, images: Tensor, values: Tensor, classes: Tensor, change: object) -> Tensor:
+def probabilities(net: VisionTransformer, images: Tensor, values: Tensor, classes: Tensor, change: Change) -> Tensor:
     """Return the classes' probabilities at each of :data:`SHARES` of the patches, ``(B, shares)``."""
-    assert callable(change)
     counts = [round(share * values.shape[1]) for share in SHARES]
     found = [outputs(net, change(net, images, values, count)).softmax(dim=1) for count in counts]
     return torch.stack([each.gather(1, classes[:, None])[:, 0] for each in found], dim=1).double().cpu()
@@ -84,6 +86,5 @@ def analyze_faithfulness(subject: Subject) -> Finding:
     return Finding(table, figure, note)
 
 
-def _in_parts(net: VisionTransformer, images: Tensor, classes: Tensor, method: object) -> Tensor:
-    assert callable(method)
+def _in_parts(net: VisionTransformer, images: Tensor, classes: Tensor, method: Change) -> Tensor:
     return torch.cat([method(net, x, k) for x, k in zip(images.split(16), classes.split(16), strict=True)])

@@ -1,11 +1,11 @@
 """All heads of all layers at one glance."""
 
 import pandas as pd
-import torch
 
+from vitlab.analysis.attention import token_name
 from vitlab.analysis.figures import grid_of_axes, overlay, picture
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.walk import attention_inputs
+from vitlab.models.walk import all_attention_maps
 
 
 def analyze_heads(subject: Subject) -> Finding:
@@ -19,9 +19,7 @@ def analyze_heads(subject: Subject) -> Finding:
     token = subject.shown_query("heads", "distance or displacement")
     net, images = subject.net, subject.shown(1)
     (h, w), (pixels,) = net.grid_size, subject.pixels(images).numpy()
-    with torch.no_grad():
-        inputs, positions = attention_inputs(net, images), net.positions(images)
-        maps = [net.blocks[i].attn.weights(x, positions, i)[0] for i, x in enumerate(inputs)]  # type: ignore[operator, union-attr]
+    maps = [each[0] for each in all_attention_maps(net, images)]
     rows = []
     figure, axes = grid_of_axes(len(maps), 1 + len(maps[0]), size=1.1)
     for layer, heads in enumerate(maps):
@@ -33,7 +31,5 @@ def analyze_heads(subject: Subject) -> Finding:
                 {"layer": layer, "head": head, "row": n // w, "column": n % w, "weight": float(value)}
                 for n, value in enumerate(values.flatten())
             ]
-    where = "the class token" if subject.query is None else f"the patch at row {subject.query[0]}, {subject.query[1]}"
-    return Finding(
-        pd.DataFrame(rows), figure, f"attention of {where} in one picture; colours span each map's own range"
-    )
+    note = f"attention of the {token_name(subject)} in one picture; colours span each map's own range"
+    return Finding(pd.DataFrame(rows), figure, note)
