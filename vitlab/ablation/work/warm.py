@@ -101,16 +101,16 @@ class Server:
         return Child(int.from_bytes(pid, "big"), reply)
 
 
-def main(fd: int) -> int:
-    """Import, then serve; in a child, run its command and return its exit code."""
+def main(fd: int) -> None:
+    """Import, then serve; in a child, run its command."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a time limit's warning, which is for the commands
     for name in (*(f"vitlab.{room}" for room in ROOMS), *OTHERS):
         importlib.import_module(name)
     _parse()
     gc.collect()
     gc.freeze()  # the children's collector leaves these pages alone, so that they stay shared
-    task = _serve(socket.socket(fileno=fd))
-    return _command(*task) if task else 0
+    if task := _serve(socket.socket(fileno=fd)):
+        _command(*task)
 
 
 def _parse() -> None:
@@ -194,9 +194,9 @@ def _reap(replies: dict[int, socket.socket]) -> None:
                 reply.send(str(os.waitstatus_to_exitcode(ended[1])).encode())
 
 
-def _command(request: dict[str, Any], fds: list[int]) -> int:
-    """Run ``vitlab`` as a fresh process would."""
-    vitlab = importlib.import_module("vitlab.cli.main").main  # as in a process of the same words
+def _command(request: dict[str, Any], fds: list[int]) -> None:
+    """Run ``vitlab`` as a fresh process would, and end."""
+    run = importlib.import_module("vitlab.__main__").run  # as in a process of the same words
     sys.stdout.flush()
     for stream in (1, 2):
         os.dup2(fds[0], stream)
@@ -207,8 +207,8 @@ def _command(request: dict[str, Any], fds: list[int]) -> int:
     random.seed()
     sys.modules["numpy.random"].seed()
     sys.argv = [str(Path(__file__).parents[2] / "__main__.py"), *request["args"]]
-    return int(vitlab(request["args"]))
+    run()
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    main(int(sys.argv[1]))

@@ -1,0 +1,34 @@
+"""A command's process ends quickly, but not before its threads, exit functions and last words."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, threading, vitlab.__main__ as command
+def main():
+    atexit.register(print, "exit function")
+    threading.Timer(0.1, print, ["thread"]).start()
+    print("words")
+    return 3
+command.main = main
+command.run()
+"""
+
+
+def run(stdout):
+    return subprocess.run([sys.executable, "-c", SCRIPT], stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+
+
+def test_the_process_waits_for_its_threads_and_exit_functions_and_tells_its_code():
+    ended = run(subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (3, "")
+    assert ended.stdout.split() == ["words", "thread", "exit", "function"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+def test_words_that_cannot_be_written_are_no_success():
+    with open("/dev/full", "w") as full:
+        line = [sys.executable, "-m", "vitlab", "--version"]
+        assert subprocess.run(line, stdout=full, stderr=subprocess.DEVNULL, timeout=60).returncode == 1
