@@ -108,7 +108,6 @@ def test_what_cannot_be_is_one_line():
         ({"mask_ratio": float("nan")}, "mask_ratio"),
         ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighbouring tokens"),
         (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),
-        ({"compile": True}, "`compile`"),
         ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
         ({"metrics": ["F1Score"]}, "`metrics`"),
         ({"global_pool": "map"}, "`global_pool: map`"),

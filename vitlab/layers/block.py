@@ -61,8 +61,13 @@ class DropPath(nn.Module):
             return self._add_to_some(x, branch)
         y = branch(x)
         if self.training and self.rate:
-            y = y * (y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate))
+            y = y * (self._kept(y) / (1 - self.rate))
         return x[:, : y.shape[1]] + y
+
+    def _kept(self, y: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # each rate of bernoulli_ would be a graph of its own
+            return (torch.rand(len(y), 1, 1, device=y.device) < 1 - self.rate).to(y.dtype)
+        return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate)
 
     def _add_to_some(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
         kept = max(1, round(len(x) * (1 - self.rate)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from vitlab.classes import ClassSpec
+from vitlab.layers.compiled import CompileMode
 from vitlab.models.arguments import NetworkArgs
 from vitlab.optim.schedule import ScheduleName
 from vitlab.tasks.optimizer import SchedulerSpec
@@ -28,7 +29,7 @@ class TaskArgs(NetworkArgs, total=False):
     head_lr_mult: float
     freeze: Sequence[str]
     nan_loss: Literal["stop", "skip"]
-    compile: bool
+    compile: bool | CompileMode
 
 
 class ClassifierArgs(TaskArgs, total=False):

@@ -11,6 +11,7 @@ from torchmetrics import MetricCollection
 
 from vitlab.classes import ClassSpec
 from vitlab.contract import Weighted
+from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
@@ -56,7 +57,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         freeze: Parts of the network that are not trained, as beginnings of parameter names: tokenizer, blocks.0.
         nan_loss: Whether a loss or gradient that is not finite stops the run, or its step is skipped; to skip, each
             step waits for the device.
-        compile: Whether the network is compiled by torch before training.
+        compile: Whether torch compiles the network, part by part, or the mode in which it does (true is default).
         **vit: Passed to :class:`VisionTransformer`.
     """
 
@@ -84,7 +85,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         head_lr_mult: float = 1.0,
         freeze: Sequence[str] = (),
         nan_loss: Literal["stop", "skip"] = "stop",
-        compile: bool = False,
+        compile: bool | CompileMode = False,
         **vit: Unpack[NetworkArgs],
     ) -> None:
         super().__init__()
@@ -137,8 +138,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         self.train_sums = dict(checkpoint.get("train_sums", {}))
 
     def on_fit_start(self) -> None:
-        if self.hparams["compile"]:
-            self.net.compile()
+        compile_parts(self, self.hparams["compile"])
         self._stream_seed = torch.initial_seed()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

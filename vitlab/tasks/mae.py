@@ -171,10 +171,6 @@ def _together(patches: Tensor, grid_size: tuple[int, ...]) -> Tensor:
 
 
 def _refuse(task: TaskArgs) -> None:
-    if task.get("compile"):
-        raise ValueError(
-            "`compile` compiles the way from images to classes, which `model: MAE` does not go: leave it out"
-        )
     if task.get("flexi_patch"):
         raise ValueError("`flexi_patch` changes the grid that `model: MAE` hides parts of: leave it out")
     if task.get("metrics"):

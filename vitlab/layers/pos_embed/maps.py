@@ -189,7 +189,7 @@ class LieRE(PosEmbed):
 
     def rotations(self, layer: int) -> Tensor:
         """Return ``(A, L, d / block, block, block)`` rotations of block ``layer``."""
-        upper = self.generators[:, layer % self.generators.shape[1]].triu(1)
+        upper = self.generators.select(1, layer % self.generators.shape[1]).triu(1)
         y, x = (upper - upper.transpose(-2, -1))[:, :, None]  # (A, 1, d / block, block, block) each
         down, across = self.cells[:, :, None, None, None]
         return torch.matrix_exp(down * y + across * x)

@@ -228,7 +228,7 @@ class RoPEMixed(RotaryPosEmbed):
 
     def cos_sin(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return ``(A, L, d / 2)`` cosines and sines of block ``layer``."""
-        fx, fy = self.freqs[:, layer % self.freqs.shape[1], :, None]  # (A, 1, d / 2) each
+        fx, fy = self.freqs.select(1, layer % self.freqs.shape[1])[:, :, None]  # (A, 1, d / 2) each
         y, x = self.cells[..., None]  # (L, 1) each
         angles = x * fx + y * fy  # products, not a matmul: autocast leaves them in float32
         return angles.cos(), angles.sin()
