@@ -56,5 +56,6 @@ def quick_imports() -> Iterator[None]:
     finally:
         if sys.modules.get(stand_in.__name__) is stand_in:
             del sys.modules[stand_in.__name__]
+        gc.freeze()  # what has been imported stays: no collection looks through it again
         if collecting:
             gc.enable()

@@ -132,6 +132,7 @@ class Guarded(WandbLogger):
             return self._experiment
         import wandb  # now, and not for a run that does without
 
+        _leave_launch_alone()
         try:
             return WandbLogger.experiment.__get__(self)
         except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
@@ -144,6 +145,17 @@ class Guarded(WandbLogger):
             LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
         self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
         return self._experiment
+
+
+def _leave_launch_alone() -> None:
+    """Keep W&B from importing W&B Launch, a CPU second, to see that nobody has staged inputs for it.
+
+    Who stages some has imported it. Delete this when ``Run._detect_and_apply_job_inputs`` looks there itself.
+    """
+    from wandb.sdk.wandb_run import Run
+
+    if "wandb.sdk.launch" not in sys.modules and hasattr(Run, "_detect_and_apply_job_inputs"):
+        Run._detect_and_apply_job_inputs = lambda self: None  # type: ignore[method-assign]
 
 
 def _attempt(name: str) -> Callable[..., None]:
