@@ -29,7 +29,7 @@ FILE = {
     "baseline": {"pos_embed": "none"},
     "evaluate": "test",
     "metric": {"primary": "acc1", "secondary": ["resolution/acc1@12"]},
-    "analyses": ["resolution", "scramble", "shift", "displacement", "position"],
+    "analyses": ["resolution", "scramble", "shift", "displacement", "position", "confusion"],
     "stats": {"margin": 0.02},
     "claims": ["learned > none", "learned > none on resolution/acc1@12", "sincos2d > learned", "learned > 0.5"],
 }
@@ -88,6 +88,7 @@ def analyze(run, cell, accuracy, rng):
         for dy in range(-3, 4)
         for dx in range(-3, 4)
     ]
+    tables["confusion"] = [{"class": "cat", "recall": accuracy, "precision": 0.5, "f1": float("nan")}]
     for name, content in tables.items():
         path = run.path / "analysis" / f"{name}.csv"
         path.parent.mkdir(exist_ok=True)
@@ -195,6 +196,9 @@ def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
     part = report.split("## Analysis: resolution")[1].split("\n## ")[0]
     assert "| acc1: arm | line | n | size 8 | size 12 | size 16 | size 24 |" in part
     assert re.search(r"\| sincos2d \| resize, interpolate \| 2/3 \| 0\.\d{4} ± 0\.\d{4} \|", part)
+    part = report.split("## Analysis: confusion")[1].split("\n## ")[0]
+    assert "| precision: arm | line | n | value |" in part and "| sincos2d | cat | 2/3 | 0.5000 ± 0.0000 |" in part
+    assert "f1: arm" not in part
     assert "position: not done for none: there is no table" in report
     table = pd.read_csv(folder / "summary.csv")
     rows = table[(table["kind"] == "analysis") & (table["analysis"] == "scramble") & (table["arm"] == "none")]

@@ -6,9 +6,10 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, confusion_matrix, f1_score, precision_recall_fscore_support
 from torchmetrics.functional.classification import multiclass_calibration_error
 
+import vitlab
 from vitlab.analysis import analyze_calibration, analyze_confusion, analyze_errors
 from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
-from vitlab.analysis.outcomes.classes import by_class, confusion, over_classes
+from vitlab.analysis.outcomes.classes import by_class, confusion, macro_intervals, over_classes
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 
 
@@ -71,3 +72,61 @@ def test_labels_and_numbers_are_as_wrong_as_their_cross_entropy_and_their_error(
     assert torch.allclose(labels.badness(), expected) and labels.wrong().tolist() == [False, True]
     numbers = Outcome("number", torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [10.0], [5.0]]), ["x"], [])
     assert torch.allclose(numbers.badness(), torch.tensor([0.1, 0.0, 1.5]))
+
+
+def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():
+    """Three classes of 60 images and true recalls of 0.9, 0.7 and 0.5: nineteen of twenty intervals hold their mean."""
+    rng, held = np.random.default_rng(1), 0
+    targets = np.repeat(np.arange(3), 60)
+    for _ in range(60):
+        right = rng.random(180) < np.array([0.9, 0.7, 0.5])[targets]
+        matrix = confusion(targets, np.where(right, targets, (targets + 1) % 3), 3)
+        low, high = macro_intervals(matrix, draws=100)["acc1_macro"]
+        held += low <= 0.7 <= high
+    assert 53 <= held < 60
+
+
+@pytest.mark.slow
+def test_every_rate_of_an_analysis_has_an_interval_that_holds_it(small_subject):
+    """Columns that are means over images; what remains names a row, counts, or is of the weights alone."""
+    subject = small_subject(pos_embed="learned", num_images=24)
+    not_means = {
+        "noise",
+        "image",
+        "layer",
+        "head",
+        "dy",
+        "dx",
+        "row",
+        "column",
+        "uniform",
+        "error",
+        "n",
+        "images",
+        "low",
+    }
+    not_means |= {
+        "high",
+        "level",
+        "side",
+        "blocks",
+        "repeat",
+        "pixels",
+        "size",
+        "shots",
+        "draw",
+        "k",
+        "n_train",
+        "share",
+    }
+    not_means |= {"other_row", "other_column", "cosine", "other_layer"}
+    names = "probe scramble scramble_image shift resolution distance entropy displacement position fewshot knn cka "
+    for name in (names + "faithfulness sanity confusion calibration").split():
+        table = getattr(vitlab.analysis, f"analyze_{name}")(subject).table.select_dtypes("number")
+        for column in table.columns:
+            if column in not_means or column.endswith(("_low", "_high")) or column.startswith("as "):
+                continue
+            low, value, high = (table[c].to_numpy(dtype=float) for c in (f"{column}_low", column, f"{column}_high"))
+            known = np.isfinite(low)
+            assert known.any() and (low[known] <= value[known] + 1e-9).all(), (name, column)
+            assert (value[known] <= high[known] + 1e-9).all(), (name, column)

@@ -72,8 +72,8 @@ def test_the_table_starts_with_what_is_not_scrambled(small_subject):
     for analyze, level in ((analyze_scramble, "tokens"), (analyze_scramble_image, "image")):
         table = analyze(small_subject()).table
         assert list(table["blocks"]) == [1, 4, 4, 4, 16, 16, 16] and set(table["level"]) == {level}
-        assert table["flipped"][0] == 0 and table["change_max"][0] == 0
-        assert (table["change_max"][1:] > 0).all()
+        assert table["flipped"][0] == 0 and table["change_most"][0] == 0
+        assert (table["change_most"][1:] > 0).all()
 
 
 def test_a_network_that_predicts_numbers_is_refused(small_subject):

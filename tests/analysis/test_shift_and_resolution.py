@@ -58,7 +58,16 @@ def test_comparison_counts_what_differs():
         for name in ("acc1", "flipped")
         for end, v in (("low", 0.15), ("high", 0.85))
     }
-    assert found == {"acc1": 0.5, "flipped": 0.5, "change_mean": 0.25, "change_max": 1.0, **ends}
+    own = {
+        "mean": (0.25, 0.25 - 0.4594, 0.25 + 0.4594),
+        "most": (0.5, 0.5 - 0.9187, 0.5 + 0.9187),
+    }  # 0 0 1/2 1/2, 0 0 1 1
+    ends |= {
+        f"change_{name}{end}": pytest.approx(v, abs=1e-3)
+        for name, values in own.items()
+        for end, v in zip(("", "_low", "_high"), values, strict=True)
+    }
+    assert found == {"acc1": 0.5, "flipped": 0.5, **ends}
 
 
 def test_sizes_reach_from_half_to_twice_in_whole_patches():

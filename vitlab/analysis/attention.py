@@ -100,7 +100,7 @@ def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFr
     rows = []
     for layer, head in np.ndindex(*values.shape[1:]):
         one, other = values[:, layer, head].double().numpy(), null[:, layer, head].double().numpy()
-        found = over_images(name, one) | {"null": float(other.mean())} | over_images("above_null", one - other)
+        found = over_images(name, one) | over_images("null", other) | over_images("above_null", one - other)
         rows.append({"layer": layer, "head": head, **found, "uniform": uniform})
     return pd.DataFrame(rows)
 

@@ -7,9 +7,11 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from scipy.stats import t as student
 from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -88,7 +90,7 @@ def analyze_position(subject: Subject) -> Finding:
     Example:
         >>> finding = analyze_position(subject)
         >>> list(finding.table.columns)
-        ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio']
+        ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio', 'norm_ratio_low', 'norm_ratio_high']
     """
     net, pos_embed = subject.net, subject.net.pos_embed
     if not isinstance(pos_embed, AddedPosEmbed):
@@ -99,7 +101,8 @@ def analyze_position(subject: Subject) -> Finding:
     layer = subject.layer or 0
     with torch.no_grad():
         table = pos_embed.table(layer).detach().float()
-        ratio = float(table.norm(dim=-1).mean() / net.tokenizer(subject.shown(32)).norm(dim=-1).mean())
+        lengths = net.tokenizer(subject.shown(32)).norm(dim=-1).mean(dim=1)
+        ratios = over_images("norm_ratio", (table.norm(dim=-1).mean() / lengths).cpu().numpy())
     h, w = net.grid_size
     cosines = similarity(table).cpu().view(h, w, h, w)
     figure, axes = grid_of_axes(1, 1, size=5, bar=True)
@@ -112,8 +115,11 @@ def analyze_position(subject: Subject) -> Finding:
         for m, value in enumerate(values)
     ]
     where = f"table of layer {layer}" if pos_embed.join == "every_layer" else "the table"
-    note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratio:.2f} times as long as the patch tokens"
-    return Finding(pd.DataFrame(rows).assign(norm_ratio=ratio), figure, note)
+    note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratios['norm_ratio']:.2f} "
+    note += (
+        f"[{ratios['norm_ratio_low']:.2f}, {ratios['norm_ratio_high']:.2f}] times as long as an image's patch tokens"
+    )
+    return Finding(pd.DataFrame(rows).assign(**ratios), figure, note)
 
 
 def analyze_displacement(subject: Subject) -> Finding:
@@ -125,11 +131,11 @@ def analyze_displacement(subject: Subject) -> Finding:
 
     Example:
         >>> finding = analyze_displacement(subject)
-        >>> list(finding.table.columns)
-        ['layer', 'head', 'dy', 'dx', 'logit', 'position', 'error']
+        >>> list(finding.table.columns)[:8]
+        ['layer', 'head', 'dy', 'dx', 'logit', 'logit_low', 'logit_high', 'position']
     """
     net, (h, w) = subject.net, subject.net.grid_size
-    logit, _, n = profiles(net, subject.batches())
+    logit, logit_error, n = profiles(net, subject.batches())
     with shuffled_tokens(net):
         position, error, _ = profiles(net, subject.batches())
     depth, heads = position.shape[:2]
@@ -144,7 +150,14 @@ def analyze_displacement(subject: Subject) -> Finding:
             ax.plot(w - 1, h - 1, "+", color="black", markersize=5)
         axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
     figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
-    columns = {"logit": logit, "position": position, "error": error}
+    reach = float(student.ppf(0.975, max(n - 1, 1)))  # half an interval over images, in standard errors
+    columns = {"logit": logit, "logit_low": logit - reach * logit_error, "logit_high": logit + reach * logit_error}
+    columns |= {
+        "position": position,
+        "position_low": position - reach * error,
+        "position_high": position + reach * error,
+    }
+    columns["error"] = error
     cells = [
         {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}

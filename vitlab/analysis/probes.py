@@ -45,7 +45,7 @@ class PositionProbe:
         self.targets = torch.cat([one_hot, self.places], dim=1)  # (N, N + 2)
         self.gram, self.cross = torch.zeros(()), torch.zeros(())
         self.right: list[Tensor] = []  # share of right cells of each image
-        self.missed = 0.0
+        self.missed: list[Tensor] = []  # squared distances of each image's guesses, summed
 
     def add(self, tokens: Tensor) -> None:
         """Learn from ``(B, N, D)`` patch tokens."""
@@ -57,17 +57,17 @@ class PositionProbe:
         """Count how many of ``(B, N, D)`` patch tokens, none of which it has learned from, are placed right."""
         guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
         self.right.append((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).double().mean(dim=1))
-        self.missed += float((guess[..., -2:] - self.places).square().sum())
+        self.missed.append((guess[..., -2:] - self.places).square().sum(dim=(1, 2)))
 
     def accuracies(self) -> Tensor:
         """Return the share of each image's tokens that is placed right, ``(n,)``."""
         return torch.cat(self.right)
 
     def result(self) -> dict[str, float]:
-        """Return N-way accuracy, and R^2 of row and column together."""
-        spread = float((self.places - self.places.mean(dim=0)).square().sum())
-        right = self.accuracies()
-        return {"accuracy": float(right.mean()), "r2": 1 - self.missed / (len(right) * spread)}
+        """Return N-way accuracy and R^2 of row and column together, each with its interval over images."""
+        spread = (self.places - self.places.mean(dim=0)).square().sum()
+        r2 = 1 - torch.cat(self.missed) / spread
+        return over_images("accuracy", self.accuracies().numpy()) | over_images("r2", r2.numpy())
 
 
 def probe_layers(
@@ -117,9 +117,8 @@ def analyze_probe(subject: Subject) -> Finding:
             probes[positions] = probe_layers(net, fit, held_out)
         for positions, layers in probes.items():
             for layer, (probe, base) in enumerate(zip(layers, probes["without"], strict=True)):
-                right = probe.accuracies()
-                found = over_images("accuracy", right.numpy()) | {"r2": probe.result()["r2"]}
-                found |= over_images("excess", (right - base.accuracies()).numpy())
+                excess = over_images("excess", (probe.accuracies() - base.accuracies()).numpy())
+                found = probe.result() | excess
                 rows.append({"images": images, "positions": positions, "layer": layer, **found})
     table = pd.DataFrame(rows)
     figure, axes = one_axes(columns=2, width=4.0)

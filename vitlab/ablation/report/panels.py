@@ -9,7 +9,13 @@ from vitlab.ablation.report.drawings import Drawing, Rows, draw, families, legen
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
-WORDS = {"acc1": "accuracy", "flipped": "share of other predictions", "spread": "sd of the logit"}
+WORDS = {
+    "acc1": "accuracy",
+    "above_null": "above the null",
+    "change_mean": "change of an output",
+    "flipped": "share of other predictions",
+    "spread": "sd of the logit",
+}
 AXES = {"size": "height of the image, pixels", "blocks": "blocks that change places", "pixels": "shift, pixels"}
 
 
@@ -18,7 +24,7 @@ def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
     drawn = {}
     for name in found.results.ablation.analyses:
         rows = [row for row in found.curves if row["analysis"] == name]
-        if not rows:
+        if not rows or not CURVES[name].x:
             continue
         parts, groups = _parts(name, rows), families(found.results.ablation)
         shown = [

@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 class Curve:
     """How to read the table of an analysis as curves."""
 
-    x: str  # the column of the horizontal axis
+    x: str  # the column of the horizontal axis; "" for single numbers, which are a table alone
     measures: tuple[str, ...]
     lines: tuple[str, ...] = ()  # columns whose values are curves of their own
     words: str = ""
@@ -27,18 +27,34 @@ class Curve:
 CURVES = {
     "resolution": Curve("size", ("acc1",), ("protocol", "policy"), "Accuracy at other image sizes; `none` is the part "
     "that positions do not explain."),
-    "scramble": Curve("blocks", ("acc1", "flipped"), (), "Tokens change places in blocks before they get positions."),
-    "scramble_image": Curve("blocks", ("acc1", "flipped"), (), "Patches of the image change places; for overlapping "
-    "tokenizers that changes the tokens too."),
-    "shift": Curve("pixels", ("acc1", "flipped"), ("fill",), "The image moves; mean of four directions."),
+    "scramble": Curve("blocks", ("acc1", "flipped", "change_mean"), (), "Tokens change places in blocks "
+    "before they get positions."),
+    "scramble_image": Curve("blocks", ("acc1", "flipped", "change_mean"), (), "Patches of the image change "
+    "places; for overlapping tokenizers that changes the tokens too."),
+    "shift": Curve("pixels", ("acc1", "flipped", "change_mean"), ("fill",), "The image moves; mean of "
+    "four directions."),
     "displacement": Curve("layer", ("spread",), (), "Standard deviation of a head's mean logit over displacements, "
     "each image's tokens shuffled before positions, less the noise of the images: 0 knows nothing of position. Mean of "
     "the heads."),
-    "probe": Curve("layer", ("accuracy",), ("images", "positions"), "Share of tokens whose cell a ridge regression "
-    "tells; `without` is what content gives away."),
-    "distance": Curve("layer", ("distance",), (), "Mean attention distance in patches, mean of the heads."),
-    "entropy": Curve("layer", ("entropy",), (), "Entropy of attention in nats, mean of the heads."),
+    "probe": Curve("layer", ("accuracy", "excess", "r2"), ("images", "positions"), "Share of tokens whose cell a "
+    "ridge regression tells, the excess over no positions, and R^2 of row and column."),
+    "distance": Curve("layer", ("distance", "above_null"), (), "Mean attention distance in patches, and what of it is "
+    "left of the same images with tokens in random places; mean of the heads."),
+    "entropy": Curve("layer", ("entropy", "above_null"), (), "Entropy of attention in nats, and the same against "
+    "tokens in random places; mean of the heads."),
     "fewshot": Curve("shots", ("acc1",), (), "Ridge regression on frozen features from a few labels a class."),
+    "knn": Curve("k", ("acc1",), (), "The vote of the most similar training images."),
+    "faithfulness": Curve("share", ("probability", "above_random"), ("kind", "map"), "Probability of the class while a "
+    "map's best patches go or come, and by how much the area under that curve is better than random."),
+    "sanity": Curve("blocks", ("correlation",), ("map", "random"), "How alike a map stays while weights "
+    "become random."),
+    "cka": Curve("other_layer", ("cka",), ("against", "layer"), "How alike two layers represent the same images."),
+    "token_layers": Curve("layer", ("mean_distance",), (), "Mean distance of attention between the splits, in cells."),
+    "position": Curve("", ("norm_ratio",), (), "Length of the table's vectors over that of the patch tokens."),
+    "confusion": Curve("", ("recall", "precision", "f1"), ("class",), "Of each class."),
+    "calibration": Curve("high", ("accuracy", "confidence"), (), "Share that is right in bins of the probability, by "
+    "the upper end of the bin."),
+    "cost": Curve("", ("value",), ("quantity", "of"), "Speed needs an idle machine."),
 }  # fmt: skip
 
 
@@ -66,11 +82,15 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
     if not tables:
         return
     keys = [*curve.lines, curve.x]
-    each = pd.concat(tables).groupby([*keys, "seed"], sort=False)[list(curve.measures)].mean()
+    whole = pd.concat(tables).assign(**({} if curve.x else {"": 0.0}))
+    measures = [name for name in curve.measures if name in whole]  # tables of before have fewer
+    each = whole.astype(dict.fromkeys(measures, float)).groupby([*keys, "seed"], sort=False)[measures].mean()
     for point, part in each.groupby(keys, sort=False):
         *line, x = point if isinstance(point, tuple) else (point,)
-        for measure in curve.measures:
-            values = part[measure].tolist()
+        for measure in measures:
+            values = part[measure].dropna().tolist()
+            if not values:
+                continue
             low, high = interval(values, results.ablation.stats.ci)
             row = {"analysis": name, "arm": arm, "line": ", ".join(map(str, line)), "measure": measure, "x": float(x)}
             row |= {"n": len(values), "planned": len(results.ablation.seeds), "mean": sum(values) / len(values)}
@@ -108,8 +128,8 @@ def sections(results: Results, rows: Rows) -> list[Section]:
             ci = f"{results.ablation.stats.ci:.0%}"
             notes = sorted(set(_notes(results, name, "note")))
             words = [CURVES[name].words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
-            measures = CURVES[name].measures
-            found.append((f"Analysis: {name}", [*words, *notes[:1]], [_table(mine, m) for m in measures]))
+            tables = [_table(mine, measure) for measure in dict.fromkeys(row["measure"] for row in mine)]
+            found.append((f"Analysis: {name}", [*words, *notes[:1]], tables))
     lost = [
         f"{name}: not done for {arm}: {text}"
         for name in results.ablation.analyses
@@ -142,7 +162,12 @@ def _table(rows: Rows, measure: str) -> list[list[str]]:
     mine = [row for row in rows if row["measure"] == measure]
     points = sorted({row["x"] for row in mine})
     curve = CURVES[mine[0]["analysis"]]
-    head = ["arm", *(["line"] if curve.lines else []), "n", *(f"{curve.x} {x:g}" for x in points)]
+    head = [
+        "arm",
+        *(["line"] if curve.lines else []),
+        "n",
+        *(f"{curve.x} {x:g}" if curve.x else "value" for x in points),
+    ]
     lines: dict[tuple[str, str], dict[float, dict[str, Any]]] = {}
     for row in mine:
         lines.setdefault((row["arm"], row["line"]), {})[row["x"]] = row

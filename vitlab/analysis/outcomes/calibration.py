@@ -5,7 +5,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from vitlab.analysis.figures import COLORS, finish, one_axes
-from vitlab.analysis.intervals import share_interval
+from vitlab.analysis.intervals import over_images, share_interval
 from vitlab.analysis.outcomes.outcome import outcome_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -57,8 +57,8 @@ def analyze_calibration(subject: Subject) -> Finding:
 
     Example:
         >>> finding = analyze_calibration(subject)
-        >>> list(finding.table.columns)
-        ['low', 'high', 'n', 'confidence', 'accuracy', 'accuracy_low', 'accuracy_high']
+        >>> list(finding.table.columns)[:7]
+        ['low', 'high', 'n', 'confidence', 'accuracy', 'confidence_low', 'confidence_high']
     """
     outcome = outcome_of(subject)
     if outcome.kind == "number":
@@ -67,7 +67,10 @@ def analyze_calibration(subject: Subject) -> Finding:
         confidence, right = outcome.outputs.max(dim=1).values, ~outcome.wrong()
     else:
         confidence, right = outcome.outputs.flatten(), outcome.targets.flatten() > 0
-    table = reliability(confidence.double().numpy(), right.numpy())
+    said = confidence.double().numpy()
+    table = reliability(said, right.numpy())
+    means = [over_images("confidence", said[(said > row.low) & (said <= row.high)]) for row in table.itertuples()]
+    table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]])
     ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     figure, (axes,) = one_axes(3.6, 3.6)
@@ -79,7 +82,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     axes.set(xlim=(0, 1), ylim=(0, 1))
     finish(axes, "probability", "share that is right", legend=False)
     what = "images" if outcome.kind == "class" else "labels of images"
-    low, high = ece_interval(confidence.double().numpy(), right.numpy())
+    low, high = ece_interval(said, right.numpy())
     ece = f"ECE {expected_calibration_error(table):.4f} [{low:.4f}, {high:.4f}]"
     note = f"{ece} over {BINS} bins; {len(right):,} {what} of {subject.split}"
     return Finding(table, figure, note)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from vitlab.analysis.figures import COLORS, finish
 from vitlab.analysis.intervals import share_interval
-from vitlab.analysis.outcomes.classes import Matrix, by_class, confusion, of_counts, over_classes
+from vitlab.analysis.outcomes.classes import Matrix, confusion, macro_intervals, of_counts, over_classes
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -33,14 +33,15 @@ def analyze_confusion(subject: Subject) -> Finding:
         _bars(figure.subplots(), table, "label")
         return Finding(table, figure, f"{on}, labels above a probability of 1/2")
     matrix = confusion(outcome.targets.numpy(), outcome.outputs.argmax(dim=1).numpy(), len(outcome.names))
-    table = _table("class", outcome.names, matrix.sum(1), by_class(matrix))
+    table = _table("class", outcome.names, matrix.diagonal(), matrix.sum(1), matrix.sum(0))
     shown = min(len(table), _NAMED)
     figure = Figure(figsize=(4 + 0.45 * shown, 1.5 + 0.22 * shown), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     _draw(left, matrix, outcome.names)
     _bars(right, table, "class")
-    means = over_classes(matrix)
-    note = f"{on}; recall {means['acc1_macro']:.4f} and F1 {means['f1_macro']:.4f} in the mean of the classes"
+    means, ends = over_classes(matrix), macro_intervals(matrix)
+    words = [f"{means[name]:.4f} [{low:.4f}, {high:.4f}]" for name, (low, high) in ends.items()]
+    note = f"{on}; recall {words[0]} and F1 {words[1]} in the mean of the classes"
     return Finding(
         pd.concat([table, pd.DataFrame(matrix, columns=outcome.names).add_prefix("as ")], axis=1), figure, note
     )
@@ -48,16 +49,20 @@ def analyze_confusion(subject: Subject) -> Finding:
 
 def _of_labels(outcome: Outcome) -> pd.DataFrame:
     there, said = outcome.targets.numpy() > 0, outcome.outputs.numpy() > 0.5
-    images = there.sum(0)
-    return _table("label", outcome.names, images, of_counts((there & said).sum(0), images, said.sum(0)))
+    return _table("label", outcome.names, (there & said).sum(0), there.sum(0), said.sum(0))
 
 
-def _table(what: str, names: list[str], images: np.ndarray, of: dict[str, np.ndarray]) -> pd.DataFrame:
-    """Return a row for each class, its recall with the interval over its images."""
-    right = np.nan_to_num(of["recall"] * images).round().astype(int)
-    ends = [share_interval(int(r), int(n)) if n else (np.nan, np.nan) for r, n in zip(right, images, strict=True)]
-    low, high = zip(*ends, strict=True)
-    return pd.DataFrame({what: names, "images": images, **of, "recall_low": low, "recall_high": high})
+def _table(what: str, names: list[str], right: np.ndarray, images: np.ndarray, given: np.ndarray) -> pd.DataFrame:
+    """Return a row for each class, every share with its interval over the images that it is a share of.
+
+    F1 is 2 J / (1 + J) of the share J that is right among the images that are of a class or given it; so are its ends.
+    """
+    found = {what: names, "images": images, **of_counts(right, images, given)}
+    for name, of in (("recall", images), ("precision", given), ("f1", images + given - right)):
+        ends = [share_interval(int(r), int(n)) if n else (np.nan, np.nan) for r, n in zip(right, of, strict=True)]
+        for end, values in zip(("low", "high"), np.array(ends).T, strict=True):
+            found[f"{name}_{end}"] = 2 * values / (1 + values) if name == "f1" else values
+    return pd.DataFrame(found)
 
 
 def _draw(axes: Axes, matrix: Matrix, names: list[str]) -> None:
@@ -76,11 +81,12 @@ def _draw(axes: Axes, matrix: Matrix, names: list[str]) -> None:
 
 def _bars(axes: Axes, table: pd.DataFrame, what: str) -> None:
     """Draw recall and precision of each class, or of those with the lowest recall."""
-    worst = table.dropna().nsmallest(_NAMED, "recall") if len(table) > _NAMED else table
+    worst = table.dropna(subset="recall").nsmallest(_NAMED, "recall") if len(table) > _NAMED else table
     places = np.arange(len(worst))
     for i, name in enumerate(("recall", "precision")):
-        axes.barh(places + 0.4 * i - 0.2, worst[name], height=0.38, color=COLORS[i], label=name)
-    axes.hlines(places - 0.2, worst["recall_low"], worst["recall_high"], color="black", linewidth=0.8)
+        at = places + 0.4 * i - 0.2
+        axes.barh(at, worst[name], height=0.38, color=COLORS[i], label=name)
+        axes.hlines(at, worst[f"{name}_low"], worst[f"{name}_high"], color="black", linewidth=0.8)
     axes.set_yticks(places, worst[what], fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, 1)

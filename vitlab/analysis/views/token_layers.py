@@ -6,6 +6,7 @@ from torch import Tensor
 
 from vitlab.analysis.attention import distances, uniform_distance
 from vitlab.analysis.figures import grid_of_axes, heat, picture
+from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.classes import told
 from vitlab.errors import UsageError
@@ -71,8 +72,8 @@ def analyze_token_layers(subject: Subject) -> Finding:
 
     Example:
         >>> finding = analyze_token_layers(t2t_subject)
-        >>> list(finding.table.columns)
-        ['image', 'layer', 'row', 'column', 'weight', 'mean_distance', 'uniform']
+        >>> list(finding.table.columns)[:6]
+        ['image', 'layer', 'row', 'column', 'weight', 'mean_distance']
     """
     tokenizer = t2t_of(subject, "token_layers")
     images = subject.shown()
@@ -85,14 +86,15 @@ def analyze_token_layers(subject: Subject) -> Finding:
     for layer, attention in enumerate(maps):
         h, w = tokenizer.grids[layer]
         (y, x), uniform = _query(subject, (h, w)), uniform_distance((h, w))
-        far = float((attention * distances((h, w)).to(attention)).sum(dim=-1).mean())
+        each_far = (attention * distances((h, w)).to(attention)).sum(dim=-1).mean(dim=1)
+        far = over_images("mean_distance", each_far.cpu().numpy())
         for i, values in enumerate(attention[:, y * w + x].view(-1, h, w).cpu()):
-            title = f"layer {layer + 1}, {h} x {w}\ndistance {far:.1f}, uniform {uniform:.1f}"
+            title = f"layer {layer + 1}, {h} x {w}\ndistance {far['mean_distance']:.1f}, uniform {uniform:.1f}"
             heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
             axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
             rows += [
                 {"image": i, "layer": layer + 1, "row": n // w, "column": n % w, "weight": float(value)}
-                | {"mean_distance": far, "uniform": uniform}
+                | {**far, "uniform": uniform}
                 for n, value in enumerate(values.flatten())
             ]
     note = "attention of the cell at the cross; layers add values, not inputs, to it; colours span each map's own range"
