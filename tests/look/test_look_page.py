@@ -17,7 +17,7 @@ from vitlab.data import Digits
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, steps_of
 from vitlab.look.facts import differences, outcome_of, paired
-from vitlab.look.page import render
+from vitlab.look.page import render, write
 from vitlab.look.viewer import pictures_of, pooled, pools
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
@@ -120,13 +120,31 @@ def test_charts_show_every_point_and_a_flat_line_does_not_fail():
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = ["--trainer.max_epochs=2", "--data.subset=0.3", "--trainer.logger=false"]
+    words = ["--trainer.max_epochs=2", "--data.subset=0.3", "--trainer.logger=false", "--model.drop_path_rate=0.1"]
     callback = "--trainer.callbacks=[{class_path: vitlab.look.live.LivePage}]"
+    halfway = {}
+    monkeypatch.setattr("vitlab.look.live.SHARE", 1e9)  # an epoch takes less than a page here
+    monkeypatch.setattr(
+        "vitlab.look.live.write", lambda path, text: (halfway.setdefault("page", text), write(path, text))
+    )
     config = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
     assert main(["fit", "--config", config, "--run_dir", "runs/live", *words, callback]) == 0
     assert re.search("val/loss +[▁▂▃▄▅▆▇█]{2} ", capsys.readouterr().out)
     page = Path("runs/live/look.html").read_text()
-    assert "http-equiv" not in page and "train/loss" in page and "Architecture" not in page
+    assert "http-equiv" not in page and "train/loss" in page
+    assert "http-equiv" in halfway["page"]
+    for each in (page, halfway["page"]):  # pictures, and what the validation of this very epoch said
+        (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', each, re.S)[1])
+        assert len(shown["pictures"]) == 4 and set(shown["pictures"][0]["maps"]) == {"attention", "rollout"}
+        assert "images of val, 95 % interval" in each and each.count('alt="image ') == 12 and len(each) < 1_000_000
+    rows = [json.loads(line) for line in Path("runs/live/metrics.jsonl").read_text().splitlines()]
+    accuracy = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]
+    assert f'<div class="big">{100 * accuracy:.2f} %</div>' in page
+    assert main(["fit", "--config", config, "--run_dir", "runs/alone", *words, "--quiet"]) == 0
+    two = [
+        torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("live", "alone")
+    ]
+    assert all(torch.equal(two[0][key], two[1][key]) for key in two[0])  # training does not notice the page
     assert main(["look", "live"]) == 2
     assert "runs/live/look.html exists; --overwrite writes it anew" in capsys.readouterr().err
     assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0

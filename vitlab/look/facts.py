@@ -77,9 +77,9 @@ def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
     return None
 
 
-def outcome_of(run: RunDir) -> dict[str, Any] | None:
-    """Return accuracy, confusion, calibration and the worst mistakes of a run that was measured."""
-    found = predictions_of(run)
+def outcome_of(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
+    """Return accuracy, confusion, calibration and the worst mistakes, of what was found or measured last."""
+    found = found or predictions_of(run)
     if found is None:
         return None
     split, table = found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 
 from vitlab import __version__
@@ -28,6 +29,7 @@ def render(
     subjects: Sequence[Subject] = (),
     pictures: int = 12,
     reload: int = 0,
+    live: dict[str, tuple[str, pd.DataFrame]] | None = None,
 ) -> str:
     """Return the page.
 
@@ -37,12 +39,13 @@ def render(
         subjects: Networks with their pictures, for viewer, drawings and mistakes; those of runs first, in their order.
         pictures: Pictures of the viewer, at most.
         reload: Seconds after which the page loads itself again; 0 for never.
+        live: Split and predictions of runs that go on, in place of what they measured last; then maps are few, small.
     """
     by_name = {subject.name: subject for subject in subjects}
-    told = [_run(name, run, by_name.get(name)) for name, run in runs.items()]
+    told = [_run(name, run, by_name.get(name), (live or {}).get(name)) for name, run in runs.items()]
     pairs = [(a, b, paired(runs[a], runs[b])) for a, b in combinations(runs, 2)]
-    share = BUDGET // max(1, len(subjects))
-    maps = [(subject, pictures_of(subject, share, pictures)) for subject in subjects if pictures]
+    share = (BUDGET if live is None else BUDGET // 8) // max(1, len(subjects))
+    maps = [(subject, pictures_of(subject, share, pictures, live is None)) for subject in subjects if pictures]
     shown = [{"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps]
     content: dict[str, Any] = {
         "runs": told,
@@ -63,8 +66,8 @@ def render(
     return page.render(**content, title=title, sections=sections, script=script, version=__version__, reload=reload)
 
 
-def _run(name: str, run: RunDir, subject: Subject | None) -> dict[str, Any]:
-    outcome, changed = outcome_of(run), run.path / "overrides.yaml"
+def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
+    outcome, changed = outcome_of(run, found), run.path / "overrides.yaml"
     lines = changed.read_text().splitlines() if changed.is_file() else []
     recipe = [tuple(line.split(": ", 1)) for line in lines if ": " in line and not line.startswith("#")]
     facts = {"name": name, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
@@ -73,7 +76,7 @@ def _run(name: str, run: RunDir, subject: Subject | None) -> dict[str, Any]:
 
 def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[dict[str, Any]]:
     """Return the worst mistakes with their pictures, where the images are at hand."""
-    if not outcome or subject is None or not outcome["wrong"]:
+    if not outcome or subject is None or not outcome["wrong"] or outcome["wrong"][0]["index"] < 0:
         return []
     subject.data.build(outcome["split"])
     images, rows = subject.data.splits[outcome["split"]], outcome["wrong"][:WRONG]

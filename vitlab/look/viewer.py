@@ -19,19 +19,23 @@ BUDGET = 4_000_000  # bytes of the maps between patches in a page, before they b
 POOLS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8))  # cells of queries and keys: so many patches a side
 
 
-def pictures_of(subject: Subject, budget: int = BUDGET, count: int = 12) -> list[dict[str, Any]]:
+def pictures_of(
+    subject: Subject, budget: int = BUDGET, count: int = 12, has_gradients: bool = True
+) -> list[dict[str, Any]]:
     """Return for each picture its pixels, what is said of it, and its maps as text.
 
     Args:
         subject: The network with its pictures.
         budget: Bytes that all maps between patches may have; where they have more, patches share a cell.
         count: Pictures at most.
+        has_gradients: Whether maps that need gradients, dozens of passes, are among them.
     """
     images, net = subject.shown(count), subject.net
     query, key = pools(net, len(images), budget)
     scores = outputs(net, images)
     classes, has_head = scores.argmax(dim=1), net.num_classes > 1
-    maps = {name: method(net, images, classes) for name, method in METHODS.items() if has_head and name != "occlusion"}
+    names_of_maps = [n for n in METHODS if n != "occlusion"] if has_gradients else ["attention", "rollout"]
+    maps = {name: METHODS[name](net, images, classes) for name in names_of_maps if has_head}
     tokens = block_tokens(net, images)
     layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
     colours = {str(i): pca_colours(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
