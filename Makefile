@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs notebooks benchmarks faults faults-quick gpu setup
+.PHONY: run test test-all check ablation results docs pages notebooks benchmarks faults faults-quick gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -69,6 +69,10 @@ docs: setup  ## the site, into site/index.html; a warning is an error
 
 notebooks: setup  ## run the five notebooks from top to bottom; nothing is written into them
 	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2
+
+pages: setup  ## run the notebooks and write what they drew into docs/notebooks/; the drawings of networks into docs/images/
+	$(BIN)/python docs/render.py notebooks
+	$(BIN)/python docs/render.py diagrams
 
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu

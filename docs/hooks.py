@@ -11,15 +11,14 @@ import griffe
 
 ROOT = Path(__file__).parents[1]
 HELP = re.compile(r"<!-- help: (\w+) -->")
-OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)]+)\)")
 
 
 def on_page_markdown(markdown, page, config, files):
     """Fill in the --help of a command, and name the file where a link leaves the site for the repository."""
     markdown = HELP.sub(lambda found: f"```text\n{_help(found[1])}```", markdown)
-    if "/" in page.file.src_uri:  # a page in a folder, whose `../` is docs/ itself
-        return markdown
-    return OUTSIDE.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
+    up = page.file.src_uri.count("/") + 1  # folders between the page and the repository
+    outside = re.compile(rf"\[([^\]]+)\]\((?:\.\./){{{up}}}([^)]+)\)")
+    return outside.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
 
 
 class Examples(griffe.Extension):

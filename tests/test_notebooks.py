@@ -40,6 +40,15 @@ def test_vitlab_alone_is_imported(path):
     assert not any("VisionTransformer(" in line for line in lines)  # `create_model` is the documented way
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_page_of_a_notebook_has_all_that_it_says_now(path):
+    page = (FOLDER.parent / "docs" / "notebooks" / f"{path.stem}.md").read_text()
+    cells = ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    places = [page.find(cell) for cell in cells]
+    assert -1 not in places and places == sorted(places), "`make pages` writes docs/notebooks/ anew"
+    assert page.count(f"]({path.stem}_") == len(list((FOLDER.parent / "docs/notebooks").glob(f"{path.stem}_[0-9]*.*")))
+
+
 SELDOM = [pytest.param(path, marks=pytest.mark.rare) for path in NOTEBOOKS[1:-1]]
 
 

@@ -75,7 +75,19 @@ else:
         "vitlab.run": ("Run",),
         "vitlab.tasks": ("MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
     }
-    _ROOMS = ("ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "stats", "tasks", "tokenizers")
+    _ROOMS = (
+        "ablation",
+        "analysis",
+        "callbacks",
+        "data",
+        "layers",
+        "look",
+        "models",
+        "optim",
+        "stats",
+        "tasks",
+        "tokenizers",
+    )
     __getattr__, __dir__ = lazy(__name__, _HOMES, _ROOMS)
 
 __version__ = "0.1.0"

@@ -17,12 +17,13 @@ from vitlab.data import Digits
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, steps_of
 from vitlab.look.facts import differences, outcome_of, paired
-from vitlab.look.page import render, write
+from vitlab.look.page import render
 from vitlab.look.viewer import pictures_of, pooled, pools
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, write_text
 
+ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SMALL = {
@@ -54,11 +55,12 @@ def measured(folder, right, names=("a", HOSTILE)):
 
 
 def test_the_drawing_has_the_shapes_that_pass_through_t2t():
-    with torch.device("cpu"):
-        net = create_model("t2t_vit_7", num_classes=5)
+    with torch.device("meta"):
+        net = create_model("t2t_vit_14")
     shapes = [step.shape for step in steps_of(net)]
-    assert shapes[:7] == ["3 x 224 x 224", "3136 x 147", "3136 x 64", "784 x 576", "784 x 64", "196 x 576", "196 x 256"]
-    assert shapes[-4:] == ["197 x 256", "197 x 256", "256", "5"]
+    assert shapes[:7] == ["3 x 224 x 224", "3136 x 147", "3136 x 64", "784 x 576", "784 x 64", "196 x 576", "196 x 384"]
+    assert shapes[-4:] == ["197 x 384", "197 x 384", "384", "1000"]
+    assert architecture(net, "t2t_vit_14") == (ROOT / "docs/images/t2t_vit_14.svg").read_text()  # `make pages`
     drawing = architecture(net, HOSTILE)
     assert "56 x 56" in drawing and "<img" not in drawing
     assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
@@ -125,9 +127,9 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     halfway = {}
     monkeypatch.setattr("vitlab.look.live.SHARE", 1e9)  # an epoch takes less than a page here
     monkeypatch.setattr(
-        "vitlab.look.live.write", lambda path, text: (halfway.setdefault("page", text), write(path, text))
+        "vitlab.look.live.write_text", lambda path, text: (halfway.setdefault("page", text), write_text(path, text))
     )
-    config = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
+    config = str(ROOT / "configs" / "vit.yaml")
     assert main(["fit", "--config", config, "--run_dir", "runs/live", *words, callback]) == 0
     assert re.search("val/loss +[▁▂▃▄▅▆▇█]{2} ", capsys.readouterr().out)
     page = Path("runs/live/look.html").read_text()
@@ -200,3 +202,16 @@ for (const width of [390, 1200]) {
         -300:
     ]
     assert "Uncaught" not in done.stderr
+
+
+@pytest.mark.rare
+def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
+    monkeypatch.setattr(
+        "vitlab.analysis.attribution.maps.STEPS", 1
+    )  # of the path of integrated gradients: as many bytes
+    noise = torch.randn(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))  # compresses worst
+    net = create_model("vit_s16")
+    page = render("ViT-S", {}, [Subject(net, lambda image: torch.zeros(3, 224, 224), pictures=noise)])
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    assert len(shown["pictures"]) == 12 and (shown["shape"]["depth"], shown["shape"]["heads"]) == (12, 6)
+    assert 2e6 < len(page.encode()) < 8e6

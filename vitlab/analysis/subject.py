@@ -1,5 +1,6 @@
 """What an analysis looks at, and what it finds."""
 
+import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +214,11 @@ class Finding:
     table: pd.DataFrame
     figure: Figure
     note: str = ""
+
+    def _repr_png_(self) -> bytes:  # what a notebook shows
+        file = io.BytesIO()
+        self.figure.savefig(file, format="png", dpi=100, bbox_inches="tight")
+        return file.getvalue()
 
     def save(self, folder: Path, name: str) -> list[Path]:
         """Write table and figure as ``name`` with suffixes csv, png and svg, each in one step; return the files."""

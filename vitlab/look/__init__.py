@@ -1,1 +1,10 @@
 """Pages to look at: a run, several runs, a network from elsewhere; each is one file that works offline."""
+
+from typing import TYPE_CHECKING
+
+from vitlab.lazy import lazy
+
+if TYPE_CHECKING:
+    from vitlab.look.diagram import architecture as architecture
+else:
+    __getattr__, __dir__ = lazy(__name__, {"vitlab.look.diagram": ("architecture",)})

@@ -132,7 +132,7 @@ def _can_be_shown(trainer: L.Trainer, pl_module: Any) -> bool:
     net = getattr(pl_module, "net", None)
     whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
     ours = isinstance(net, VisionTransformer) and isinstance(trainer.datamodule, ImageData)  # type: ignore[attr-defined]
-    return whole and ours and not any(getattr(part, "_compiled_call_impl", None) for part in net.modules())
+    return whole and ours and not any(getattr(part, "_compiled_call_impl", None) for part in pl_module.modules())
 
 
 def _cuda(net: VisionTransformer) -> torch.device | None:
