@@ -37,6 +37,7 @@ GROUND = {
     "errors",
     "lazy",
     "lightning_overhead",
+    "packed",
     "ranges",
     "runs",
     "shipped",

@@ -55,13 +55,17 @@ class DropPath(nn.Module):
         self.rate = rate
         self.subset = subset
 
-    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        """Map ``(B, L, D)`` to ``x + branch(x)``, or to its first token where ``branch`` returns that alone."""
+    def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], owner: Tensor | None = None) -> Tensor:
+        """Map ``(B, L, D)`` to ``x + branch(x)``, or to its first token where ``branch`` returns that alone.
+
+        With ``owner``, ``(B, L)`` numbers of images whose tokens share rows, each of these is dropped or kept.
+        """
         if self.training and self.rate and self.subset:
             return self._add_to_some(x, branch)
         y = branch(x)
         if self.training and self.rate:
-            y = y * (self._kept(y) / (1 - self.rate))
+            kept = self._kept(y if owner is None else y.flatten(0, 1))  # an owner's number is at most that of tokens
+            y = y * ((kept if owner is None else kept[owner, 0]) / (1 - self.rate))
         return x[:, : y.shape[1]] + y
 
     def _kept(self, y: Tensor) -> Tensor:
@@ -160,8 +164,9 @@ class Block(nn.Module):
         """
         x = x if self.transition is None else self.transition(x)
         x = pos_embed.enter(x, layer)
-        y = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)))
-        y = self.drop_path(y, lambda x: self.ls2(self.mlp(self.norm2(x))))
+        owner = pos_embed.owner
+        y = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)), owner)
+        y = self.drop_path(y, lambda x: self.ls2(self.mlp(self.norm2(x))), owner)
         if self.dense_linear is not None:
             y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
         return y if first_only else pos_embed.leave(y, layer)

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from vitlab.layers.attention import SqueezeExcite
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed.packed import PackedPosEmbed
+from vitlab.packed import Packed
+from vitlab.tokenizers.patch import PatchEmbed
 
 Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens
 
@@ -107,8 +110,51 @@ def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
     return numbers
 
 
-def positions(net: Any, images: Tensor, keep: Tensor | None = None) -> PosEmbed:
-    """Return the position embedding for ``(B, C, H, W)`` images, whose grid the tokenizer tells.
+def forward_packed(net: Any, images: Packed) -> Tensor:
+    """Map B images of their own sizes to ``(B, K)`` outputs: those that each gets alone.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> net(Packed.of([torch.randn(3, 24, 40), torch.randn(3, 32, 16)], patch=8)).shape
+        torch.Size([2, 10])
+    """
+    pos_embed = net.positions(images)
+    x = net.embed(images, pos_embed)  # (R, L, D)
+    for i in range(len(net.blocks)):
+        x = net.run_block(i, x, pos_embed=pos_embed)
+    return net.head(net.fc_norm(pos_embed.of_images(net.norm(x), net.pool)))
+
+
+def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
+    """Refuse a network that cannot take images of their own sizes, cut into such patches.
+
+    Raises:
+        ValueError: Says what is in the way.
+
+    Example:
+        >>> from vitlab.models import VisionTransformer
+        >>> check_packed(VisionTransformer(embed_dim=48, depth=1, num_heads=3), in_chans=3, patch=(16, 16))
+    """
+    what, tokenizer = "images of their own sizes", net.tokenizer
+    if not isinstance(tokenizer, PatchEmbed):
+        raise ValueError(
+            f"{what} are cut into patches, and the splits of {type(tokenizer).__name__} overlap over a whole image: "
+            "take tokenizer patch"
+        )
+    if tokenizer.flexi_patch:
+        raise ValueError(f"{what} are cut into patches of one size, `flexi_patch` draws others: leave it out")
+    if (in_chans, patch) != (net.in_chans, tokenizer.patch_size):
+        told = [f"{c} x {h} x {w}" for c, (h, w) in ((in_chans, patch), (net.in_chans, tokenizer.patch_size))]
+        raise ValueError(f"{what} are cut into patches of {told[0]}, and the network's have {told[1]}")
+    if any(isinstance(module, SqueezeExcite) for module in net.modules()):
+        raise ValueError(f"{what} share rows, and `se_reduction` takes a mean over rows: leave it out")
+    if any(block.drop_path.subset and block.drop_path.rate for block in net.blocks):
+        raise ValueError(f"{what} share rows, of which `drop_path_subset` would leave some out: leave it out")
+
+
+def positions(net: Any, images: Tensor | Packed, keep: Tensor | None = None) -> PosEmbed:
+    """Return the position embedding for ``(B, C, H, W)`` images, whose grid the tokenizer tells, or of their own sizes.
 
     With ``keep``, ``(B, K)`` numbers of patch tokens, it is that of these tokens alone, each where it stood.
 
@@ -125,6 +171,10 @@ def positions(net: Any, images: Tensor, keep: Tensor | None = None) -> PosEmbed:
         >>> net.positions(torch.randn(1, 3, 48, 40)).grid_size, net(torch.randn(1, 3, 48, 40)).shape
         ((6, 5), torch.Size([1, 10]))
     """
+    if isinstance(images, Packed):
+        check_packed(net, images.patches.shape[1], tuple(images.patches.shape[2:]))
+        sizes = (images.grids, net.num_prefix_tokens, net.pos_embed_resize)
+        return PackedPosEmbed(net.pos_embed, *sizes, images.device)
     size = tuple(images.shape[2:])
     if images.ndim != 4 or images.shape[1] != net.in_chans:
         raise ValueError(f"images must be (B, {net.in_chans}, height, width), got {tuple(images.shape)}")

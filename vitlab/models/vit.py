@@ -16,12 +16,14 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
 from vitlab.models.features import (
     forward_intermediates,
+    forward_packed,
     get_intermediate_layers,
     pool,
     positions,
     reads_class_token_only,
 )
 from vitlab.models.parameters import no_weight_decay, stages
+from vitlab.packed import Packed
 from vitlab.signature import Named
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
@@ -207,8 +209,10 @@ class VisionTransformer(Named, nn.Module):
             self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
+    def forward(self, images: Tensor | Packed) -> Tensor:
+        """Map ``(B, C, H, W)`` images, or B of their own sizes, to ``(B, K)`` outputs."""
+        if isinstance(images, Packed):
+            return forward_packed(self, images)
         return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
 
     def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -230,13 +234,12 @@ class VisionTransformer(Named, nn.Module):
             x = self.run_block(i, x, first_only and i == last, pos_embed)
         return self.norm(x)
 
-    def embed(self, images: Tensor, pos_embed: PosEmbed | None = None) -> Tensor:
+    def embed(self, images: Tensor | Packed, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
         pos_embed = pos_embed or self.positions(images)
         x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
-        B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
-        prefix = [token.expand(B, -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
-        return self.norm_pre(self.dropout(torch.cat([*prefix, x], dim=1)))  # (B, P + N, D)
+        prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
+        return self.norm_pre(self.dropout(pos_embed.prepend(prefix, x)))  # (B, P + N, D)
 
     def run_block(self, i: int, x: Tensor, first_only: bool = False, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.packed import Packed
 from vitlab.tokenizers.splits import pair
 
 
@@ -51,10 +52,16 @@ class PatchEmbed(nn.Module):
         self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` to ``(B, N, D)``: the convolution ``proj``, as one product of all patches, is faster."""
-        patches = cut_patches(images, self.grid_of(images.shape[2:])).flatten(2)  # (B, N, C p p)
-        return F.linear(patches, self.weight_of(self.patch).flatten(1), self.proj.bias)
+    def forward(self, images: Tensor | Packed) -> Tensor:
+        """Map ``(B, C, H, W)`` to ``(B, N, D)``, T patches of images of their own sizes to ``(1, T, D)``.
+
+        It is the convolution ``proj``; one product of all patches is faster.
+        """
+        if isinstance(images, Packed):
+            patches = images.patches[None]
+        else:
+            patches = cut_patches(images, self.grid_of(images.shape[2:]))
+        return F.linear(patches.flatten(2), self.weight_of(self.patch).flatten(1), self.proj.bias)
 
     @property
     def patch(self) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The neutral position embedding: the six hooks that a method may override, and what it says of itself."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Literal, Self
@@ -39,11 +39,17 @@ class PosEmbed(Resizable):
     trains = False  # whether it has tensors that training changes, or can have
     join: PosEmbedJoin | None = None
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters with values of every block, and the blocks' axis
+    owner: Tensor | None = None  # (R, L), the image of each token, where a row holds tokens of several
     order: Tensor | None = None  # (N,), inside permute_positions; (B, K), of kept tokens
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``, before prefix tokens join them."""
         return x
+
+    def prepend(self, prefix: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return prefix tokens, ``(1, n, D)`` each, and the ``(B, N, D)`` patch tokens as ``(B, P + N, D)``."""
+        B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
+        return torch.cat([*[token.expand(B, -1, -1) for token in prefix], x], dim=1)
 
     def enter(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that enter block ``layer`` to ``(B, L, D)``."""

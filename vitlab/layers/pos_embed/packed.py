@@ -1,0 +1,156 @@
+"""Positions of images of different sizes whose tokens lie in the rows of one batch."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitlab.layers.pos_embed.base import PosEmbed
+from vitlab.layers.resample import Grid, ResizePolicy
+
+
+class PackedPosEmbed(PosEmbed):
+    """Any position embedding, for rows that hold the tokens of several images: Dehghani et al. 2023 (arXiv:2307.06304).
+
+    Images of one grid go through the method together, at that grid, so that each gets what it would get alone. Rows
+    are as long as the longest image; shorter ones share a row. Attention stays within an image: the bias of two tokens
+    of different images is minus infinity.
+
+    Args:
+        pos_embed: The position embedding of the network.
+        grids: Rows and columns of the patches of each image.
+        num_prefix_tokens: Number of prefix tokens P of each image; they stand before its patches.
+        policy: How positions are carried over to a grid; None is the usual way.
+        device: Where the tokens are.
+
+    >>> packed = PackedPosEmbed(PosEmbed(), [(2, 3), (1, 2), (3, 1)], num_prefix_tokens=1)
+    >>> packed.owner  # the images that tokens belong to: two rows, of images 0, and 2 and 1
+    tensor([[0, 0, 0, 0, 0, 0, 0],
+            [2, 2, 2, 2, 1, 1, 1]])
+    """
+
+    def __init__(
+        self,
+        pos_embed: PosEmbed,
+        grids: Sequence[Grid],
+        num_prefix_tokens: int,
+        policy: ResizePolicy | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        lengths = [num_prefix_tokens + h * w for h, w in grids]
+        places, self.shape = lay_out(lengths)
+        firsts, first_patches = torch.tensor(places), torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        first_patches -= num_prefix_tokens * torch.arange(len(grids))
+        alike = {grid: [i for i, other in enumerate(grids) if other == grid] for grid in dict.fromkeys(grids)}
+        self.groups, owner = [], torch.full((self.shape[0] * self.shape[1],), len(grids))
+        for grid, members in alike.items():
+            numbers, n = torch.tensor(members), grid[0] * grid[1]
+            tokens = firsts[numbers, None] + torch.arange(num_prefix_tokens + n)
+            patches = first_patches[numbers, None] + torch.arange(n)
+            owner[tokens] = numbers[:, None]
+            self.groups.append(_Group(pos_embed.at(grid, policy), tokens.to(device), patches.to(device)))
+        self.ranks = torch.tensor([i for members in alike.values() for i in members]).argsort().to(device)
+        self.owner = owner.view(self.shape).to(device)
+        mine = self.owner[:, None, :, None] == self.owner[:, None, None]
+        self.mask = torch.zeros(mine.shape, device=device).masked_fill_(~mine, -torch.inf)  # (R, 1, L, L)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map the ``(1, T, D)`` patch tokens of all images to ``(1, T, D)``, those of one grid after the other."""
+        parts = [group.part(_pick(x, group.patches)) for group in self.groups]
+        return torch.cat([part.flatten(0, 1) for part in parts])[None]
+
+    def prepend(self, prefix: Sequence[Tensor], x: Tensor) -> Tensor:
+        """Return the ``(R, L, D)`` rows: prefix tokens, ``(1, n, D)`` each, before what forward returns."""
+        parts = x[0].split([group.patches.numel() for group in self.groups])
+        images = [part.unflatten(0, group.patches.shape) for part, group in zip(parts, self.groups, strict=True)]
+        return self._rows([super(PackedPosEmbed, self).prepend(prefix, part) for part in images])
+
+    def enter(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(R, L, D)`` tokens that enter block ``layer`` to ``(R, L, D)``."""
+        return self._each(x, lambda part, y: part.enter(y, layer))
+
+    def leave(self, x: Tensor, layer: int) -> Tensor:
+        """Map the ``(R, L, D)`` tokens that leave block ``layer`` to ``(R, L, D)``."""
+        return self._each(x, lambda part, y: part.leave(y, layer))
+
+    def rotate(self, x: Tensor, layer: int) -> Tensor:
+        """Map ``(R, A, L, d)`` queries or keys of block ``layer`` to ``(R, A, L, d)``."""
+
+        def turn(part: PosEmbed, y: Tensor) -> Tensor:
+            turned = part.rotate(heads := y.transpose(1, 2), layer)
+            return y if turned is heads else turned.transpose(1, 2)
+
+        return self._each(x.transpose(1, 2), turn).transpose(1, 2)
+
+    def bias(self, layer: int) -> Tensor:
+        """Return ``(R, A or 1, L, L)``: the method's biases within an image, minus infinity between two."""
+        biases = self._within([group.part.bias(layer) for group in self.groups])
+        return self.mask if biases is None else self.mask + biases
+
+    def relate(self, q: Tensor, layer: int) -> Tensor | None:
+        """Return ``(R, A, L, L)`` that the method's scaled queries, ``(R, A, L, d)``, add to the logits, or None."""
+        parts = [(group.part, _pick(q.transpose(1, 2), group.tokens).transpose(1, 2)) for group in self.groups]
+        return self._within([part.relate(y, layer) for part, y in parts])
+
+    def of_images(self, x: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """Map ``(R, L, D)`` tokens to ``(B, ...)``, what ``read`` makes of the ``(n, P + N, D)`` of images alike."""
+        return torch.cat([read(_pick(x, group.tokens)) for group in self.groups]).index_select(0, self.ranks)
+
+    def _each(self, x: Tensor, fn: Callable[[PosEmbed, Tensor], Tensor]) -> Tensor:
+        """Map tokens, ``(R, L, ...)``, by the method at their images' grids, where it acts at all."""
+        parts = []
+        for group in self.groups:
+            if (made := fn(group.part, mine := _pick(x, group.tokens))) is mine:
+                return x
+            parts.append(made)
+        return self._rows(parts)
+
+    def _rows(self, parts: list[Tensor]) -> Tensor:
+        flat = torch.cat([part.flatten(0, 1) for part in parts])
+        places = torch.cat([group.tokens.flatten() for group in self.groups])
+        empty = flat.new_zeros(self.shape[0] * self.shape[1], *flat.shape[1:])
+        return empty.index_copy(0, places, flat).unflatten(0, self.shape)
+
+    def _within(self, parts: Sequence[Tensor | None]) -> Tensor | None:
+        """Return ``(R, A, L, L)`` with each image's ``(A, N, N)`` or ``(n, A, N, N)`` in its place."""
+        whole: Tensor | None = None
+        for part, group in zip(parts, self.groups, strict=True):
+            if part is not None:
+                if whole is None:
+                    whole = part.new_zeros(*self.shape, self.shape[1], part.shape[-3])
+                rows, columns = group.tokens // self.shape[1], group.tokens % self.shape[1]
+                where = (rows[:, :, None], columns[:, :, None], columns[:, None])
+                whole = whole.index_put(where, part.movedim(-3, -1).expand(len(rows), -1, -1, -1))
+        return None if whole is None else whole.permute(0, 3, 1, 2)
+
+
+class _Group(NamedTuple):
+    """Images of one grid: the method there, places of their ``(n, P + N)`` tokens and ``(n, N)`` patches."""
+
+    part: PosEmbed
+    tokens: Tensor
+    patches: Tensor
+
+
+def _pick(x: Tensor, places: Tensor) -> Tensor:
+    """Return ``(n, N, ...)`` of the ``(R, L, ...)`` rows."""
+    return x.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
+
+
+def lay_out(lengths: Sequence[int]) -> tuple[list[int], tuple[int, int]]:
+    """Return where each image begins in rows as long as the longest one, and number and length of the rows.
+
+    The longest comes first; each goes to the first row that has room.
+
+    >>> lay_out([3, 5, 2])
+    ([5, 0, 8], (2, 5))
+    """
+    length, used, places = max(lengths), [0] * 0, [0] * len(lengths)
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        row = next((r for r, n in enumerate(used) if n + lengths[i] <= length), len(used))
+        used += [0] * (row == len(used))
+        places[i] = row * length + used[row]
+        used[row] += lengths[i]
+    return places, (len(used), length)
