@@ -151,14 +151,13 @@ def test_the_page_on_positions_names_each_method():
 
 
 @pytest.mark.rare
-@pytest.mark.rare
 def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_an_ablation(desk, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     definition, check = blocks("docs/position_embeddings.md", "python")
     assert len([line for line in definition.splitlines()[1:] if line.strip()]) <= 15
     Path("coordinates.py").write_text(definition)
     Path("tiny.yaml").write_text("trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.2}}\n")
-    (ablation,) = blocks("docs/position_embeddings.md", "yaml")
+    *_, ablation = blocks("docs/position_embeddings.md", "yaml")
     shorter_one = ablation.replace("base: vit", "base: [vit, tiny.yaml]").replace("seeds: 3", "seeds: 1")
     Path("coordinates.yaml").write_text(f"{shorter_one}run: {{workers: 2}}\n")
     lines = [line.split()[1:] for line in commands("docs/position_embeddings.md")]

@@ -59,7 +59,9 @@ class FeatureQuality(Callback):
         self._sets: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse what has no features, or no classes."""
+        """Refuse to train what has no features, or no classes."""
+        if stage != "fit":
+            return
         if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
             raise ValueError(f"FeatureQuality measures a network of vitlab, and {type(pl_module).__name__} has none")
         data = trainer.datamodule
