@@ -27,7 +27,7 @@ _INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) 
         "[0, 1000]": "mixup cutmix",
         "[1, 1000]": "repeats",
         "[0, 1024]": "num_workers",
-        "[1, 65536]": "img_size native_size in_chans sizes",
+        "[1, 65536]": "img_size native_patch native_size in_chans sizes",
         "[1, 1e6]": "batch_size num_classes",
         "[0, 1e6]": "img_size_schedule",
         "[1, 1e10]": "n max_pixels",

@@ -48,7 +48,9 @@ class AttentionMaps(Callback):
         self.every_n_epochs, self.num_images, self.layer = every_n_epochs, num_images, layer
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Refuse a network that has nothing to show."""
+        """Refuse a network that has nothing to show, and images of their own sizes."""
+        if getattr(getattr(getattr(trainer, "datamodule", None), "pipeline", None), "native", None):
+            raise ValueError("AttentionMaps shows images of one size, not those of `data.native_patch`: leave it out")
         if pl_module.net.cls_token is None:
             raise ValueError(
                 "AttentionMaps shows the class token's attention and `model.class_token` is false: leave it out, and "

@@ -44,7 +44,9 @@ class Speed:
     def __init__(self, facts: dict[str, Any], trainer: Any) -> None:
         self.devices = trainer.world_size
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
-        self.peak = peak_flops(trainer.strategy.root_device)
+        pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
+        varies = getattr(pipeline, "native", None)  # images of their own sizes, and the facts are those of the largest
+        self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 
     def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:
         """Return the utilization at a speed of all devices together; nothing where the peak is not known."""

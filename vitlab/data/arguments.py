@@ -27,6 +27,7 @@ class FrameArgs(OwnRuleArgs, total=False):
 
     batch_size: int
     img_size_schedule: list[list[int]] | None
+    native_patch: int | None
     num_workers: int
     augment: Augment
     sampling: Sampling

@@ -19,11 +19,12 @@ from vitlab.data.files.sets import Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
+from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
 from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.transforms import Augment, Interpolation, as_size
-from vitlab.data.record import RUN, check_same_training, record
+from vitlab.data.record import RUN, check_same_training, record, state_of, statistics_of
 from vitlab.signature import Named
 
 
@@ -37,6 +38,8 @@ class ImageData(Named, L.LightningDataModule):
         batch_size: Images per step over all devices and processes.
         img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
         img_size_schedule: Sizes that training grows through, [[0, 16], [10, 28]]: first epoch, from 0, and side.
+        native_patch: Side of the network's patches, in pixels: photos keep their aspect ratio, and a step takes as many
+            as have the patches of batch_size images of img_size, the largest that they get; default: all get img_size.
         num_workers: Processes that decode images, beside each training process; images in memory need none.
         augment: Of training images: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or a list:
             crop-flip first or not at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
@@ -54,7 +57,6 @@ class ImageData(Named, L.LightningDataModule):
 
     >>> from vitlab.data import Digits
     >>> data = Digits(batch_size=4)
-    >>> data.setup("fit")
     >>> next(data.finished(data.val_dataloader()))[0].shape
     torch.Size([4, 1, 8, 8])
     """
@@ -66,6 +68,9 @@ class ImageData(Named, L.LightningDataModule):
     _restored: dict[str, Any]
     splits: dict[SplitName, Images]
     held_back: dict[SplitName, Images]  # see `division`
+    unreadable: dict[str, str]  # path: reason, of files left out
+    notes: list[str]  # for the header of a training
+    _ready: dict[SplitName, Images]
     sample_weights: Tensor | None = None  # (N,) of the training images in the loss
     _statistics: Statistics | None = None
     arrays = False  # whether images are arrays of numbers, which stay what they are
@@ -79,6 +84,7 @@ class ImageData(Named, L.LightningDataModule):
         batch_size: int = 128,
         img_size: int | list[int] | None = None,
         img_size_schedule: list[list[int]] | None = None,
+        native_patch: int | None = None,
         num_workers: int = 2,
         augment: Augment = "none",
         crop_scale: float | None = None,
@@ -101,11 +107,11 @@ class ImageData(Named, L.LightningDataModule):
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
         looks, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
-        self.pipeline = Pipeline(native_size, self.img_size, *looks)
-        self.splits, self.held_back = {}, {}
-        self.unreadable: dict[str, str] = {}  # path: reason, of files left out
-        self.notes: list[str] = []  # for the header of a training
-        self._ready: dict[SplitName, Images] = {}
+        mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
+        draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
+        check_native(native_patch, native_size, mixes | draws)
+        self.pipeline = Pipeline(native_size, self.img_size, *looks, native_patch)
+        self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         if (run := RUN.get()) and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
@@ -166,10 +172,10 @@ class ImageData(Named, L.LightningDataModule):
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
         self.build("train")
-        place = self._place()
+        place, images = self._place(), self.splits["train"]
         self.mix.check(self.batch_size, place[1], self.targets["kind"], self.sample_weights is not None)
-        draw = Draw(self.splits["train"].labels, self.sampling, self.targets["kind"])
-        return self._loader("train", TrainOrder(draw, self.batch_size, self.seed, *place, self.repeats))
+        how = (self.batch_size, self.seed, *place, self.repeats, self.pipeline.tokens(images))
+        return self._loader("train", TrainOrder(Draw(images.labels, self.sampling, self.targets["kind"]), *how))
 
     def val_dataloader(self) -> Loader:
         """Return the validation batches of this process."""
@@ -209,12 +215,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what later stages must share with the training run, as primitives."""
-        state: dict[str, Any] = {"class_names": self.class_names, "seed": self.seed}
-        if self._statistics is not None:
-            state |= {"mean": list(self.mean), "std": list(self.std)}
-        if "train" in self.splits:
-            state["split_hash"] = self.splits["train"].split_hash
-        return state
+        return state_of(self, self._statistics)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over seed, classes and statistics of the run that wrote the state."""
@@ -223,8 +224,7 @@ class ImageData(Named, L.LightningDataModule):
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             check_same_training(self.splits, state_dict)
         self._restored = dict(state_dict)
-        if "mean" in state_dict:
-            self._statistics = tuple(state_dict["mean"]), tuple(state_dict["std"])
+        self._statistics = statistics_of(state_dict) or self._statistics
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Number the classes as a trained run does."""
@@ -241,10 +241,10 @@ class ImageData(Named, L.LightningDataModule):
     def _place(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    def _loader(self, name: SplitName, order: TrainOrder | None = None) -> Loader:
+    def _loader(self, name: SplitName, order: TrainOrder | EvalOrder | None = None) -> Loader:
         self.build(name)
-        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        device, images = self.trainer.strategy.root_device if self.trainer else torch.device("cpu"), self.splits[name]
         if name not in self._ready:
-            self._ready[name] = self.ready(self.splits[name])
-        batches = order or EvalOrder(len(self.splits[name]), self.batch_size, *self._place())
-        return self.pipeline.loader(self._ready[name], batches, self.mean, self.num_workers, device, self.complain)
+            self._ready[name] = self.ready(images)
+        order = order or EvalOrder(len(images), self.batch_size, *self._place(), self.pipeline.tokens(images))
+        return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.complain)

@@ -76,8 +76,9 @@ class Photos(ImageData):
             run = RUN.get()
             img_size = (run and run.img_size) or (list(next(iter(sizes))) if small else 224)
         if small and all(a >= b for a, b in zip(as_size(img_size, None), next(iter(sizes)), strict=True)):
-            native = next(iter(sizes)) if (crop_scale, crop_pct) == (None, None) else None
-            crop_pct = 1.0 if crop_pct is None else crop_pct
+            packed = data.get("native_patch") and not self.arrays
+            native = None if packed or (crop_scale, crop_pct) != (None, None) else next(iter(sizes))
+            crop_pct = 1.0 if crop_pct is None and not packed else crop_pct
         super().__init__(
             native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
             crop_pct=crop_pct, **data,

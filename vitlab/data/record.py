@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlab.data.files.sets import Images, summary
+from vitlab.data.files.sets import Images, Statistics, summary
 from vitlab.data.files.splits import SplitName, SplitRule
 from vitlab.data.files.twins import twins
 
@@ -37,6 +37,18 @@ def record(data: Any) -> dict[str, Any]:
         **data.pipeline.facts(),
         "split_rule": data.rule.facts(),
     }
+
+
+def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
+    """Return what later stages must share with a training run, as primitives."""
+    known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
+    train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
+    return {"class_names": data.class_names, "seed": data.seed, **known, **train}
+
+
+def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
+    """Return mean and standard deviation of a state, None where they were not known."""
+    return (tuple(state["mean"]), tuple(state["std"])) if "mean" in state else None
 
 
 def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from vitlab.config.parser import user_mistakes
 from vitlab.contract import path_of
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError, printable
 from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import restore
@@ -27,7 +29,7 @@ from vitlab.tasks import Regressor
 from vitlab.tasks.base import Task
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
-_Batch = tuple[Tensor, list[int], list[str]]
+_Batch = tuple[Any, list[int], list[str]]
 _FEW = 64  # files are decoded sooner than worker processes start
 
 
@@ -221,7 +223,7 @@ class _Pictures(L.LightningDataModule):
             _Samples(self.files, numbers, self.data),
             batch_size=max(1, self.data.batch_size // world),
             num_workers=workers,
-            collate_fn=_stack,
+            collate_fn=partial(_stack, self.data.pipeline),
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
 
@@ -234,17 +236,15 @@ class _Samples(Dataset[_Sample]):
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> _Sample:
-        number = self.numbers[index]
+        number, data = self.numbers[index], self.data
         file = self.files[number]
         try:
-            data = self.data
             known = data.decoding, data.in_chans, data.statistics(), data.arrays
-            image = data.pipeline.eval_file(Path(file), *known)
-            return image, number, ""
+            return data.pipeline.eval_file(Path(file), *known), number, ""
         except ImageError as error:
-            return torch.zeros(self.data.in_chans, *self.data.img_size), number, error.reason
+            return torch.zeros(data.in_chans, *data.img_size), number, error.reason
 
 
-def _stack(samples: list[_Sample]) -> _Batch:
+def _stack(pipeline: Pipeline, samples: list[_Sample]) -> _Batch:
     images, numbers, reasons = zip(*samples, strict=True)
-    return torch.stack(images), list(numbers), list(reasons)
+    return pipeline.joined(images), list(numbers), list(reasons)

@@ -17,6 +17,7 @@ from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
+from vitlab.packed import Packed
 from vitlab.signature import Named
 from vitlab.tasks.draws import seed_step
 from vitlab.tasks.meter import Meter, with_own
@@ -155,6 +156,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
             sums["skipped"] = ~finite * n
         for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums.get(name, 0) + value
+        if isinstance(batch[0], Packed):  # processes have different numbers of images, and each image counts the same
+            loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
         return loss
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -166,11 +169,9 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
 
     def read_train_sums(self) -> dict[str, float]:
         """Return the sums since the last reading, over all processes, and start anew; every process must call it."""
-        names, values = list(self.train_sums), list(self.train_sums.values())
-        self.train_sums = {}
-        local = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in values])
-        total = self.trainer.strategy.reduce(local, reduce_op="sum")
-        return dict(zip(names, total.tolist(), strict=True))
+        sums, self.train_sums = self.train_sums, {}
+        local = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in sums.values()])
+        return dict(zip(sums, self.trainer.strategy.reduce(local, reduce_op="sum").tolist(), strict=True))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self._evaluate(batch, self.val_meter)
@@ -190,8 +191,8 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         return self(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
-        factor = self.batch_factor(self._global_batch())
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), self.net)
+        groups = self.optimizer_groups(self.batch_factor(self._global_batch()))
+        optimizer = build_optimizer(self.hparams["opt"], groups, self.net)
         slow_earlier_blocks(optimizer, self.net, self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
@@ -239,8 +240,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         return param_groups(self.net, self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
-        images, targets = batch[0], self.as_targets(batch[1])
-        outputs = self.net(images)
+        outputs, targets = self.net(batch[0]), self.as_targets(batch[1])
         loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
         meter.update(outputs, targets, loss)
         return outputs

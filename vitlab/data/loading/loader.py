@@ -1,13 +1,14 @@
 """Loaders that Lightning can resume in the middle of an epoch."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 
-Batch = tuple[Tensor, Tensor, Step]  # uint8 images (B, C, H, W), classes (B,), which samples they are
+Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `Packed`, classes (B,), which samples they are
 
 
 class Loader:

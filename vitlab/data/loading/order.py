@@ -1,6 +1,7 @@
 """Which samples a process takes at each step."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
+from vitlab.data.loading.native import Tokens
 from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream
 
 Sampling = Literal["natural", "balanced", "sqrt"]
@@ -82,10 +84,19 @@ class TrainOrder:
         world: Number of processes.
         repeats: Copies of each sample in a row, each augmented by itself (repeated augmentation, Hoffer et al. 2020,
             arXiv:1901.09335); an epoch keeps its number of samples.
+        tokens: Where samples differ in their numbers of tokens: a step takes as many as hold those of ``batch_size``
+            of the largest, and an epoch has as many steps as any order fills.
     """
 
     def __init__(
-        self, draw: Draw | int, batch_size: int, seed: int, rank: int = 0, world: int = 1, repeats: int = 1
+        self,
+        draw: Draw | int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+        repeats: int = 1,
+        tokens: Tokens | None = None,
     ) -> None:
         self.draw = Draw(torch.empty(draw)) if isinstance(draw, int) else draw
         n = self.draw.n
@@ -100,11 +111,13 @@ class TrainOrder:
                 f"and {n} images"
             )
         self.n, self.batch_size, self.seed, self.repeats = n, batch_size, seed, repeats
-        self.rank, self.world = rank, world
-        self.epoch = 0
+        self.rank, self.world, self.tokens = rank, world, tokens
+        self.epoch, self.share = 0, batch_size // world
+        if tokens and not len(self):
+            raise ValueError(f"`data.batch_size` {batch_size} is too large: not each of {world} processes has a batch")
 
     def __len__(self) -> int:
-        return self.n // self.batch_size
+        return self.tokens.steps(self.share) // self.world if self.tokens else self.n // self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration goes through; Lightning calls this."""
@@ -118,9 +131,10 @@ class TrainOrder:
         copies = (np.repeat(copies, self.repeats) * self.repeats)[: self.n] + np.arange(self.n) % self.repeats
         indices = np.repeat(indices, self.repeats)[: self.n]
         seeds = stream(self.seed, AUGMENT, epoch, indices, copies)
-        share = self.batch_size // self.world
+        ends = self.tokens.starts(indices, self.share) if self.tokens else range(0, self.n + 1, self.share)
+        parts = [slice(*ends) for ends in pairwise(ends)]
         for step in range(start, len(self)):
-            mine = slice(step * self.batch_size + self.rank * share, step * self.batch_size + (self.rank + 1) * share)
+            mine = parts[step * self.world + self.rank]
             yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch)
 
 
@@ -134,12 +148,20 @@ class EvalOrder:
         batch_size: Samples per step, over all processes; rounded down to a multiple of ``world``.
         rank: Which process this is, in 0..world-1.
         world: Number of processes.
+        tokens: Where samples differ in their numbers of tokens, as in :class:`TrainOrder`.
     """
 
-    def __init__(self, n: int, batch_size: int, rank: int = 0, world: int = 1) -> None:
-        self.epoch = 0
+    def __init__(self, n: int, batch_size: int, rank: int = 0, world: int = 1, tokens: Tokens | None = None) -> None:
+        self.epoch, self.tokens = 0, tokens
         self.indices = np.arange(rank, n, world)
         share = max(batch_size // world, 1)
+        if tokens:
+            ends = [tokens.starts(np.arange(r, n, world), share) for r in range(world)]
+            self.cuts = ends[rank][1:-1]
+            while len(self.cuts) + 1 < min(max(map(len, ends)) - 1, len(self.indices)):  # as many batches as others
+                widths = np.diff([0, *self.cuts, len(self.indices)])
+                self.cuts = sorted([*self.cuts, int([0, *self.cuts][widths.argmax()] + widths.max() // 2)])
+            return
         cuts = list(range(share, len(self.indices), share))
         most = -(-n // world)  # samples of rank 0
         if share > 1 and len(self.indices) and len(cuts) + 1 < -(-most // share):

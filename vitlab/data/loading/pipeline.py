@@ -16,8 +16,9 @@ from torch import Tensor
 from vitlab.classes import told
 from vitlab.data.files.arrays import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
-from vitlab.data.files.sets import Images, Statistics, TensorImages
+from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
 from vitlab.data.loading.loader import Loader
+from vitlab.data.loading.native import Native, NativeCropFlip, Tokens
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.prefetch import Prefetch
 from vitlab.data.loading.sample_loader import Complain, SampleLoader
@@ -35,6 +36,7 @@ from vitlab.data.loading.transforms import (
     parts_of,
     to_tensor,
 )
+from vitlab.packed import Packed
 
 _CHUNK = 2**18  # values that stay in a core's cache from one operation to the next
 _KEPT = 3  # batches: one in use, one to come, one of another size
@@ -72,6 +74,7 @@ class Pipeline:
         crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
         interpolation: How images are resized.
         schedule: Sizes of training images by epoch; see :class:`Sizes`.
+        native_patch: Side of the patches of images that keep their aspect ratio; None where all get one size.
     """
 
     def __init__(
@@ -83,6 +86,7 @@ class Pipeline:
         crop_pct: float | None,
         interpolation: Interpolation,
         schedule: Sequence[Sequence[int]] | None = None,
+        native_patch: int | None = None,
     ) -> None:
         crop_scale = 0.08 if crop_scale is None else crop_scale
         crop_pct = 0.875 if crop_pct is None else crop_pct
@@ -92,10 +96,12 @@ class Pipeline:
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
         self.moves, self.steps = parts_of(augment)
         self.sizes = Sizes(schedule, img_size)
+        self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
         self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
         if self.steps:  # what cannot be is refused now
-            trial, grey = Augmented(None, self.steps, (0.5,)), Image.new("RGB", (native_size or img_size)[::-1], "gray")
+            h, w = (native_patch, 2 * native_patch) if native_patch else native_size or img_size
+            trial, grey = Augmented(None, self.steps, (0.5,)), Image.new("RGB", (w, h), "gray")
             for seed in range(8):
                 trial(grey, seed)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
@@ -109,6 +115,9 @@ class Pipeline:
         then = "".join(f", {told(step)}" for step in self.steps) + (f", {self.sizes}" if self.sizes.steps[1:] else "")
         if self.native_size:
             return "whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
+        if self.native:
+            part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
+            return f"{part}{then}, evaluated on whole images, {self.native}"
         centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
         if not self.moves:
             return f"trained and {centre}{then}"
@@ -117,7 +126,8 @@ class Pipeline:
     def facts(self) -> dict[str, Any]:
         """Return what follows from the files, for the record of a run."""
         native = self.native_size and list(self.native_size)
-        return {"img_size": list(self.img_size), "native_size": native, "crop_pct": self.crop_pct}
+        seen = {} if self.native else {"crop_pct": self.crop_pct}
+        return {"img_size": list(self.img_size), "native_size": native, **seen}
 
     def loader(
         self,
@@ -140,15 +150,25 @@ class Pipeline:
             loader = TensorLoader(pixels, labels, order, self.native_size, self.pad if moving else 0, moving)
             resident = pixels.device.type == "cuda"
         else:
-            loader = SampleLoader(images, order, self.transform(train, mean), num_workers, complain)
+            native = self.native if order.tokens else None
+            transform = self.transform(train, mean, native)
+            loader = SampleLoader(images, order, transform, num_workers, complain, native.patch if native else None)
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
-    def normalise(self, images: Tensor, statistics: Statistics, step: Step | None = None) -> Tensor:
-        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the step's size, on the device where they are."""
+    def normalise(self, images: Any, statistics: Statistics, step: Step | None = None) -> Any:
+        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the step's size, on the device where they are.
+
+        Those of their own sizes, whose patches are normalised, keep them.
+        """
+        if isinstance(images, Packed):
+            return images.on(self._scaled(images.patches, statistics, tuple(images.patches.shape[2:])))
         size = self.img_size if step is None or step.mix_seed is None else self.sizes.at(step.epoch)
+        return self._scaled(images, statistics, size)
+
+    def _scaled(self, images: Tensor, statistics: Statistics, size: Sequence[int]) -> Tensor:
         scale = 255 if images.dtype == torch.uint8 else 1
-        if images.shape[2:] != size:
+        if tuple(images.shape[2:]) != size:
             images = F.interpolate(images.float(), size, mode=self.interpolation, antialias=True)
             images = images.clamp(0, 255) if scale == 255 else images
         factor, shift = _line(statistics, scale, images.device)
@@ -159,6 +179,14 @@ class Pipeline:
         for part, source in zip(target.split(chunk), images.split(chunk), strict=True):
             part.copy_(source).mul_(factor).sub_(shift)
         return target
+
+    def tokens(self, images: Images) -> Tokens | None:
+        """Return the numbers of patches of files that keep their aspect ratio, None where all get one size."""
+        return self.native.tokens(images.known["size"]) if self.native and isinstance(images, FileImages) else None
+
+    def joined(self, images: Sequence[Tensor]) -> Tensor | Packed:
+        """Return what :meth:`eval_file` returns of several files as one batch."""
+        return Packed.of(images, self.native.patch) if self.native else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""
@@ -174,7 +202,11 @@ class Pipeline:
             ImageError: The file cannot be read, or is an array of another number of channels.
         """
         if not arrays or not is_array(path):  # pages of a TIFF file are channels only where they were in training
-            return self.eval_image(decode(path, how), statistics)
+            image = decode(path, how)
+            if self.native:
+                pixels = to_tensor(self.native(image))
+                return self._scaled(pixels[None], statistics, tuple(pixels.shape[1:]))[0]
+            return self.eval_image(image, statistics)
         try:
             array = read_array(path)
         except ValueError as error:
@@ -183,11 +215,12 @@ class Pipeline:
             raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
         return self.normalise(torch.from_numpy(array)[None], statistics)[0]
 
-    def transform(self, train: bool, mean: tuple[float, ...]) -> Transform | None:
+    def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
         """Return what is done to each image of training, or of evaluation; None for nothing."""
-        move: Transform | None = None if self.native_size else self._centre()
+        move: Transform | None = None if self.native_size else native or self._centre()
         if train and self.moves:
-            crop = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
+            crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
+            crop = NativeCropFlip(native, self.crop_scale) if native else crop
             move = ShiftFlip(self.pad) if self.native_size else crop
         return Augmented(move, self.steps, mean) if train and self.steps else move
 

@@ -2,16 +2,21 @@
 
 from collections import deque
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from vitlab.data.loading.loader import Batch, Loader
+from vitlab.packed import Packed
 
 _AHEAD = 2  # batches
 
 
-def send(x: Tensor, device: torch.device) -> Tensor:
+_T = TypeVar("_T", Tensor, Packed)
+
+
+def send(x: _T, device: torch.device) -> _T:
     """Copy a tensor of the host to a device; to a GPU out of pinned memory, so that nothing waits for it."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,8 +12,10 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.loading.loader import Batch, Loader
+from vitlab.data.loading.native import NativeCropFlip
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
+from vitlab.packed import Packed
 
 Complain = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
 _Key = tuple[int, int]  # index and seed of a sample
@@ -31,6 +34,7 @@ class SampleLoader(Loader):
         transform: What makes an image of the wanted size out of a stored one; None for nothing.
         num_workers: Number of worker processes; 0 for none.
         complain: Called with the error of each sample that cannot be read.
+        patch: Side of the patches, in pixels, that images of their own sizes are cut into; None for images of one size.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class SampleLoader(Loader):
         transform: Transform | None,
         num_workers: int,
         complain: Complain,
+        patch: int | None = None,
     ) -> None:
         super().__init__(order)
         self.complain = complain
@@ -47,7 +52,7 @@ class SampleLoader(Loader):
         self.loader = DataLoader(
             _Samples(images, transform),
             batch_sampler=self.keys,
-            collate_fn=_stack,
+            collate_fn=partial(_stack, patch=patch),
             num_workers=num_workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=num_workers > 0,
@@ -68,13 +73,13 @@ class SampleLoader(Loader):
             elif rows:
                 yield self._mend(images, targets, step, rows)
 
-    def _load(self) -> Iterator[tuple[Tensor, Tensor, list[int], list[ImageError]]]:
+    def _load(self) -> Iterator[tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]]:
         try:
             yield from self.loader
         except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
             raise RuntimeError("DataLoader worker died while it sent a batch") from error
 
-    def _mend(self, images: Tensor, targets: Tensor, step: Step, rows: list[int]) -> Batch:
+    def _mend(self, images: Tensor | Packed, targets: Tensor, step: Step, rows: list[int]) -> Batch:
         chosen = list(range(len(rows)))
         if isinstance(self.sampler, TrainOrder):
             chosen = [i % len(rows) for i in range(len(step.indices))]
@@ -106,7 +111,7 @@ class _Samples(Dataset[_Sample]):
 
     def __getitem__(self, key: _Key) -> _Sample:
         try:
-            if isinstance(self.transform, RandomCropFlip):
+            if isinstance(self.transform, RandomCropFlip | NativeCropFlip):
                 return self.transform.cut(self.images.pixels(key[0]), key[1]), self.labels[key[0]]
             image = self.images.image(key[0])
         except ImageError as error:
@@ -124,9 +129,13 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _stack(samples: list[_Sample]) -> tuple[Tensor, Tensor, list[int], list[ImageError]]:
+def _stack(
+    samples: list[_Sample], patch: int | None = None
+) -> tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]:
     rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
     readable = [sample for sample in samples if not isinstance(sample, ImageError)]
-    images = default_collate([image for image, _ in readable]) if readable else torch.empty(0)  # in shared memory
+    found = [image for image, _ in readable]
+    join = default_collate if patch is None else partial(Packed.of, patch=patch)  # the former in shared memory
+    images = join(found) if readable else torch.empty(0)
     labels = torch.tensor([label for _, label in readable])
     return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]

@@ -44,7 +44,7 @@ class CentreCrop:
     """
 
     def __init__(self, size: Size, crop_pct: float, interpolation: Interpolation) -> None:
-        self.size, self.crop_pct, self.filter = size, crop_pct, _filter(interpolation)
+        self.size, self.crop_pct, self.filter = size, crop_pct, resampling(interpolation)
 
     def __call__(self, image: Image.Image, seed: int = 0) -> Image.Image:
         scale = min(image.height / self.size[0], image.width / self.size[1]) * self.crop_pct
@@ -231,5 +231,6 @@ def _seeded(seed: int) -> Iterator[None]:
             torch.set_rng_state(states[2])
 
 
-def _filter(interpolation: Interpolation) -> Image.Resampling:
+def resampling(interpolation: Interpolation) -> Image.Resampling:
+    """Return Pillow's constant."""
     return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR

@@ -14,6 +14,9 @@ from vitlab.contract import image_fact, is_plain, network, path_of, recipe
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.models.features import check_packed
+from vitlab.models.vit import VisionTransformer
+from vitlab.tasks import MAE, Distillation
 
 
 def has_grid(task: Any) -> bool:
@@ -29,6 +32,7 @@ def check_grid(task: Any) -> None:
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network, as far as they are known."""
+    _check_native(task, data)
     net: Any = network(task)
     facts = {"parameters": count_parameters(net), "parameters_total": sum(p.numel() for p in net.parameters())}
     if not has_grid(task):
@@ -43,6 +47,23 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "img_size": list(net.img_size),
         "in_chans": net.in_chans,
     }
+
+
+def _check_native(task: Any, data: Any) -> None:
+    """Refuse a task or a network that cannot take images of their own sizes, where the data have such."""
+    if not isinstance(data, ImageData) or not (native := data.pipeline.native):
+        return
+    net: Any = network(task)
+    try:
+        if isinstance(task, MAE | Distillation) or not isinstance(net, VisionTransformer):
+            raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
+        if recipe(task).get("compile"):
+            raise ValueError(
+                "every step has other sizes, and `model.compile` would compile each: leave one of them out"
+            )
+        check_packed(net, net.in_chans, (native.patch, native.patch))
+    except ValueError as error:
+        raise UsageError(f"`data.native_patch`: {error}") from None
 
 
 def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:

@@ -1,0 +1,175 @@
+"""Photos at their own aspect ratio, as many in a step as a budget of patches holds."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from vitlab.cli.main import main
+from vitlab.data import Digits, ImageFolder
+from vitlab.data.loading.native import Native, Tokens
+from vitlab.data.loading.order import EvalOrder, TrainOrder
+from vitlab.errors import UsageError
+from vitlab.jobs.train.facts import model_facts
+from vitlab.packed import Packed
+from vitlab.tasks import MAE, Classifier
+
+TINY = {"img_size": 32, "in_chans": 3, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+NATIVE = {"img_size": 32, "native_patch": 8, "num_workers": 0}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Forty photos of many shapes; those of class b are bright below, those of a above."""
+    root, rng = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
+    for i in range(40):
+        folder = root / "ab"[i % 2]
+        folder.mkdir(exist_ok=True)
+        pixels = rng.integers(0, 120, (12 + 3 * i % 50, 90 - 2 * i, 3), np.uint8)
+        half = np.s_[: len(pixels) // 2] if i % 2 == 0 else np.s_[len(pixels) // 2 :]
+        pixels[half] += 120
+        Image.fromarray(pixels).save(folder / f"{i}.png")
+    return str(root)
+
+
+def test_an_image_keeps_its_shape_in_at_most_so_many_patches():
+    rng, native = np.random.default_rng(0), Native(16, (224, 224), "bicubic")
+    for height, width in rng.integers(1, 3000, (300, 2)).tolist():
+        h, w = native.grid((height, width))
+        assert (1 <= h * w <= 196 and native.grid((width, height)) == (w, h)) or (h * w == 196 and h == w)
+        assert h <= max(1, round(height / 16)) and w <= max(1, round(width / 16))
+        if min(h, w) > 4:
+            assert 0.8 < (h / w) / (height / width) < 1.25
+    assert native.grid((1, 10**6)) == (1, 196) and native.grid((224, 224)) == (14, 14)
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_a_step_of_every_process_keeps_within_its_budget_in_every_epoch(world):
+    counts = np.random.default_rng(0).integers(1, 17, 200)
+    orders = [TrainOrder(200, 12, 7, rank, world, tokens=Tokens(counts, 16)) for rank in range(world)]
+    seen = []
+    for epoch in range(5):
+        steps = []
+        for order in orders:
+            order.set_epoch(epoch)
+            steps.append([step.indices for step in order.steps()])
+            assert len(steps[-1]) == len(order)
+            assert [s.indices.tolist() for s in order.steps(2)] == [s.tolist() for s in steps[-1][2:]]
+        every = np.concatenate([indices for own in steps for indices in own])
+        assert len(set(every.tolist())) == len(every)
+        assert max(counts[indices].sum() for own in steps for indices in own) <= 12 // world * 16
+        seen.append(counts[every].sum() / counts.sum())
+    assert min(seen) > 0.8  # an epoch loses less than what steps leave empty
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_takes_every_image_once_and_as_many_steps_in_each_process(world):
+    counts = np.r_[np.full(20, 16), np.full(40, 1), np.full(3, 9)]
+    orders = [EvalOrder(63, 6, rank, world, Tokens(counts, 16)) for rank in range(world)]
+    steps = [[step.indices for step in order.steps()] for order in orders]
+    assert sorted(np.concatenate([i for own in steps for i in own]).tolist()) == list(range(63))
+    assert {len(own) for own in steps} == {len(order) for order in orders} == {len(steps[0])}
+    assert max(counts[i].sum() for own in steps for i in own) <= 6 // world * 16
+
+
+def test_batches_are_the_images_as_they_come_one_by_one(photos):
+    data = ImageFolder(photos, **NATIVE, batch_size=2)
+    data.setup("fit")
+    images, labels, step = next(iter(data.val_dataloader()))
+    split = data.splits["val"]
+    assert isinstance(images, Packed) and len(images) == len(labels) == len(step.indices) > 1
+    normal, _ = data.on_after_batch_transfer((images, labels, step), 0)
+    mean, std = (torch.tensor(values)[:, None, None] for values in data.statistics())
+    for i, image in zip(step.indices, normal.images(), strict=True):
+        whole = data.pipeline.native(split.image(i))
+        expected = (torch.from_numpy(np.array(whole)).permute(2, 0, 1) / 255 - mean) / std
+        torch.testing.assert_close(image, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_each_image_counts_the_same_in_the_gradient_of_two_processes(monkeypatch):
+    torch.manual_seed(0)
+    task, images = Classifier(**TINY, num_classes=3), [torch.randn(3, 8 * n, 8) for n in (1, 2, 3, 1, 1)]
+    strategy = SimpleNamespace(reduce=lambda n, reduce_op: torch.tensor(5 / 2))  # the mean of one and four images
+    monkeypatch.setattr(Classifier, "trainer", SimpleNamespace(strategy=strategy))
+    batches = [(Packed.of(images[own], 8), torch.arange(5)[own] % 3) for own in (slice(1), slice(1, 5), slice(5))]
+    *losses, whole = [task.training_step(batch, 0) for batch in batches]
+    torch.testing.assert_close(sum(losses) / 2, whole / 2)
+    assert task.train_sums["n"] == 10 and torch.isclose(task.train_sums["loss"], 10 * whole / 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"augment": ["crop-flip", "rotate90"]}, "rotate90"),
+        ({"cutmix": 1.0, "repeats": 2}, "leave out `data.cutmix`, `data.repeats`"),
+        ({"img_size_schedule": [[0, 16], [1, 32]]}, "leave out `data.img_size_schedule`"),
+        ({"sampling": "balanced"}, "leave out `data.sampling`"),
+        ({"native_patch": 5}, "must divide `data.img_size`, got 5"),
+    ],
+    ids=str,
+)
+def test_data_that_cannot_have_it_say_why(photos, settings, said):
+    with pytest.raises(ValueError, match=r"`data\.(native_patch|augment)`") as refused:
+        ImageFolder(photos, **{**NATIVE, **settings})
+    assert said in str(refused.value)
+    with pytest.raises(ValueError, match="these images all have"):
+        Digits(native_patch=4)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (lambda: Classifier(**{**TINY, "patch_size": 16}), "patches of 3 x 8 x 8, and the network's have 3 x 16 x 16"),
+        (lambda: Classifier(**TINY | {"tokenizer": "t2t", "t2t_dim": 8}), "overlap over a whole image"),
+        (lambda: Classifier(**TINY, compile=True), "`model.compile`"),
+        (lambda: MAE(**TINY, decoder_dim=16, decoder_depth=1, decoder_heads=2), "MAE"),
+    ],
+)
+def test_tasks_that_cannot_take_it_say_why_before_anything_is_written(photos, task, said):
+    with pytest.raises(UsageError, match=r"`data\.native_patch`") as refused:
+        model_facts(task(), ImageFolder(photos, **NATIVE))
+    assert said in str(refused.value)
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_a_stop_in_the_middle_of_an_epoch_changes_nothing(photos, tmp_path, capsys, monkeypatch):
+    step = Classifier.training_step
+
+    def fail_at_17(self, *batch):
+        if self.global_step == 17:
+            raise RuntimeError("the power fails")
+        return step(self, *batch)
+
+    fit = ["fit", "--model=Classifier", "--data=ImageFolder", f"--data.root={photos}", "--data.native_patch=8"]
+    fit += [
+        "--data.img_size=32",
+        "--data.batch_size=2",
+        "--data.num_workers=1",
+        "--data.augment=crop-flip",
+        "--data.crop_scale=0.8",
+    ]
+    fit += ["--trainer.max_epochs=6", "--model.patch_size=8", "--model.pos_embed=[learned, rope2d]", "--model.depth=1"]
+    fit += ["--model.embed_dim=16", "--model.num_heads=2", "--model.drop_path_rate=0.1", "--model.lr=0.005"]
+    fit += ["--model.init_std=0.1", "--trainer.logger=false", "--checkpoint.every_n_steps=8", "--model.warmup_epochs=1"]
+    with contextlib.chdir(tmp_path):
+        assert main([*fit, "--name=whole"]) == 0
+        assert "at their own aspect ratio, up to 16 patches of 8x8" in capsys.readouterr().out
+        with monkeypatch.context() as patch:
+            patch.setattr(Classifier, "training_step", fail_at_17)
+            with pytest.raises(RuntimeError):
+                main([*fit, "--name=cut"])
+        assert main(["fit", "--resume=cut"]) == 0
+        assert main(["validate", "whole"]) == 0
+        assert main(["predict", "whole", photos, "--output=table.csv"]) == 0
+    whole, cut = (load_file(tmp_path / f"runs/{name}/weights/last.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    rows = [json.loads(line) for line in (tmp_path / "runs/whole/metrics.jsonl").read_text().splitlines()]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    assert losses[-1] < 0.8 * losses[0]
+    table = (tmp_path / "table.csv").read_text().splitlines()
+    assert len(table) == 41

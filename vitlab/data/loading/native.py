@@ -1,0 +1,111 @@
+"""Images that keep their aspect ratio: their sizes in whole patches, and how many of them fill a step."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from vitlab.data.loading.transforms import Interpolation, RandomCropFlip, Size, resampling, to_image
+
+_NAME = "data.native_patch"
+
+
+class Tokens(NamedTuple):
+    """How many patches each image of a split has, and how many the largest of any split may have."""
+
+    counts: NDArray[np.int64]
+    most: int
+
+    def starts(self, indices: NDArray[np.int64], images: int) -> list[int]:
+        """Return where batches of ``indices`` begin, and the end: each as long as ``images`` of the largest allow.
+
+        >>> Tokens(np.array([4, 1, 1, 3, 2]), most=4).starts(np.array([0, 1, 2, 3, 4]), images=1)
+        [0, 1, 3, 4, 5]
+        """
+        ends, starts = np.cumsum(self.counts[indices]), [0]
+        while starts[-1] < len(indices):
+            used = ends[starts[-1] - 1] if starts[-1] else 0
+            starts.append(int(np.searchsorted(ends, used + images * self.most, side="right")))
+        return starts
+
+    def steps(self, images: int) -> int:
+        """Return how many such batches all images make at least, in whatever order."""
+        return -(-int(self.counts.sum()) // (images * self.most))
+
+
+class Native:
+    """Sizes of images in whole patches, at most as many as the network's size has; none is enlarged beyond a patch.
+
+    Args:
+        patch: Side of a patch, in pixels.
+        img_size: Height and width of an image that has the most patches, in pixels.
+        interpolation: How images are resized.
+
+    >>> native = Native(16, (224, 224), "bicubic")
+    >>> native.grid((480, 640)), native.grid((40, 100)), native.grid((100, 40))
+    ((12, 16), (2, 6), (6, 2))
+    """
+
+    def __init__(self, patch: int, img_size: Size, interpolation: Interpolation) -> None:
+        if patch < 1 or img_size[0] % patch or img_size[1] % patch:
+            raise ValueError(f"`{_NAME}` must divide `data.img_size`, got {patch} and {list(img_size)}")
+        self.patch, self.interpolation = patch, interpolation
+        self.most = (img_size[0] // patch) * (img_size[1] // patch)
+
+    def __str__(self) -> str:
+        return f"at their own aspect ratio, up to {self.most} patches of {self.patch}x{self.patch}"
+
+    def grid(self, size: Sequence[int]) -> tuple[int, int]:
+        """Return rows and columns of the patches of an image of this height and width."""
+        height, width = size[0] / self.patch, size[1] / self.patch
+        scale = min(1.0, (self.most / (height * width)) ** 0.5)
+        h, w = (max(1, round(side * scale)) for side in (height, width))
+        while h * w > self.most:  # both were rounded up, or one could not be less
+            h, w = (h - 1, w) if (h * width > w * height and h > 1) or w == 1 else (h, w - 1)
+        return h, w
+
+    def tokens(self, sizes: NDArray[np.int32]) -> Tokens:
+        """Return the numbers of patches of images of ``(N, 2)`` heights and widths."""
+        return Tokens(np.array([h * w for h, w in map(self.grid, sizes.tolist())], dtype=np.int64), self.most)
+
+    def size(self, size: Sequence[int]) -> Size:
+        """Return height and width that an image of this height and width gets, in pixels."""
+        h, w = self.grid(size)
+        return h * self.patch, w * self.patch
+
+    def __call__(self, image: Image.Image, seed: int = 0) -> Image.Image:
+        """Resize a whole image; the seed is not used."""
+        return image.resize(self.size((image.height, image.width))[::-1], resampling(self.interpolation))
+
+
+class NativeCropFlip:
+    """Resize a random part of an image to the size that the whole would get, and mirror it by chance.
+
+    Args:
+        native: The sizes.
+        scale: Smallest share of the image's area that is kept.
+    """
+
+    def __init__(self, native: Native, scale: float) -> None:
+        self.native, self.scale = native, scale
+
+    def __call__(self, image: Image.Image, seed: int) -> Image.Image:
+        return to_image(self.cut(np.asarray(image), seed))
+
+    def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
+        """Map uint8 ``(H, W)`` or ``(H, W, C)``, of which the part alone is read, to ``(C, h, w)``."""
+        size = self.native.size(pixels.shape[:2])
+        return RandomCropFlip(size, self.scale, self.native.interpolation).cut(pixels, seed)
+
+
+def check_native(patch: int | None, native_size: Size | None, others: dict[str, Any]) -> None:
+    """Refuse images of one size, and options that were given and do not go with patches of such a side."""
+    if patch is None:
+        return
+    if native_size:
+        raise ValueError(f"`{_NAME}` is for files of their own sizes, and these images all have {list(native_size)}")
+    if given := [f"`data.{name}`" for name, is_given in others.items() if is_given]:
+        raise ValueError(f"`{_NAME}` fills a step with each image once, whole or a part: leave out {', '.join(given)}")
