@@ -8,11 +8,13 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import VisionTransformer as TimmViT
 from torch import nn
+from torch.nn import functional as F
 
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 from vitlab.models.convert import from_t2t, to_timm
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
+from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
     "img_size": 16,
@@ -396,3 +398,17 @@ def test_a_file_without_a_state_dict_is_refused(path, content):
 def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no such file"):
         load_weights(tiny(), tmp_path / "none.pth")
+
+
+def test_a_kernel_meets_enlarged_patches_as_it_met_the_patches_it_was_trained_on(path):
+    small, large, images = randomised(tiny()), tiny(img_size=32, patch_size=8).eval(), torch.randn(2, 3, 16, 16)
+    torch.save({"hyper_parameters": TINY, "state_dict": small.state_dict()}, path)
+    with pytest.raises(ValueError, match=r"tokenizer\.proj\.weight \(16, 3, 4, 4\), not \(16, 3, 8, 8\)"):
+        load_weights(large, path)
+    assert load_weights(large, path, "usual") == ["patches: kernels of 4 x 4 resized to 8 x 8"]
+    patches = cut_patches(images, (4, 4)).flatten(0, 2)[:, None]  # (B N C, 1, 4, 4)
+    enlarged = F.interpolate(patches, (8, 8), mode="bilinear").view(2, 16, 3, 8, 8)
+    with torch.no_grad():
+        expected = small.tokenizer(images)
+        actual = F.linear(enlarged.flatten(2), large.tokenizer.proj.weight.flatten(1), large.tokenizer.proj.bias)
+    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)

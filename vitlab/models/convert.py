@@ -7,6 +7,7 @@ from torch import Tensor
 
 from vitlab.layers.pos_embed.sincos import SinCos1d
 from vitlab.models.convert_pos import rename_blocks, rename_positions
+from vitlab.tokenizers.patch import pseudo_inverse_resize
 
 State = dict[str, Tensor]
 
@@ -105,6 +106,25 @@ def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_hea
             raise no_grid(rows)
         return from_timm(state_dict, num_patches, num_heads), ["layout: converted from timm"]
     return state_dict, []
+
+
+def to_patches(state: State, patch: tuple[int, int] | None) -> tuple[State, list[str]]:
+    """Return the state dict with kernels for patches of another size, Beyer et al. 2023 (FlexiViT, arXiv:2212.08013).
+
+    Args:
+        state: Our names and tensors.
+        patch: Height and width of the patches; None leaves the kernels as they are.
+
+    Example:
+        >>> to_patches({"tokenizer.proj.weight": torch.zeros(48, 3, 8, 8)}, (16, 16))[1]
+        ['patches: kernels of 8 x 8 resized to 16 x 16']
+    """
+    kernel = state.get(name := "tokenizer.proj.weight")
+    if patch is None or kernel is None or kernel.ndim != 4 or kernel.shape[2:] == patch:
+        return state, []
+    old = (kernel.shape[2], kernel.shape[3])
+    resized = (kernel.double().flatten(2) @ pseudo_inverse_resize(old, patch).T).unflatten(2, patch)
+    return state | {name: resized.to(kernel)}, ["patches: kernels of {} x {} resized to {} x {}".format(*old, *patch)]
 
 
 def no_grid(count: int) -> ValueError:

@@ -14,7 +14,7 @@ from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
-from vitlab.models.convert import no_grid, same_table, to_ours
+from vitlab.models.convert import no_grid, same_table, to_ours, to_patches
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights, some
 from vitlab.tokenizers.splits import pair
@@ -61,13 +61,14 @@ def load_weights(
     """Load the weights of a file into ``model`` and return a sentence for each change that they needed.
 
     The file is safetensors or torch's own, from vitlab, timm or the official T2T-ViT. A head for other classes is left
-    as the model has it, positions of another grid are resized; whatever else does not fit is refused.
+    as the model has it; positions of another grid and kernels of other patches are resized. Whatever else does not fit
+    is refused.
 
     Args:
         model: The network to fill.
         path: A local file, or what was read from one.
-        resize: How to carry positions to another grid; must be given where the grids differ. ``usual`` is the usual
-            way of the model's position embedding.
+        resize: How to carry positions to another grid; must be given where grids or patches differ. ``usual`` is the
+            usual way of the model's position embedding.
         antialias: Whether bicubic interpolation smooths when the grid shrinks.
         grid: Rows and columns of tokens that its positions were trained on; None where the file says it, or a FILE.json
             beside it, or the model has as many.
@@ -90,13 +91,14 @@ def load_weights(
     is_official = any("T2T" in sentence for sentence in sentences)
     old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
     state = _to_parts(state, model)
+    state, patch_sentences = to_patches(state, getattr(model.tokenizer, "patch_size", None) if resize else None)
     state, table_sentences = _drop_formula(state, model, old_grid)
     policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
     state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
-    parts = (file.sentences, sentences, grid_sentences, table_sentences, resize_sentences, head_sentences)
-    return [sentence for part in parts for sentence in part]
+    told = (file.sentences, sentences, grid_sentences, patch_sentences, table_sentences, resize_sentences)
+    return [sentence for part in (*told, head_sentences) for sentence in part]
 
 
 def outputs_of(state: State) -> int:
