@@ -104,6 +104,10 @@ FAMILIES = {  # each at a small size: timm's class, arguments of its builder
     "vit_base_patch16_siglip_gap_224": {},
     "beit_base_patch16_224": {},
     "beitv2_base_patch16_224": {},
+    "eva02_base_patch14_224": {"ref_feat_shape": (4, 8), "scale_mlp": False},  # queries, keys and values by themselves
+    "naflexvit_base_patch16_gap": {"img_size": None, "pos_embed_grid_size": (4, 8)},
+    "naflexvit_base_patch16_siglip": {"img_size": None, "pos_embed_grid_size": (4, 8)},
+    "vit_small_plus_patch16_dinov3": {},
     "eva02_tiny_patch14_224": {"ref_feat_shape": (4, 8)},  # published: the grid of 224 pixels
     "vit_medium_patch16_rope_reg1_gap_256": {"ref_feat_shape": (4, 8)},
     "vit_small_patch16_dinov3": {},
@@ -118,7 +122,8 @@ SMALL = {"img_size": (56, 112), "patch_size": 14, "embed_dim": 32, "depth": 2, "
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_of_timm_are_rebuilt_from_their_files(name, tmp_path, monkeypatch):
     build = timm.create_model
-    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL | FAMILIES[name]))
+    small = {key: value for key, value in (SMALL | FAMILIES[name]).items() if value is not None}
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **small))
     theirs, path = saved_timm(name, tmp_path)
     ours, images = create_model(f"timm:{name}", weights=path).eval(), torch.randn(2, 3, 56, 112)
     with torch.no_grad():
@@ -142,10 +147,13 @@ def test_a_file_whose_rotation_cannot_be_told_is_refused_until_it_is_said(tmp_pa
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("eva02_base_patch14_224", "scale_mlp, qkv_fused=False, mlp_layer=SwiGLU"),
+        ("eva02_base_patch14_224", "it has scale_mlp$"),
+        ("vit_base_patch16_xp_224", "it has block_fn=ParallelScalingBlock"),
+        ("vit_small_patch16_18x2_224", "it has block_fn=ParallelThingsBlock"),
         ("eva02_tiny_patch14_336", "RotaryEmbeddingCat of another grid"),
-        ("naflexvit_base_patch16_gap", "NaFlexVit"),
-        ("deit_tiny_distilled_patch16_224", "VisionTransformerDistilled"),
+        ("naflexvit_base_patch16_par_gap", "pos_embed_ar_preserving"),
+        ("deit_tiny_distilled_patch16_224", "a distillation token"),
+        ("vit_relpos_small_patch16_224", "VisionTransformerRelPos"),
     ],
 )
 def test_families_that_ours_lacks_are_refused_by_what_is_missing(name, missing, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
             state[new] = moved
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
-    return _join_qkv_biases(state)
+    return _join(state)
 
 
 def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
@@ -74,16 +75,61 @@ def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
             return rest, value
 
 
-def _join_qkv_biases(state: State) -> State:
-    """Return the state with BEiT's biases of queries and values as one of all three: its keys have none."""
+def _join(state: State) -> State:
+    """Return the state with queries, keys, values, and with gates and what they scale, as one layer each.
+
+    BEiT's and EVA's keys may have no bias.
+    """
     joined = {}
     for name, value in state.items():
-        if name.endswith(".attn.q_bias"):
-            v_bias = state[name.replace("q_bias", "v_bias")]
-            joined[name.replace("q_bias", "qkv.bias")] = torch.cat([value, torch.zeros_like(value), v_bias])
-        elif not name.endswith((".attn.v_bias", ".attn.k_bias")):
+        if found := re.fullmatch(r"(.+\.attn\.)q_(?:proj\.(weight|bias)|(bias))", name):
+            of = found[2] or found[3]
+            parts = [state.get(name.replace(".q_", f".{x}_"), torch.zeros_like(value)) for x in "qkv"]
+            joined[f"{found[1]}qkv.{of}"] = torch.cat(parts)
+        elif ".mlp.fc1_g." in name:
+            joined[name.replace("_g", "")] = torch.cat([value, state[name.replace("_g", "_x")]])
+        elif not re.search(r"\.attn\.[kv]_(?:bias|proj\.)|\.mlp\.fc1_x\.", name):
             joined[name] = value
     return joined
+
+
+def timm_positions(theirs: Any) -> dict[str, Any]:
+    """Return our position embedding for that of timm's ``theirs``.
+
+    Example:
+        >>> from timm.models import VisionTransformer
+        >>> timm_positions(VisionTransformer(img_size=32, patch_size=16, embed_dim=8, depth=1, num_heads=1))
+        {'pos_embed': 'learned'}
+    """
+    tables = getattr(theirs, "embeds", theirs)
+    parts: list[Any] = [] if tables.pos_embed is None else ["learned"]
+    parts += [] if getattr(tables, "pos_embed_y", None) is None else ["factorized"]
+    attn = theirs.blocks[0].attn
+    shared = getattr(theirs, "rel_pos_bias", None) is not None
+    if shared or getattr(attn, "relative_position_bias_table", None) is not None:
+        join = {"join": "every_layer_shared"} if shared else {}
+        parts.append({"class_path": "relpos", "init_args": join})
+    if (rope := getattr(theirs, "rope", None)) is not None:
+        parts.append(_timm_rotation(theirs, rope))
+    if len(parts) > 1:
+        return {"pos_embed": parts}
+    return {"pos_embed": parts[0] if parts else "none"}
+
+
+def _timm_rotation(theirs: Any, rope: Any) -> Any:
+    kind, half = type(rope).__name__, getattr(theirs.blocks[0].attn, "rotate_half", False)
+    axes = "yx" if getattr(rope, "grid_indexing", "xy") == "ij" else "xy"
+    args = {"theta": float(rope.temperature), "axes": axes, "pairs": "half" if half else "interleaved"}
+    match kind:
+        case "RotaryEmbeddingMixed":
+            return "rope_mixed"
+        case "RotaryEmbeddingCat" if rope.ref_feat_shape in (None, rope.feat_shape) and not rope.grid_offset:
+            return {"class_path": "rope2d", "init_args": {"coordinates": "index", **args}}
+        case "RotaryEmbeddingDinoV3" if rope.normalize_coords == "separate" and not rope.grid_offset:
+            moves = {"shift": rope.shift_coords, "jitter": rope.jitter_coords, "rescale": rope.rescale_coords}
+            moves = {name: value for name, value in moves.items() if value is not None}
+            return {"class_path": "rope2d", "init_args": {"coordinates": "normalized", **args, **moves}}
+    raise ValueError(f"this network of timm has no counterpart here: it has {kind} of another grid")
 
 
 def rename_blocks(state: State) -> State:

@@ -13,6 +13,7 @@ from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
+from vitlab.models.convert_pos import timm_positions
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
@@ -140,33 +141,39 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         >>> arguments["embed_dim"], arguments["depth"], arguments["num_heads"]
         (192, 12, 3)
     """
-    from timm.models import Beit, Eva
+    from timm.models import Beit, Eva, NaFlexVit
     from timm.models import VisionTransformer as TimmViT
 
-    if type(theirs) not in (TimmViT, Eva, Beit):
-        known = "its VisionTransformer, Eva and Beit have one"
+    if type(theirs) not in (TimmViT, Eva, Beit, NaFlexVit):
+        known = "its VisionTransformer, Eva, Beit and NaFlexVit have one"
+        known = "it has a distillation token and a head of its own" if hasattr(theirs, "dist_token") else known
         raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: {known}")
     block: Any = theirs.blocks[0]
     norm, act = _known_layers(theirs)
     scales = [getattr(block, name, None) for name in ("ls1", "gamma_1")]
+    patches = getattr(theirs, "patch_embed", None) or theirs.embeds
+    patch, tokens = tuple(patches.patch_size), theirs if hasattr(theirs, "patch_embed") else patches
+    grid = getattr(patches, "pos_embed_grid_size", None)  # of a network without a size of its own
+    registers = getattr(tokens, "reg_token", None)
+    qkv = block.attn.qkv or block.attn.q_proj
     return {
-        "img_size": tuple(theirs.patch_embed.img_size),
-        "in_chans": theirs.patch_embed.proj.in_channels,
+        "img_size": (grid[0] * patch[0], grid[1] * patch[1]) if grid else tuple(patches.img_size),
+        "in_chans": theirs.in_chans if grid else patches.proj.in_channels,
         "num_classes": theirs.num_classes,
-        "patch_size": tuple(theirs.patch_embed.patch_size),
+        "patch_size": patch,
         "embed_dim": theirs.embed_dim,
         "depth": len(theirs.blocks),
         "num_heads": block.attn.num_heads,
         "mlp_ratio": block.mlp.fc2.in_features / theirs.embed_dim,
-        "qkv_bias": block.attn.qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
+        "qkv_bias": qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
         "qk_norm": not isinstance(getattr(block.attn, "q_norm", nn.Identity()), nn.Identity),
         "act_layer": act,
         "mlp_layer": "mlp" if type(block.mlp).__name__ == "Mlp" else "swiglu",
         "norm_layer": norm,
         "norm_eps": block.norm1.eps,
-        **_timm_positions(theirs),
-        "class_token": theirs.cls_token is not None,
-        "reg_tokens": 0 if (registers := getattr(theirs, "reg_token", None)) is None else registers.shape[1],
+        **timm_positions(theirs),
+        "class_token": tokens.cls_token is not None,
+        "reg_tokens": 0 if registers is None else registers.shape[1],
         "global_pool": theirs.global_pool,
         "pre_norm": not isinstance(getattr(theirs, "norm_pre", nn.Identity()), nn.Identity),
         "fc_norm": not isinstance(theirs.fc_norm, nn.Identity),
@@ -174,40 +181,11 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
     }
 
 
-def _timm_positions(theirs: Any) -> dict[str, Any]:
-    """Return our position embedding for that of timm's ``theirs``."""
-    parts: list[Any] = [] if theirs.pos_embed is None else ["learned"]
-    attn = theirs.blocks[0].attn
-    shared = getattr(theirs, "rel_pos_bias", None) is not None
-    if shared or getattr(attn, "relative_position_bias_table", None) is not None:
-        join = {"join": "every_layer_shared"} if shared else {}
-        parts.append({"class_path": "relpos", "init_args": join})
-    if (rope := getattr(theirs, "rope", None)) is not None:
-        parts.append(_timm_rotation(theirs, rope))
-    if len(parts) > 1:
-        return {"pos_embed": parts}
-    return {"pos_embed": parts[0] if parts else "none"}
-
-
-def _timm_rotation(theirs: Any, rope: Any) -> Any:
-    kind, half = type(rope).__name__, getattr(theirs.blocks[0].attn, "rotate_half", False)
-    axes = "yx" if getattr(rope, "grid_indexing", "xy") == "ij" else "xy"
-    args = {"theta": float(rope.temperature), "axes": axes, "pairs": "half" if half else "interleaved"}
-    match kind:
-        case "RotaryEmbeddingMixed":
-            return "rope_mixed"
-        case "RotaryEmbeddingCat" if rope.ref_feat_shape in (None, rope.feat_shape) and not rope.grid_offset:
-            return {"class_path": "rope2d", "init_args": {"coordinates": "index", **args}}
-        case "RotaryEmbeddingDinoV3" if rope.normalize_coords == "separate" and not rope.grid_offset:
-            moves = {"shift": rope.shift_coords, "jitter": rope.jitter_coords, "rescale": rope.rescale_coords}
-            moves = {name: value for name, value in moves.items() if value is not None}
-            return {"class_path": "rope2d", "init_args": {"coordinates": "normalized", **args, **moves}}
-    raise ValueError(f"this network of timm has no counterpart here: it has {kind} of another grid")
-
-
 def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     """Return our names of timm's normalisation and activation, or refuse what we have no layer for."""
-    block = theirs.blocks[0]
+    block, embed = theirs.blocks[0], getattr(theirs, "patch_embed", None) or theirs.embeds
+    if type(block).__name__ not in ("Block", "EvaBlock"):
+        raise ValueError(f"this network of timm has no counterpart here: it has block_fn={type(block).__name__}")
     norms = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}
     acts = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu", "SiLU": "silu"}
     norm, act = type(block.norm1).__name__, type(getattr(block.mlp, "act", None)).__name__
@@ -215,17 +193,16 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     none = nn.Identity()
     missing = {
         "pool_include_prefix": getattr(theirs, "pool_include_prefix", False),
-        f"embed_layer={type(theirs.patch_embed).__name__}": type(theirs.patch_embed).__name__ != "PatchEmbed",
+        f"embed_layer={type(embed).__name__}": type(embed).__name__ not in ("PatchEmbed", "NaFlexEmbeds"),
+        "pos_embed_ar_preserving": getattr(embed, "pos_embed_ar_preserving", False),
         f"global_pool={theirs.global_pool!r}": theirs.global_pool not in get_args(PoolName),
         f"norm_layer={norm}": norm not in norms,
         f"act_layer={act}": act not in acts,
         "scale_mlp": not isinstance(getattr(block.mlp, "norm", none), nn.Identity),
         "scale_attn_inner": not isinstance(getattr(block.attn, "norm", none), nn.Identity),
-        "qkv_fused=False": getattr(block.attn, "qkv", None) is None,
         "gated attention": getattr(block.attn, "gate", None) is not None,
         "norms of both kinds": not isinstance(theirs.norm, nn.Identity) and not isinstance(theirs.fc_norm, nn.Identity),
-        f"mlp_layer={mlp}": mlp not in ("Mlp", "GluMlp") or getattr(block.mlp, "gate_last", False),
-        f"block_fn={type(block).__name__}": type(block).__name__ not in ("Block", "EvaBlock"),
+        f"mlp_layer={mlp}": mlp not in ("Mlp", "GluMlp", "SwiGLU") or getattr(block.mlp, "gate_last", False),
     }
     if any(missing.values()):
         names = ", ".join(name for name, is_missing in missing.items() if is_missing)

@@ -164,7 +164,9 @@ def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> 
 def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
     """Refuse a foreign file where nobody has told its axial rotation, which such files do not say themselves."""
     names = " ".join(file.state_dict)
-    eva = ".gamma_1" in names or ".attn.q_bias" in names or ("norm_pre." in names and "attn_pool." in names)
+    eva = any(name in names for name in (".gamma_1", ".attn.q_bias", ".attn.q_proj.")) or (
+        "norm_pre." in names and "attn_pool." in names
+    )
     may_rotate = eva and "relative_position_bias_table" not in names and "pos_embed" not in file.arguments
     rotations = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
     if all(part.is_told for part in rotations) and (rotations or not may_rotate):
