@@ -19,6 +19,7 @@ RECIPES = [path for path in FILES if "cluster" not in path.parts]
 MILLIONS = {
     "imagenet/deit_ti16": 5.72,
     "imagenet/deit_s16": 22.05,
+    "imagenet/deit3_l16": 304.32,
     "imagenet/t2t_vit_7": 4.26,
     "imagenet/t2t_vit_14": 21.47,
     "imagenet/t2t_vit_19": 39.09,
