@@ -1,7 +1,5 @@
 """State dicts of other libraries, renamed to ours and back; outputs do not change."""
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -20,8 +18,8 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
 
     Args:
         state_dict: timm's names and tensors.
-        num_patches: Number of patch tokens N, which tells how many rows of ``pos_embed`` are prefix tokens'; None looks
-            for a square number and otherwise takes every prefix token to have a row, as timm has it.
+        num_patches: Number of patch tokens N, which tells how many rows of ``pos_embed`` are prefix tokens'; None takes
+            every prefix token to have a row, as timm's own choice is.
         num_heads: Number of heads A; needed for the rotations of naver-ai/rope-vit's own files alone.
 
     Example:
@@ -164,8 +162,7 @@ def _fold_prefix_positions(state: State, num_patches: int | None) -> State:
     everyone: dict[str, int] = {name: state[name].shape[1] for name in ("cls_token", "reg_token") if name in state}
     layouts = [everyone, {name: 1 for name in everyone if name == "cls_token"}, {}]  # whose rows may come first
     patches = [table.shape[1] - sum(layout.values()) for layout in layouts]
-    if num_patches is None:
-        num_patches = next((n for n in patches if n > 0 and math.isqrt(n) ** 2 == n), patches[0])
+    num_patches = patches[0] if num_patches is None else num_patches
     if num_patches not in patches:
         raise ValueError(
             f"`pos_embed` must have a row for each patch, and may for prefix tokens, got {table.shape[1]} rows, "
