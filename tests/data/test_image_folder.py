@@ -235,3 +235,23 @@ def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_publish
     data.setup("test")
     assert {name: len(images) for name, images in data.splits.items()} == {"train": 992, "val": 10, "test": 1000}
     assert data.mean == (0.485, 0.456, 0.406) and data.fingerprint()["statistics_from"] == "published"
+
+
+def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path):
+    from vitlab.data import Packed, Unlabelled
+    from vitlab.data.pack.write import pack
+    from vitlab.tasks import Classifier
+
+    rng = np.random.default_rng(0)
+    places = [f"flat/{i}.png" for i in range(10)] + [f"nested/{'x/y/'[: i % 3 * 2]}{i}.png" for i in range(10)]
+    for name in places:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
+    for folder in ("flat", "nested"):
+        data = Unlabelled(str(tmp_path / folder), batch_size=1, num_workers=0, val_share=0.2, test_share=0.2)
+        data.setup("fit")
+        assert (len(data.splits["train"]), len(data.splits["val"]), data.num_classes) == (6, 2, 1)
+    pack(str(tmp_path / "flat"), str(tmp_path / "packed"), 8, 0, 0)
+    assert Packed(str(tmp_path / "packed"), img_size=8).class_names == ["unlabelled"]
+    with pytest.raises(ValueError, match="the data has one: --model=MAE and DINO need none"):
+        Classifier(num_classes=1)

@@ -57,7 +57,7 @@ def test_a_random_crop_equals_cutting_and_resizing_with_pillow(mode, interpolati
     image = Image.fromarray(pixels).convert(mode)
     for seed in range(20):
         draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
-        top, left, height, width = crop._box((50, 40), draws)
+        top, left, height, width = crop.box((50, 40), draws)
         part = image.crop((left, top, left + width, top + height))
         expected = part.resize((24, 16), getattr(Image.Resampling, interpolation.upper()))
         expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if draws[22] < 0.5 else expected

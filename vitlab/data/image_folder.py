@@ -157,8 +157,44 @@ class ImageNet(ImageFolder):
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
+class Unlabelled(ImageFolder):
+    """All photos below a folder, flat or nested, for tasks that learn without labels: MAE and DINO.
+
+    They are one class, whatever their folders are called; validation is a share of them, and there is no test folder.
+
+    Args:
+        root: Folder of the photos.
+        **folder: Passed to :class:`ImageFolder`.
+
+    Example:
+        >>> Unlabelled("photos", img_size=32).class_names  # of photos/cat/ and photos/dog/
+        ['unlabelled']
+    """
+
+    def __init__(self, root: str, **folder: Unpack[PhotoArgs]) -> None:
+        super().__init__(root, **folder)
+
+    def survey(self) -> Survey:
+        """Find out what there is before any image is opened."""
+        if not self.root.is_dir():
+            raise ValueError(f"`data.root` must be a folder, got {self.root}")
+        self.first, self.folders = self.root, {"train": self.root}
+        self.files = [os.path.relpath(file, self.root) for file in files_below(str(self.root))]
+        if not self.files and not RUN.get():
+            raise ValueError(f"`data.root` has no files, got {self.root}")
+        sizes = sizes_of(Folder(self.root), self.files[:: max(1, len(self.files) // 16)])
+        return Survey({"train": self.root.name}, ["unlabelled"], sizes, [])
+
+    def list_files(self, parts: list[str]) -> FileImages:
+        """Return all files, unopened."""
+        labels = torch.zeros(len(self.files), dtype=torch.int64)
+        return FileImages(Folder(self.root), self.files, labels, self.decoding)
+
+
 def kind_of(root: str) -> type[ImageFolder]:
-    """Return what reads a folder of photos: ImageNet as it is downloaded, or class folders."""
+    """Return what reads a folder of photos: ImageNet as it is downloaded, class folders, or photos without classes."""
+    if is_flat(Path(root)) and not ilsvrc.tarred(Path(root)):
+        return Unlabelled
     is_download = (Path(root) / ilsvrc.TRAIN).is_file() or is_flat(Path(root) / "val")
     return ImageNet if is_download else ImageFolder
 
@@ -193,4 +229,7 @@ def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
     if inside is not None:
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
     if not class_names:
-        raise ValueError(f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}")
+        raise ValueError(
+            f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; --data=Unlabelled, for "
+            "--model=MAE and DINO, needs none"
+        )

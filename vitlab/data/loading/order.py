@@ -6,11 +6,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.native import Tokens
-from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream
+from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream, uniforms
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
@@ -28,6 +29,14 @@ class Step(NamedTuple):
         """Return ``(b, N)`` tokens of each sample's grid in an order of its own, in evaluation always the same."""
         seeds = self.indices if self.mix_seed is None else self.seeds.astype(np.int64)
         return shuffled_tokens(stream(seeds, MASK), grid_size, block)
+
+    def hidden(self, grid_size: tuple[int, int], block: int, view: int, least: float, most: float) -> NDArray[np.bool_]:
+        """Return which ``(b, N)`` tokens of a view are hidden: a share between two, of half of the samples, or none."""
+        seeds = self.seeds.astype(np.int64)
+        draws = uniforms(stream(seeds, MASK, view, 1), 2)
+        shares = np.where(draws[:, :1] < 0.5, least + (most - least) * draws[:, 1:], 0)
+        order = shuffled_tokens(stream(seeds, MASK, view), grid_size, block)
+        return order.argsort(axis=1) < np.floor(shares * order.shape[1] + 1e-6)
 
 
 class Draw:

@@ -17,6 +17,7 @@ from vitlab.classes import told
 from vitlab.data.files.arrays import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
+from vitlab.data.loading.crops import multi_crop
 from vitlab.data.loading.loader import Loader
 from vitlab.data.loading.native import Native, NativeCropFlip, Tokens
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
@@ -35,6 +36,7 @@ from vitlab.data.loading.transforms import (
     Transform,
     parts_of,
     to_tensor,
+    try_on,
 )
 from vitlab.packed import Packed
 
@@ -94,16 +96,14 @@ class Pipeline:
             if not 0 < share <= 1:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
-        self.moves, self.steps = parts_of(augment)
+        self.crops = multi_crop(augment, img_size, interpolation, schedule or native_patch)
+        self.moves, self.steps = (False, []) if self.crops else parts_of(augment)
         self.sizes = Sizes(schedule, img_size)
         self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
         self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
         if self.steps:  # what cannot be is refused now
-            h, w = (native_patch, 2 * native_patch) if native_patch else native_size or img_size
-            trial, grey = Augmented(None, self.steps, (0.5,)), Image.new("RGB", (w, h), "gray")
-            for seed in range(8):
-                trial(grey, seed)
+            try_on((native_patch, 2 * native_patch) if native_patch else native_size or img_size, self.steps)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
 
     def __str__(self) -> str:
@@ -114,11 +114,14 @@ class Pipeline:
         """
         then = "".join(f", {told(step)}" for step in self.steps) + (f", {self.sizes}" if self.sizes.steps[1:] else "")
         if self.native_size:
-            return "whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
+            crops = f"{self.crops}, evaluated on " if self.crops else ""
+            return f"{crops}whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
         if self.native:
             part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
             return f"{part}{then}, evaluated on whole images, {self.native}"
         centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
+        if self.crops:
+            return f"{self.crops}, {centre}"
         if not self.moves:
             return f"trained and {centre}{then}"
         return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {centre}"
@@ -151,8 +154,8 @@ class Pipeline:
             resident = pixels.device.type == "cuda"
         else:
             native = self.native if order.tokens else None
-            transform = self.transform(train, mean, native)
-            loader = SampleLoader(images, order, transform, num_workers, complain, native.patch if native else None)
+            what = self.crops if train and self.crops else self.transform(train, mean, native)
+            loader = SampleLoader(images, order, what, num_workers, complain, native.patch if native else None)
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
@@ -163,8 +166,12 @@ class Pipeline:
         """
         if isinstance(images, Packed):
             return images.on(self._scaled(images.patches, statistics, tuple(images.patches.shape[2:])))
-        size = self.img_size if step is None or step.mix_seed is None else self.sizes.at(step.epoch)
-        return self._scaled(images, statistics, size)
+        if step is None or step.mix_seed is None:
+            return self._scaled(images, statistics, self.img_size)
+        if self.crops:
+            crops = self.crops(images, step.seeds)
+            return self._scaled(crops, statistics, tuple(crops.shape[2:]))
+        return self._scaled(images, statistics, self.sizes.at(step.epoch))
 
     def _scaled(self, images: Tensor, statistics: Statistics, size: Sequence[int]) -> Tensor:
         scale = 255 if images.dtype == torch.uint8 else 1

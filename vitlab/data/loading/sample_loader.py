@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
@@ -41,7 +42,7 @@ class SampleLoader(Loader):
         self,
         images: Images,
         order: TrainOrder | EvalOrder,
-        transform: Transform | None,
+        transform: Transform | MultiCrop | None,
         num_workers: int,
         complain: Complain,
         patch: int | None = None,
@@ -100,7 +101,7 @@ class _Keys:
 
 
 class _Samples(Dataset[_Sample]):
-    def __init__(self, images: Images, transform: Transform | None) -> None:
+    def __init__(self, images: Images, transform: Transform | MultiCrop | None) -> None:
         self.images, self.transform = images, transform
         self.labels = images.labels.tolist()
 
@@ -111,7 +112,7 @@ class _Samples(Dataset[_Sample]):
 
     def __getitem__(self, key: _Key) -> _Sample:
         try:
-            if isinstance(self.transform, RandomCropFlip | NativeCropFlip):
+            if isinstance(self.transform, RandomCropFlip | NativeCropFlip | MultiCrop):
                 return self.transform.cut(self.images.pixels(key[0]), key[1]), self.labels[key[0]]
             image = self.images.image(key[0])
         except ImageError as error:

@@ -60,10 +60,11 @@ class RandomCropFlip:
         size: Height and width of the result, in pixels.
         scale: Smallest share of the image's area that is kept.
         interpolation: How the part is resized.
+        most: Largest share.
     """
 
-    def __init__(self, size: Size, scale: float, interpolation: Interpolation) -> None:
-        self.size, self.scale, self.interpolation = size, scale, interpolation
+    def __init__(self, size: Size, scale: float, interpolation: Interpolation, most: float = 1.0) -> None:
+        self.size, self.scale, self.interpolation, self.most = size, scale, interpolation, most
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
         return to_image(self.cut(np.asarray(image), seed))
@@ -71,18 +72,18 @@ class RandomCropFlip:
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
         """Map uint8 ``(H, W)`` or ``(H, W, C)``, of which the part alone is read, to ``(C, H, W)`` of the size."""
         draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
-        top, left, height, width = self._box((pixels.shape[0], pixels.shape[1]), draws)
+        top, left, height, width = self.box((pixels.shape[0], pixels.shape[1]), draws)
         part = torch.from_numpy(pixels[top : top + height, left : left + width].copy())
         planes = part[None] if part.ndim == 2 else part.permute(2, 0, 1)
         # for bytes torch has a kernel of integers, as Pillow, and several times as fast
         image = F.interpolate(planes[None], self.size, mode=self.interpolation, antialias=True)[0]
         return image.flip(2) if draws[22] < 0.5 else image
 
-    def _box(self, size: Size, draws: np.ndarray) -> tuple[int, int, int, int]:
+    def box(self, size: Size, draws: np.ndarray) -> tuple[int, int, int, int]:
         """Return top, left, height and width in whole pixels."""
         aspect = self.size[1] / self.size[0]
         for attempt in range(10):
-            area = size[0] * size[1] * (self.scale + (1 - self.scale) * draws[attempt])
+            area = size[0] * size[1] * (self.scale + (self.most - self.scale) * draws[attempt])
             ratio = aspect * (4 / 3) ** (2 * draws[10 + attempt] - 1)  # 3/4 to 4/3 of the wanted one, log-uniform
             height, width = (area / ratio) ** 0.5, (area * ratio) ** 0.5
             if height <= size[0] and width <= size[1]:
@@ -139,6 +140,14 @@ class Augmented:
                     )
                 image = made
         return image.convert(mode)
+
+
+def try_on(size: Size, steps: Sequence[str | ClassSpec]) -> None:
+    """Refuse steps that cannot take, or do not keep, an image of a size."""
+    trial, grey = Augmented(None, steps, (0.5,)), Image.new("RGB", size[::-1], "gray")
+    with torch.device("cpu"):  # where the steps draw, wherever networks are built
+        for seed in range(8):
+            trial(grey, seed)
 
 
 def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:

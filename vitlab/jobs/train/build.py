@@ -26,7 +26,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import complain, say
 from vitlab.jobs.train.describe import describe, header
-from vitlab.jobs.train.facts import check_module, model_facts
+from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import Guarded, place_loggers
 from vitlab.runs.choose import choose_run
@@ -61,6 +61,7 @@ class FitCLI(VitlabCLI):
         self.wandb_id = os.urandom(4).hex()
         super().__init__(args)
         check_module(self.model)
+        check_crops(self.model, self.datamodule)
         saves = self.config.trainer.enable_checkpointing is not False
         self.job = Job(
             task=self.model,
