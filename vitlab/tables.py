@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UsageError, printable
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import whole, write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -79,3 +82,46 @@ def _cell(text: str, row: dict[str, Any]) -> str:
         return text.format(**row)
     except (KeyError, TypeError, ValueError):  # not measured for this row
         return "-"
+
+
+def as_text(table: "pd.DataFrame") -> str:
+    """Return a table of predictions for the terminal, without control characters that file names may have.
+
+    Example:
+        >>> import pandas as pd
+        >>> print(as_text(pd.DataFrame({"path": ["a.png"], "value": [0.5]})))
+        path   value
+        a.png  0.5000
+    """
+    rows = table.itertuples(index=False)
+    cells = [[f"{v:.4f}" if isinstance(v, float) else printable(v) for v in row] for row in rows]
+    numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
+    return columns([list(table.columns), *cells], right=numbers)
+
+
+def write(table: "pd.DataFrame", path: Path) -> None:
+    """Write a table as .csv, .parquet or .json, in one step.
+
+    In .csv an apostrophe stands before text that a spreadsheet would take for a formula.
+
+    Example:
+        >>> import pandas as pd, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write(pd.DataFrame({"path": ["=a.png"]}), Path(folder) / "table.csv")
+        ...     print((Path(folder) / "table.csv").read_text().split())
+        ['path', "'=a.png"]
+    """
+    with whole(path) as beside:
+        match path.suffix:
+            case ".csv":
+                text = table.select_dtypes("str")
+                table.assign(**text.map(_no_formula)).to_csv(beside, index=False, encoding="utf-8")
+            case ".json":
+                text = table.to_json(orient="records", indent=1, force_ascii=False, double_precision=9)
+                beside.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
+            case _:
+                table.to_parquet(beside, index=False)
+
+
+def _no_formula(cell: str) -> str:
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

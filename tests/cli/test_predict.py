@@ -12,6 +12,7 @@ import torch
 import yaml
 from PIL import Image
 
+from vitlab import tables
 from vitlab.cli.main import main
 from vitlab.config.images import escaped, find_images
 from vitlab.jobs import predict as predictions
@@ -132,15 +133,30 @@ def test_csv_json_and_parquet_say_the_same(run, photos, tmp_path):
     assert sorted(os.listdir(tmp_path / "new")) == ["out.csv", "out.json", "out.parquet"]  # nothing half-written
 
 
+@pytest.mark.slow
+def test_embed_writes_the_pooled_features_of_each_file(run, photos, tmp_path, capsys):
+    assert main(["embed", str(run), str(photos / "b"), "-o", str(tmp_path / "features.parquet"), "--quiet"]) == 0
+    table = pd.read_parquet(tmp_path / "features.parquet")
+    assert list(table) == ["path", *[f"feature_{k + 1}" for k in range(24)]]
+    cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
+    for path, *features in table.itertuples(index=False):
+        image = cli.datamodule.eval_transform(Image.open(path))[None]
+        with torch.no_grad():
+            wanted = cli.model.net.pool(cli.model.net.forward_features(image))[0]
+        np.testing.assert_allclose(features, wanted, atol=1e-5)
+    assert main(["embed", str(run)]) == 2
+    assert "no images given: `vitlab embed RUN" in capsys.readouterr().err
+
+
 def test_csv_holds_no_formula(tmp_path):
     cells = ["=1+1.png", "+a", "-a", "@a", "\ta", "a=1", "1-2"]
     table = pd.DataFrame({"path": cells, "class_1": cells[::-1], "value": np.linspace(-1, 1, 7, dtype="float32")})
-    predictions.write(table, tmp_path / "out.csv")
+    tables.write(table, tmp_path / "out.csv")
     read = pd.read_csv(tmp_path / "out.csv")
     assert list(read["path"]) == ["'=1+1.png", "'+a", "'-a", "'@a", "'\ta", "a=1", "1-2"]
     assert list(read["class_1"]) == list(read["path"])[::-1]
     assert read["value"][0] == -1  # numbers are no text
-    predictions.write(table, tmp_path / "out.json")
+    tables.write(table, tmp_path / "out.json")
     assert [row["path"] for row in json.loads((tmp_path / "out.json").read_text())] == cells
 
 
@@ -157,7 +173,7 @@ def test_an_output_is_replaced_whole_or_not_at_all(tmp_path):
             return self
 
     with pytest.raises(OSError, match="no space"):
-        predictions.write(Full({"path": ["a"]}), path)
+        tables.write(Full({"path": ["a"]}), path)
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["out.csv"]
 
@@ -362,7 +378,7 @@ def test_a_name_that_is_no_text_can_be_written_and_printed():
     assert escaped("café.png") == "café.png"
     table = pd.DataFrame({"path": ["\x1b[2Ja\n.png"], "class_1": ["b"], "probability_1": [0.5]})
     mark = "\N{REPLACEMENT CHARACTER}"
-    assert predictions.as_text(table).splitlines()[1].startswith(f"{mark}[2Ja{mark}.png  b")
+    assert tables.as_text(table).splitlines()[1].startswith(f"{mark}[2Ja{mark}.png  b")
 
 
 @pytest.mark.parametrize(

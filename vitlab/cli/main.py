@@ -18,6 +18,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "data": ("report on a folder of images before training on it", "vitlab.cli.data:main"),
     "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
+    "embed": ("the features that a run has of images, as a table", "vitlab.cli.predict:embed"),
     "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
     "look": ("one page to look at: runs, networks, their pictures", "vitlab.look.command:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),

@@ -1,4 +1,4 @@
-"""``vitlab predict``: classes and probabilities of image files, or numbers of a regression."""
+"""``vitlab predict`` and ``embed``: what a run says of image files, or its features of them."""
 
 import argparse
 import os
@@ -20,19 +20,28 @@ EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of t
 single device is used. The exit code is 1 if a file could not be read; all others are predicted nevertheless."""
 
 
-def main(argv: list[str]) -> int:
-    """Run ``vitlab predict`` and return its exit code."""
-    options, rest = _options(argv)
+def embed(argv: list[str]) -> int:
+    """Run ``vitlab embed`` and return its exit code."""
+    return main(argv, features=True)
+
+
+def main(argv: list[str], features: bool = False) -> int:
+    """Run ``vitlab predict``, or with ``features`` ``vitlab embed``, and return its exit code."""
+    options, rest = _options(argv, features)
     output = _check_output(options.output)
     if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # which is no run, but an image
         options.run, options.images = None, [options.run, *options.images]
     with chosen(options) as (run, checkpoint, line):
-        if not options.images:
+        if not options.images and not features:
             return _predict_own(run, checkpoint, line, rest, options, output)
-        return _predict(run, checkpoint, line, rest, options, output)
+        return _predict(run, checkpoint, line, rest, options, output, features)
 
 
-def _predict(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
+def _predict(
+    run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None, features: bool
+) -> int:
+    if not options.images:
+        raise UsageError("no images given: `vitlab embed RUN IMAGE|DIR|GLOB ...`")
     files, unreadable = find_images(options.images)
     files = [file for file in files if output is None or not _same(file, output)]
     if not files:
@@ -44,7 +53,7 @@ def _predict(run: RunDir, checkpoint: Path, line: str, rest: list[str], options:
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet)
+    table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet, features)
     if table is None:  # not the first of several processes: a code other than 0 would end the first one too
         return 0
     _show(table, output)
@@ -57,19 +66,25 @@ def _predict(run: RunDir, checkpoint: Path, line: str, rest: list[str], options:
     return 1 if unreadable else 0
 
 
-def _options(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own options, and the arguments that change values of the run's configuration."""
-    parser = run_parser(
-        "predict", "Classify images with a run; everything but the images comes from its directory.", True
+    name, what = (
+        ("embed", "The pooled features that a run has of images")
+        if features
+        else ("predict", "Classify images with a run")
     )
+    parser = run_parser(name, f"{what}; everything but the images comes from its directory.", True)
     add = parser.add_argument
     add("images", metavar="IMAGE|DIR|GLOB", nargs="*", help="files, folders of them, patterns such as 'a/**/*.png'")
     add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
-    add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
+    if not features:
+        add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
     add("--quiet", action="store_true", help="print nothing but mistakes")
     parser.epilog = EPILOG
     words, rest = _split(argv)
     options = parser.parse_intermixed_args(words)
+    if features:
+        options.topk = 1
     if options.topk < 1:
         raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
     return options, rest
@@ -89,8 +104,8 @@ def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], opti
 
 def _show(table: "pd.DataFrame", output: Path | None) -> None:
     """Write a table to the file that was asked for, or print it."""
-    from vitlab.jobs.predict import as_text, write
     from vitlab.jobs.terminal import say
+    from vitlab.tables import as_text, write
 
     if output is None:
         say(as_text(table))

@@ -10,21 +10,20 @@ import lightning as L
 import pandas as pd
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.images import escaped
 from vitlab.config.parser import user_mistakes
-from vitlab.contract import path_of
+from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.data.loading.pipeline import Pipeline
-from vitlab.errors import UsageError, printable
+from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import one_device
-from vitlab.jobs.restore import restore
-from vitlab.runs.directory import RunDir, whole
-from vitlab.tables import columns
+from vitlab.jobs.restore import check_ours, restore
+from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 from vitlab.tasks.base import Task
 
@@ -34,7 +33,7 @@ _FEW = 64  # files are decoded sooner than worker processes start
 
 
 def predict(
-    run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool
+    run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool, features: bool = False
 ) -> tuple[pd.DataFrame | None, dict[str, str]]:
     """Return a row for each file that could be read, in their order, and the reason for each that could not.
 
@@ -45,6 +44,7 @@ def predict(
         files: Paths of the images.
         topk: Number of classes to name for each image.
         quiet: Whether to show no progress.
+        features: Whether to return what the head gets, the pooled features, in place of its outputs.
 
     All processes but the first return no table.
     """
@@ -59,9 +59,14 @@ def predict(
     targets = facts.get("names", [])
     if facts["kind"] == "multilabel":  # a probability of each
         names, targets = None, cli.datamodule.class_names
+    net: Any = network(cli.model)
+    if features or getattr(net, "num_classes", None) == 0:  # which has no head
+        check_ours(cli, "vitlab embed")
+        net.reset_head(0)
+        names, targets = None, [f"feature_{k + 1}" for k in range(net.num_features)]
     collector.num_classes = len(names or [])
     pictures = _Pictures(files, cli.datamodule)
-    model = cli.model if isinstance(cli.model, Task) else _OfImages(cli.model)
+    model = cli.model if isinstance(cli.model, Task) and not features else _OfImages(net if features else cli.model)
     with user_mistakes():
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
     names = names if collector.softmax else None
@@ -76,35 +81,6 @@ def predict(
     if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
         table.insert(1, "target", found)  # where the folder of an image is a class
     return table, {files[i]: reasons[i] for i in sorted(reasons)}
-
-
-def as_text(table: pd.DataFrame) -> str:
-    """Return a table for the terminal, without control characters that file names may have."""
-    rows = table.itertuples(index=False)
-    cells = [[f"{v:.4f}" if isinstance(v, float) else printable(v) for v in row] for row in rows]
-    numbers = [i for i, kind in enumerate(table.dtypes) if kind == "float32"]
-    return columns([list(table.columns), *cells], right=numbers)
-
-
-def write(table: pd.DataFrame, path: Path) -> None:
-    """Write a table as .csv, .parquet or .json, in one step.
-
-    In .csv an apostrophe stands before text that a spreadsheet would take for a formula.
-    """
-    with whole(path) as beside:
-        match path.suffix:
-            case ".csv":
-                text = table.select_dtypes("str")
-                table.assign(**text.map(_no_formula)).to_csv(beside, index=False, encoding="utf-8")
-            case ".json":
-                text = table.to_json(orient="records", indent=1, force_ascii=False, double_precision=9)
-                beside.write_text(text.replace("\\/", "/") + "\n", encoding="utf-8")  # pandas escapes slashes
-            case _:
-                table.to_parquet(beside, index=False)
-
-
-def _no_formula(cell: str) -> str:
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _table(
@@ -145,9 +121,9 @@ def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> 
 
 
 class _OfImages(L.LightningModule):
-    """Predicts with the forward pass of a module, on the images of a batch alone."""
+    """Predicts with the forward pass of a module or network, on the images of a batch alone."""
 
-    def __init__(self, module: L.LightningModule) -> None:
+    def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
