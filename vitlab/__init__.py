@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         Packed,
         PositionProbe,
         Table,
+        Unlabelled,
         WebDataset,
     )
     from vitlab.data.base import ImageData
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
     from vitlab.run import Run
-    from vitlab.tasks import MAE, Classifier, Distillation, LinearProbe, Regressor
+    from vitlab.tasks import DINO, MAE, Classifier, Distillation, LinearProbe, Regressor
 else:
     _HOMES = {
         "vitlab.ablation.folds": ("cross_validate",),
@@ -65,7 +66,7 @@ else:
         "vitlab.callbacks.quality": ("FeatureQuality",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            *("Arrays", "PositionProbe", "Table", "WebDataset"),
+            *("Arrays", "PositionProbe", "Table", "Unlabelled", "WebDataset"),
         ),
         "vitlab.data.base": ("ImageData",),
         "vitlab.layers.pos_embed": ("PosEmbed",),
@@ -73,7 +74,7 @@ else:
         "vitlab.models.sizes": ("SIZES",),
         "vitlab.models.vit": ("VisionTransformer",),
         "vitlab.run": ("Run",),
-        "vitlab.tasks": ("MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
+        "vitlab.tasks": ("DINO", "MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
     }
     _ROOMS = (
         "ablation",
@@ -95,6 +96,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CIFAR10",
     "CIFAR100",
+    "DINO",
     "EMA",
     "MAE",
     "SIZES",
@@ -118,6 +120,7 @@ __all__ = [
     "Run",
     "Subject",
     "Table",
+    "Unlabelled",
     "VisionTransformer",
     "WebDataset",
     "ablate",

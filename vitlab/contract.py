@@ -28,6 +28,11 @@ def network(task: Any) -> nn.Module:
     return net if isinstance(net, nn.Module) else task
 
 
+def trained(task: Any) -> Any:
+    """Return the network that the optimizer moves: the ``student`` where there is one, else :func:`network`."""
+    return getattr(task, "student", None) or network(task)
+
+
 def recipe(task: Any) -> Mapping[str, Any]:
     """Return the arguments that a task has saved as its hyper-parameters."""
     return getattr(task, "hparams", {})

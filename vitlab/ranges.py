@@ -6,19 +6,21 @@ from typing import Any
 
 _INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) do not
     "model": {
-        "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau",
-        "[0, 1000]": "min_lr warmup_lr weight_decay pos_embed_lr_mult head_lr_mult layer_scale decoder_depth",
-        "[0, 1]": "label_smoothing distill_alpha norm_eps",
+        "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau "
+        "student_temp teacher_temp warmup_teacher_temp",
+        "[0, 1000]": "min_lr warmup_lr weight_decay pos_embed_lr_mult head_lr_mult layer_scale decoder_depth "
+        "weight_decay_end ibot_weight koleo_weight freeze_last_layer warmup_teacher_temp_epochs",
+        "[0, 1]": "label_smoothing distill_alpha norm_eps momentum_teacher center_momentum",
         "(0, 1)": "mask_ratio",
-        "[0, 1)": "attn_dropout dropout drop_path_rate t2t_dropout",
+        "[0, 1)": "mask_share attn_dropout dropout drop_path_rate t2t_dropout",
         "(0, 1]": "layer_decay",
         "(0, 10]": "init_std",
         "(1, 1e12]": "rope_theta",
         "[0, 1e6]": "warmup_epochs cooldown_epochs num_classes num_targets class_weights",
-        "[1, 1e9]": "lr_batch",
+        "[1, 1e9]": "lr_batch prototypes",
         "[1, 1000]": "depth mask_block dense_blocks dense_growth t2t_kernels t2t_strides t2t_dilations",
         "[1, 65536]": "img_size patch_size flexi_patch in_chans embed_dim num_heads t2t_dim t2t_num_heads t2t_features "
-        "decoder_dim decoder_heads",
+        "decoder_dim decoder_heads proj_hidden proj_dim",
         "[0, 65536]": "reg_tokens head_hidden se_reduction",
     },
     "data": {

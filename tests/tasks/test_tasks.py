@@ -123,7 +123,7 @@ def test_dropout_depends_on_seed_epoch_and_batch_alone():
 
 
 def test_one_class_is_no_classification():
-    with pytest.raises(ValueError, match="`num_classes` must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="needs two classes, and the data has one"):
         Classifier(num_classes=1, **TINY)
 
 

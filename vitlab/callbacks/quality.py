@@ -35,7 +35,7 @@ class FeatureQuality(Callback):
     singular values, Garrido et al. 2023 (arXiv:2210.02885), between 1, where they have collapsed, and their width.
 
     Args:
-        every_n_epochs: Epochs between two measurements.
+        every_n_epochs: Epochs between two measurements; the last epoch is measured, too.
         measures: Which; knn and probe need classes.
         images: Images of each split, at most, spread evenly over it.
         k: Neighbours that vote.
@@ -47,7 +47,7 @@ class FeatureQuality(Callback):
 
     def __init__(
         self,
-        every_n_epochs: int = 1,
+        every_n_epochs: int = 5,
         measures: Sequence[Measure] = ("knn", "probe", "rankme"),
         images: int = 10_000,
         k: int = 20,
@@ -67,14 +67,17 @@ class FeatureQuality(Callback):
         data = trainer.datamodule
         if not deals_samples(data) or not hasattr(data, "pipeline"):
             raise ValueError(f"FeatureQuality needs data of vitlab, got {type(data).__name__}")
-        if data.targets["kind"] != "class" and {"knn", "probe"} & {*self.measures}:
-            raise ValueError("`knn` and `probe` of FeatureQuality need one class an image: leave `measures: [rankme]`")
+        if (data.targets["kind"] != "class" or data.num_classes < 2) and {"knn", "probe"} & {*self.measures}:
+            raise ValueError(
+                "`knn` and `probe` of FeatureQuality need one class an image, of two: leave `measures: [rankme]`"
+            )
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Measure before the first batch: here an average of the weights is in their place."""
-        due = trainer.sanity_checking or (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        done = trainer.current_epoch + 1
+        due = trainer.sanity_checking or done % self.every_n_epochs == 0 or done == trainer.max_epochs
         if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
             return
         most = min(self.images, 64) if trainer.sanity_checking else self.images  # there it is the names that count

@@ -105,7 +105,7 @@ def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest
         if found.recall:
             say(_recall(found.recall))
         if found.predictions.empty:
-            say("no predictions/*.parquet: a module of your own says nothing of single images")
+            say("no predictions/*.parquet: the task says nothing of single images")
         say(line)
     return 0
 

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
 from vitlab.classes import ClassSpec
-from vitlab.contract import Weighted
+from vitlab.contract import Weighted, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
 from vitlab.models.arguments import NetworkArgs
@@ -191,9 +191,9 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         return self(batch if isinstance(batch, Tensor) else batch[0])
 
     def configure_optimizers(self) -> Any:
-        groups = self.optimizer_groups(self.batch_factor(self._global_batch()))
-        optimizer = build_optimizer(self.hparams["opt"], groups, self.net)
-        slow_earlier_blocks(optimizer, self.net, self.hparams["layer_decay"])
+        factor = self.batch_factor(self._global_batch())
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
+        slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
         scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
@@ -237,7 +237,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups: what decays, and how fast each learns, with ``factor`` on every rate."""
         names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
-        return param_groups(self.net, self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
+        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         outputs, targets = self.net(batch[0]), self.as_targets(batch[1])

@@ -22,6 +22,8 @@ def refuse(targets: dict[str, Any], num_classes: int, loss: str, weights: Any) -
             "`loss: ce` gives an image one class, and those of the data may have several labels: use "
             "--model.loss=bce, or --data.target_type=class for one column that holds classes"
         )
+    if num_classes == 1:
+        raise ValueError("`model: Classifier` needs two classes, and the data has one: --model=MAE and DINO need none")
     if num_classes < 2:
         raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
     if weights not in (None, "balanced") and (len(weights) != num_classes or min(weights) < 0 or not max(weights) > 0):

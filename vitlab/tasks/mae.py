@@ -61,10 +61,10 @@ class MAE(Task):
     ) -> None:
         start.check_at_least(1, mask_block=mask_block, decoder_dim=decoder_dim, decoder_heads=decoder_heads)
         start.check_at_least(0, decoder_depth=decoder_depth)
-        _refuse(task)
+        refuse_supervised("MAE", task)
         super().__init__(num_outputs=0, measured=MetricCollection({}), **task)
         net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
-        self.num_kept = int(n * (1 - mask_ratio)) if 0 < mask_ratio < 1 else 0
+        self.num_kept = int(n * (1 - mask_ratio) + 1e-6) if 0 < mask_ratio < 1 else 0
         if not 0 < self.num_kept < n:
             raise ValueError(f"`mask_ratio` must leave some of {n} tokens and hide some, got {mask_ratio}")
         if net.img_size[0] % net.grid_size[0] or net.img_size[1] % net.grid_size[1]:
@@ -92,8 +92,8 @@ class MAE(Task):
             predicted = self.decoder(self.net.forward_features(images, keep=keep), order)
         else:
             is_hidden = torch.zeros_like(order, dtype=torch.bool).scatter(1, hidden, True)
-            covered = torch.where(is_hidden[..., None, None, None], self.cover.to(images.dtype), patches)
-            predicted = self.decoder(self.net.forward_features(_together(covered, self.net.grid_size)))
+            seen = covered(images, is_hidden, self.cover, self.net.grid_size)
+            predicted = self.decoder(self.net.forward_features(seen))
         targets = patches[rows, hidden].flatten(2).to(predicted.dtype)  # (B, N - K, C p p)
         if self.hparams["norm_pix"]:
             variance, mean = torch.var_mean(targets, dim=2, keepdim=True)
@@ -102,12 +102,7 @@ class MAE(Task):
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the groups of the network, and those of the decoder, which has the peak rate."""
-        groups = super().optimizer_groups(factor)
-        for decays in (True, False):
-            new = [p for name, p in self.named_parameters() if not name.startswith("net.") and (p.ndim == 2) == decays]
-            decay = self.hparams["weight_decay"] if decays else 0.0
-            groups += [{"params": new, "lr": self.hparams["lr"] * factor, "weight_decay": decay}] if new else []
-        return groups
+        return [*super().optimizer_groups(factor), *beside_network(self, ("net.",), factor)]
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
         images = batch[0]
@@ -165,15 +160,30 @@ class Decoder(nn.Module):
         return predicted if predicted.dtype.itemsize > 2 else predicted.float()
 
 
-def _together(patches: Tensor, grid_size: tuple[int, ...]) -> Tensor:
-    """Map the ``(B, N, C, p, p)`` patches of an ``(h, w)`` grid to ``(B, C, H, W)`` images."""
+def covered(images: Tensor, is_hidden: Tensor, cover: Tensor, grid_size: tuple[int, int]) -> Tensor:
+    """Return ``(B, C, H, W)`` images with ``cover``, ``(C, p, p)``, on the patches of ``(B, N)`` hidden tokens."""
+    patches = cut_patches(images, grid_size)  # (B, N, C, p, p)
+    patches = torch.where(is_hidden[..., None, None, None], cover.to(images.dtype), patches)
     return patches.unflatten(1, grid_size).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
-def _refuse(task: TaskArgs) -> None:
-    if task.get("flexi_patch"):
-        raise ValueError("`flexi_patch` changes the grid that `model: MAE` hides parts of: leave it out")
-    if task.get("metrics"):
-        raise ValueError("`metrics` measure outputs, and `model: MAE` has a loss alone: leave them out")
-    if task.get("global_pool") == "map":
+def beside_network(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:
+    """Return the groups of what a task trains outside its networks, at the peak rate; matrices alone decay."""
+    found = []
+    for decays in (True, False):
+        new = [p for k, p in task.named_parameters() if not k.startswith(networks) and (p.ndim == 2) == decays]
+        decay = task.hparams["weight_decay"] if decays else 0.0
+        found += [{"params": new, "lr": task.hparams["lr"] * factor, "weight_decay": decay}] if new else []
+    return found
+
+
+def refuse_supervised(name: str, task: TaskArgs) -> None:
+    """Refuse arguments that a task without labels has no use for."""
+    for key, why in (
+        ("flexi_patch", f"changes the grid that `model: {name}` hides parts of"),
+        ("metrics", f"measure outputs, and `model: {name}` has none"),
+    ):
+        if task.get(key):
+            raise ValueError(f"`{key}` {why}: leave it out")
+    if name == "MAE" and task.get("global_pool") == "map":
         raise ValueError("`global_pool: map` would be left untrained by `model: MAE`: choose token, avg or max")

@@ -158,7 +158,7 @@ def build_scheduler(
     word, args = name_and_args("lr_scheduler", spec, SchedulerSpec.__annotations__)
     more: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
     cls = find_class("lr_scheduler", word, object, home="torch.optim.lr_scheduler")
-    metric = more.get("monitor", task.monitor[1])
+    metric = more.get("monitor") or (task.monitor or ("min", "val/loss"))[1]
     offered = {
         "total_steps": int(steps),
         **({"mode": better(task, metric) or "min"} if cls is ReduceLROnPlateau else {}),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.contract import image_fact, is_plain, network, path_of, recipe
+from vitlab.contract import image_fact, is_plain, network, path_of, recipe, trained
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
@@ -30,11 +30,27 @@ def check_grid(task: Any) -> None:
         raise UsageError(f"`--resize` is for networks of vitlab, and {path_of(task)} is none")
 
 
+def check_crops(task: Any, data: Any) -> None:
+    """Refuse crops for a task that takes whole images, and what mixes or erases crops."""
+    if getattr(getattr(data, "pipeline", None), "crops", None) is None:
+        return
+    if not getattr(task, "takes_crops", False):
+        name = type(task).__name__
+        raise UsageError(
+            f"`data.augment`: MultiCrop gives crops, which `model: {name}` does not take: --model=DINO does"
+        )
+    if data.mix.mixing or data.mix.erasing:
+        raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` are not for crops: leave them at 0")
+
+
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
     """Return parameters, multiply-adds, tokens and grid of a network, as far as they are known."""
     _check_native(task, data)
     net: Any = network(task)
-    facts = {"parameters": count_parameters(net), "parameters_total": sum(p.numel() for p in net.parameters())}
+    facts = {
+        "parameters": count_parameters(trained(task)),
+        "parameters_total": sum(p.numel() for p in net.parameters()),
+    }
     if not has_grid(task):
         images = {name: image_fact(net, name) or image_fact(data, name) for name in ("img_size", "in_chans")}
         return facts | _operations(_macs_of_forward(net, **images)) if all(images.values()) else facts

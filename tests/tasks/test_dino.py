@@ -1,0 +1,276 @@
+"""Self-distillation: its loss against formulas, its schedules, its crops, its runs."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vitlab.cli.main import main
+from vitlab.data.loading.crops import MultiCrop, cut_batch
+from vitlab.data.loading.order import TrainOrder
+from vitlab.data.loading.streams import uniforms
+from vitlab.tasks import DINO
+from vitlab.tasks.dino_loss import cosine
+
+ROOT = Path(__file__).parents[2]
+TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+HEAD = {"prototypes": 12, "proj_hidden": 10, "proj_dim": 6}
+T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [1, 2], "t2t_dim": 8}
+
+
+def head_slowly(head, x):
+    """The paper's head, for one vector."""
+    first, _, second, _, third = head.mlp
+    h = F.gelu(x @ first.weight.T + first.bias)
+    h = F.gelu(h @ second.weight.T + second.bias) @ third.weight.T + third.bias
+    h = h / h.square().sum().sqrt()
+    length = 1 if head.length is None else head.length
+    return length * ((head.prototypes / head.prototypes.square().sum(1, keepdim=True).sqrt()) @ h)
+
+
+def teacher_slowly(task, rows, temperature, center):
+    """Probabilities of the teacher, of a list of vectors of scores."""
+    if task.hparams["centering"] == "mean":
+        return [((row - center) / temperature).softmax(0) for row in rows]
+    q = torch.stack([(row / temperature).exp() for row in rows])
+    q = q / q.sum()
+    for _ in range(3):
+        q = q / q.sum(0, keepdim=True) / q.shape[1]
+        q = q / q.sum(1, keepdim=True) / q.shape[0]
+    return list(q * q.shape[0])
+
+
+def slowly(task, crops, temperature, hidden):
+    """The loss, one image and one token at a time."""
+    h, B, n = task.hparams, len(crops[0]), task.net.grid_size[0] * task.net.grid_size[1]
+    pooled = lambda net, tokens: net.fc_norm(net.pool(tokens[None]))[0]  # noqa: E731
+    known = [[task.net.forward_features(crops[v][b : b + 1])[0] for b in range(B)] for v in (0, 1)]
+    seen = []
+    for v, crop in enumerate(crops):
+        images = crop.clone()
+        for b in range(B):
+            for i in range(n if v < 2 and hidden is not None else 0):
+                if hidden[v, b, i]:
+                    y, x, p = i // task.net.grid_size[1], i % task.net.grid_size[1], task.cover.shape[1]
+                    images[b, :, y * p : y * p + p, x * p : x * p + p] = task.cover
+        seen.append([task.student.forward_features(images[b : b + 1])[0] for b in range(B)])
+    rows = [head_slowly(task.teacher_head, pooled(task.net, known[v][b])) for v in (0, 1) for b in range(B)]
+    targets = teacher_slowly(task, rows, temperature, task.center)
+    terms = []
+    for q in (0, 1):
+        for v in range(len(crops)):
+            for b in range(B):
+                if v != q:
+                    scores = head_slowly(task.head, pooled(task.student, seen[v][b])) / h["student_temp"]
+                    terms.append(-(targets[q * B + b] * scores.log_softmax(0)).sum())
+    loss = torch.stack(terms).mean()
+    if hidden is not None:
+        every = [(v, b, i) for v in (0, 1) for b in range(B) for i in range(n) if hidden[v, b, i]]
+        rows = [head_slowly(task.teacher_head, known[v][b][1 + i]) for v, b, i in every]
+        wanted = teacher_slowly(task, rows, temperature, task.patch_center)
+        for (v, b, i), target in zip(every, wanted, strict=True):
+            scores = head_slowly(task.head, seen[v][b][1 + i]) / h["student_temp"]
+            term = -(target * scores.log_softmax(0)).sum() / hidden[v, b].sum() / (2 * B)
+            loss = loss + h["ibot_weight"] * term
+    for v in (0, 1) if h["koleo_weight"] else ():
+        x = [f / f.norm() for f in (pooled(task.student, tokens) for tokens in seen[v])]
+        near = [min((x[a] - x[b]).norm() for b in range(B) if a != b) for a in range(B)]
+        loss = loss - h["koleo_weight"] * sum(d.log() for d in near) / B
+    return loss
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"centering": "sinkhorn", "koleo_weight": 0.1, "pos_embed": "rope2d", "global_pool": "avg"},
+        {"ibot_weight": 0.7, "norm_last_layer": False},
+        {"ibot_weight": 1.0, "centering": "sinkhorn", **T2T},
+    ],
+    ids=str,
+)
+def test_loss_and_gradients_equal_formulas(arguments):
+    torch.manual_seed(0)
+    task = DINO(**TINY | HEAD | arguments).double()
+    task.eval()
+    for module in (task.net, task.teacher_head, task.head):  # a teacher that is not the student
+        for p in module.parameters():
+            torch.nn.init.normal_(p, std=0.3)
+    torch.nn.init.normal_(task.center, std=0.1)
+    hidden = None
+    if task.cover is not None:
+        torch.nn.init.normal_(task.cover), torch.nn.init.normal_(task.patch_center, std=0.1)
+        hidden = torch.rand(2, 3, 16) < 0.3
+        hidden[0, 0] = False  # a view that is whole
+    crops = [torch.randn(3, 2, 8, 8).double() for _ in range(2)] + [torch.randn(3, 2, 4, 4).double() for _ in range(2)]
+    slow, before = slowly(task, crops, 0.07, hidden), task.center.clone()
+    fast = task.loss_of(crops, 0.07, hidden)
+    torch.testing.assert_close(fast, slow, atol=1e-9, rtol=1e-9)
+    trained = [p for p in task.parameters() if p.requires_grad]
+    ours, theirs = (torch.autograd.grad(x, trained, allow_unused=True, materialize_grads=True) for x in (fast, slow))
+    torch.testing.assert_close(ours, theirs, atol=1e-7, rtol=1e-7)
+    grouped = [p for group in task.optimizer_groups() for p in group["params"]]
+    assert {id(p) for p in grouped} == {id(p) for p in trained}
+    assert all(p.ndim > 1 for group in task.optimizer_groups() if group["weight_decay"] for p in group["params"])
+    if task.hparams["centering"] == "mean":
+        images = torch.cat(crops[:2])
+        mean = torch.stack([head_slowly(task.teacher_head, x) for x in task.net(images)]).mean(0)
+        torch.testing.assert_close(task.center, 0.9 * before + 0.1 * mean)
+
+
+def test_schedules_are_those_published():
+    steps = np.arange(40)
+    published = 0.4 + 0.5 * (0.04 - 0.4) * (1 + np.cos(np.pi * steps / len(steps)))
+    np.testing.assert_allclose([cosine(0.04, 0.4, i, 40) for i in steps], published, rtol=1e-12)
+    task = DINO(**TINY, **HEAD, warmup_teacher_temp=0.04, teacher_temp=0.07, warmup_teacher_temp_epochs=30)
+    published = np.concatenate([np.linspace(0.04, 0.07, 30), np.full(10, 0.07)])
+    np.testing.assert_allclose([task.teacher_temp_of(epoch) for epoch in range(40)], published, rtol=1e-12)
+    before = [p.clone() for p in task.net.parameters()]
+    for p in task.student.parameters():
+        torch.nn.init.normal_(p)
+    task.follow(0.75)
+    for old, teacher, student in zip(before, task.net.parameters(), task.student.parameters(), strict=True):
+        torch.testing.assert_close(teacher, 0.75 * old + 0.25 * student)
+
+
+def test_the_published_head_has_its_parameters():
+    with torch.device("meta"):
+        task = DINO()
+    assert (
+        sum(p.numel() for p in task.head.parameters())
+        == 384 * 2048 + 2048 + 2048**2 + 2048 + 2048 * 256 + 256 + 256 * 65536
+    )
+
+
+def test_crops_and_masks_depend_on_seed_epoch_and_image_alone():
+    crops = MultiCrop((8, 8), "bicubic", local_crops=2, local_size=4)
+    images, found = torch.randint(0, 256, (32, 3, 12, 10), dtype=torch.uint8), {}
+    for world in (1, 2):
+        for rank in range(world):
+            order = TrainOrder(32, 8, seed=3, rank=rank, world=world)
+            order.set_epoch(2)
+            for step in order.steps():
+                made = crops(images[step.indices], step.seeds)
+                masks = step.hidden((4, 4), 1, 0, 0.1, 0.5)
+                for i, *one in zip(step.indices.tolist(), made, masks, strict=True):
+                    wanted = found.setdefault(i, one)
+                    torch.testing.assert_close(one[0], wanted[0], atol=1e-3, rtol=0)
+                    assert (one[1] == wanted[1]).all()
+    counts = np.array([mask.sum() for _, mask in found.values()])
+    assert counts.max() <= 8
+    assert 6 < (counts == 0).sum() < 26
+
+
+def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box():
+    part = MultiCrop((8, 6), "bilinear").parts[0]
+    images, seeds = torch.rand(5, 1, 20, 30), np.arange(5, dtype=np.uint64)
+    made = cut_batch(images, part, seeds)
+    for image, crop, draws in zip(images, made, uniforms(seeds, 23), strict=True):
+        top, left, height, width = part.box((20, 30), draws)
+        piece = image[None, :, top : top + height, left : left + width]
+        wanted = F.interpolate(piece, (8, 6), mode="bilinear", antialias=True)[0]
+        torch.testing.assert_close(crop, wanted.flip(2) if draws[22] < 0.5 else wanted, atol=2e-3, rtol=0)
+
+
+def test_what_cannot_be_is_one_line():
+    for arguments, line in (
+        ({"mask_share": [0.5, 0.1]}, "`mask_share` must be the least and the largest"),
+        ({"teacher_temp": 0.0}, r"`model.teacher_temp` must be in \(0, 1000\]"),
+        ({"momentum_teacher": float("nan")}, "momentum_teacher"),
+        ({"weight_decay": 0.0, "weight_decay_end": 0.4}, "`weight_decay_end` needs"),
+        ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            DINO(**TINY | HEAD | arguments)
+    for arguments, line in (({"local_crops": -1}, "local_crops"), ({"global_scale": [0.4]}, "global_scale")):
+        with pytest.raises(ValueError, match=line):
+            MultiCrop((8, 8), "bicubic", **arguments)
+
+
+@pytest.fixture
+def digits():
+    return [
+        "fit", "--config", str(ROOT / "configs/pretrain/dino_digits.yaml"), "--trainer.logger=false",
+        "--trainer.max_epochs=2",
+        "--trainer.callbacks=null", "--model.depth=1", "--trainer.log_every_n_steps=1", "--model.ibot_weight=1",
+    ]  # fmt: skip
+
+
+def rows_of(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if "/" in k or k in ("step", "grad_norm")} for row in rows]
+
+
+@pytest.mark.slow
+def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_starts_others(
+    tmp_path, monkeypatch, capsys, digits
+):
+    digits += ["--checkpoint.every_n_steps=1", "--model.drop_path_rate=0.2", "--model.weight_decay_end=0.4"]
+    with contextlib.chdir(tmp_path):
+        assert main([*digits, "--name", "whole"]) == 0
+        step = DINO.training_step
+
+        def killed(task, batch, batch_idx):
+            if task.global_step == 24:  # of 17 an epoch
+                raise RuntimeError("killed")
+            return step(task, batch, batch_idx)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DINO, "training_step", killed)
+            with contextlib.suppress(RuntimeError):
+                assert main([*digits, "--name", "cut"]) != 0
+        assert main(["fit", "--resume", "runs/cut"]) == 0
+        runs = [tmp_path / "runs" / name for name in ("whole", "cut")]
+        assert rows_of(runs[0]) == rows_of(runs[1])
+        assert {"val/cross_entropy", "val/entropy"} <= set(rows_of(runs[0])[-1])
+        states = [torch.load(run / "checkpoints/last.ckpt", weights_only=True) for run in runs]
+        assert all(torch.equal(a, states[1]["state_dict"][name]) for name, a in states[0]["state_dict"].items())
+        assert {"center", "patch_center", "teacher_head.prototypes"} <= set(states[0]["state_dict"])
+        decays = [group["weight_decay"] for group in states[0]["optimizer_states"][0]["param_groups"]]
+        assert max(decays) == pytest.approx(cosine(0.04, 0.4, 33, 34))
+        assert min(decays) == 0
+        assert main(["validate", "runs/whole", "--trainer.callbacks=null"]) == 0
+        assert main(["export", "runs/whole", "--to", "safetensors", "-o", "net.safetensors"]) == 0
+        teacher = {k[4:]: v for k, v in states[0]["state_dict"].items() if k.startswith("net.")}
+        from safetensors.torch import load_file
+
+        assert all(torch.equal(v, teacher[k]) for k, v in load_file("net.safetensors").items())
+        capsys.readouterr()
+        new = ["fit", "--config", "vit", "--init_from", "runs/whole", "--model.pos_embed=sincos2d", "--name", "fine"]
+        new += ["--model.depth=1", "--model.pos_embed_lr_mult=1", "--trainer.logger=false", "--trainer.max_epochs=1"]
+        assert main(new) == 0
+        assert "left out what lies outside the network" in capsys.readouterr().out
+        assert main([*new, "--name", "other", "--data.augment=MultiCrop"]) == 2
+        assert "MultiCrop gives crops, which `model: Classifier` does not take" in capsys.readouterr().err
+        assert main([*digits, "--data.augment=none"]) == 2
+        assert "`model: DINO` learns from crops" in capsys.readouterr().err
+        assert main([*digits, '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5}}]']) == 2
+        assert "patches of 2 x 2 do not fill images of 5 x 5" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", ["dino_digits", "mae_digits"])
+def test_two_processes_take_the_steps_of_one(config, tmp_path):
+    words = [sys.executable, "-m", "vitlab", "fit", "--config", str(ROOT / f"configs/pretrain/{config}.yaml")]
+    words += ["--trainer.logger=false", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", "--model.depth=1"]
+    words += [
+        "--trainer.callbacks=null",
+        *(["--model.ibot_weight=1", "--model.koleo_weight=0"] if "dino" in config else []),
+    ]
+    for name, more in (("one", []), ("two", ["--trainer.devices=2", "--trainer.strategy=ddp"])):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        full = [*words, "--name", name, *more]
+        done = subprocess.run(full, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    one, two = (rows_of(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert len(one) == len(two) > 10
+    for ours, theirs in zip(one, two, strict=True):
+        for key in ours:
+            assert ours[key] == pytest.approx(theirs[key], rel=1e-3), key
