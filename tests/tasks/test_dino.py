@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from vitlab.cli.main import main
+from vitlab.data import Digits
 from vitlab.data.loading.crops import MultiCrop, cut_batch
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import uniforms
@@ -161,7 +162,7 @@ def test_crops_and_masks_depend_on_seed_epoch_and_image_alone():
                 masks = step.hidden((4, 4), 1, 0, 0.1, 0.5)
                 for i, *one in zip(step.indices.tolist(), made, masks, strict=True):
                     wanted = found.setdefault(i, one)
-                    torch.testing.assert_close(one[0], wanted[0], atol=1e-3, rtol=0)
+                    torch.testing.assert_close(one[0], wanted[0], atol=5e-6, rtol=0)
                     assert (one[1] == wanted[1]).all()
     counts = np.array([mask.sum() for _, mask in found.values()])
     assert counts.max() <= 8
@@ -177,6 +178,17 @@ def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box():
         piece = image[None, :, top : top + height, left : left + width]
         wanted = F.interpolate(piece, (8, 6), mode="bilinear", antialias=True)[0]
         torch.testing.assert_close(crop, wanted.flip(2) if draws[22] < 0.5 else wanted, atol=2e-3, rtol=0)
+
+
+def test_the_network_gets_crops_normalised_as_whole_images_are():
+    whole = {"colours": 0, "local_crops": 0, "global_scale": [1.0, 1.0]}
+    data = Digits(batch_size=16, augment=[{"class_path": "MultiCrop", "init_args": whole}])
+    data.setup("fit")
+    images, _, step = next(iter(data.train_dataloader()))
+    made = data.pipeline.crops.split(data.on_after_batch_transfer((images, None, step), 0)[0])
+    wanted = data.pipeline.normalise(images, data.statistics())
+    for crop in made:
+        assert torch.minimum((crop - wanted).abs(), (crop.flip(3) - wanted).abs()).amax() < 1e-4
 
 
 def test_what_cannot_be_is_one_line():

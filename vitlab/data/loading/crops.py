@@ -74,20 +74,20 @@ class MultiCrop:
         return torch.cat(parts, dim=1)[:, None]
 
     def __call__(self, images: Tensor, seeds: Seeds) -> Tensor:
-        """Map ``(B, C, H, W)`` images, or the ``(B, C, 1, S)`` of :meth:`cut`, to recoloured crops, float32."""
+        """Map ``(B, C, H, W)`` images, or the ``(B, C, 1, S)`` of :meth:`cut`, to recoloured crops; uint8 to [0, 1]."""
         top = 255 if images.dtype == torch.uint8 else 1
         if self.colours and (images.shape[1] not in (1, 3) or not images.dtype == torch.uint8):
             raise ValueError("`data.augment`: MultiCrop recolours grey and RGB images alone: give it colours: 0")
         own = [stream(seeds.astype(np.int64), VIEW, i) for i in range(len(self.parts))]
         if images.shape[2:] == (1, self.values):
-            found = [crop.float() for crop in self.split(images)]
+            found = [crop / top for crop in self.split(images)]
         else:
-            found = [cut_batch(images.float(), part, one) for part, one in zip(self.parts, own, strict=True)]
+            found = [cut_batch(images / top, part, one) for part, one in zip(self.parts, own, strict=True)]
         if self.colours:
             blurs = (1.0, 0.1, *[0.5] * (len(found) - 2))
             draws = [uniforms(stream(one.astype(np.int64), VIEW), 9) for one in own]
             found = [
-                recolour(crop / top, u, self.colours, blur, 0.2 if i == 1 else 0.0) * top
+                recolour(crop, u, self.colours, blur, 0.2 if i == 1 else 0.0)
                 for i, (crop, u, blur) in enumerate(zip(found, draws, blurs, strict=True))
             ]
         return torch.cat([crop.flatten(2) for crop in found], dim=2)[:, :, None]
