@@ -110,6 +110,11 @@ def test_a_room_that_passes_fourteen_modules_has_become_two(folder):
     assert sum(path.name != "__init__.py" for path in folder.glob("*.py")) <= 14
 
 
+def test_no_two_files_of_tests_share_a_name_which_pytest_cannot_collect():
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 @pytest.mark.parametrize("path", [p for p in FILES if room_of(p) in TORCH_ALONE], ids=lambda p: p.stem)
 def test_the_network_imports_torch_alone(path):
     outside = {name.split(".")[0] for name in imports_of(path, everywhere=False)} - {"vitlab"}
