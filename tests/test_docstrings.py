@@ -71,7 +71,11 @@ def subjects():
     patch = {**size, "patch_size": 2}
     t2t = {**size, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_attn": "transformer", "t2t_dim": 8}
     nets = [(vitlab.create_model(**arguments).eval(), arguments) for arguments in (patch, t2t)]
-    return [vitlab.Subject(net, vitlab.Digits(batch_size=16), known, num_images=16) for net, known in nets]
+    light = {"decoder_dim": 8, "decoder_depth": 1, "decoder_heads": 2}
+    mae = vitlab.MAE(**light, **{name: value for name, value in patch.items() if name != "num_classes"})
+    digits = vitlab.Digits(batch_size=16)
+    found = [vitlab.Subject(net, digits, known, num_images=16) for net, known in nets]
+    return [*found, vitlab.Subject(mae.net, digits, num_images=16, task=mae)]
 
 
 @pytest.mark.parametrize(("value", "module"), list(public()))
@@ -82,7 +86,7 @@ def test_every_public_class_and_function_has_an_example_that_runs(value, module,
     assert examples, "its docstring shows nothing that a reader could type"
     if module.__name__.split(".")[1] not in WHOLE:
         monkeypatch.chdir(request.getfixturevalue("place"))
-        names["subject"], names["t2t_subject"] = request.getfixturevalue("subjects")
+        names["subject"], names["t2t_subject"], names["mae_subject"] = request.getfixturevalue("subjects")
         names["run"] = vitlab.Run("first")
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     said = []

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -8,10 +9,13 @@ from vitlab.analysis.scramble import analyze_scramble
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.heads import analyze_heads
 from vitlab.analysis.views.pca import analyze_pca, pca_colours
+from vitlab.analysis.views.reconstruction import analyze_reconstruction
 from vitlab.analysis.views.splits import analyze_splits
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
+from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
+from vitlab.tasks import MAE
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
 
@@ -82,3 +86,38 @@ def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
         subject.batches("train")
     with pytest.raises(UsageError, match="this needs pictures to look at"):
         Subject(small_net(), prepare, name="mine").shown()
+
+
+@pytest.mark.parametrize("norm_pix", [False, True])
+def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_null(digits, norm_pix):
+    torch.manual_seed(0)
+    light = {"decoder_dim": 8, "decoder_depth": 1, "decoder_heads": 2}
+    network = {
+        "img_size": 8,
+        "in_chans": 1,
+        "patch_size": 2,
+        "embed_dim": 16,
+        "depth": 1,
+        "num_heads": 2,
+        "init_std": 0.3,
+    }
+    task = MAE(norm_pix=norm_pix, **light, **network).eval()
+    subject = Subject(task.net, digits, num_images=32, task=task)
+    images, _ = subject.labelled()
+    order = torch.from_numpy(shuffled_tokens(stream(np.arange(32), MASK), (4, 4)))
+    error = analyze_reconstruction(subject).table.set_index("seen")["error"]
+    if not norm_pix:
+        assert error["itself"] == pytest.approx(task.pixel_loss(images, order).item(), rel=1e-5)
+    assert abs(error["itself"] - error["another picture"]) > 1e-4
+    with torch.no_grad():
+        task.decoder.embed.weight.zero_()
+        task.decoder.pred.weight.zero_(), task.decoder.pred.bias.zero_()
+    error = analyze_reconstruction(subject).table.set_index("seen")["error"]
+    assert error["itself"] == pytest.approx(error["another picture"])
+    wanted = error["nothing"] if norm_pix else images.square().view(-1)  # zeros are each patch's mean, or the mean's
+    assert error["itself"] == pytest.approx(float(wanted.mean()), rel=1e-5 if norm_pix else 0.2)
+
+
+def test_what_is_no_autoencoder_fills_nothing_in(small_subject):
+    with pytest.raises(UsageError, match="reconstruction is for masked autoencoders"):
+        analyze_reconstruction(small_subject())

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.subject import Finding, Subject
     from vitlab.analysis.views.heads import analyze_heads
     from vitlab.analysis.views.pca import analyze_pca, pca_colours
+    from vitlab.analysis.views.reconstruction import analyze_reconstruction
     from vitlab.analysis.views.splits import analyze_splits
     from vitlab.analysis.views.token_layers import analyze_token_layers, split_features, token_layer_maps
 else:
@@ -73,6 +74,7 @@ else:
             "analyze_pca",
             "pca_colours",
         ),
+        "vitlab.analysis.views.reconstruction": ("analyze_reconstruction",),
         "vitlab.analysis.views.splits": ("analyze_splits",),
         "vitlab.analysis.cka": ("analyze_cka",),
         "vitlab.analysis.cost": ("analyze_cost",),
@@ -139,6 +141,7 @@ __all__ = [
     "analyze_pca",
     "analyze_position",
     "analyze_probe",
+    "analyze_reconstruction",
     "analyze_resolution",
     "analyze_rollout",
     "analyze_sanity",

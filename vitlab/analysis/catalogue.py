@@ -106,6 +106,12 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
         "the network.",
         "What the other components hold: the title of each layer tells the share of variance that is shown.",
     ),
+    "reconstruction": (
+        _VIEWS + "reconstruction:analyze_reconstruction",
+        "What a masked autoencoder makes of hidden patches, and what it makes of them from another picture, under the "
+        "same mask: what the two share was not read from the picture.",
+        "How good its features are: `knn` and a linear probe measure that. Sharpness is not asked of it.",
+    ),
     "cka": (
         "vitlab.analysis.cka:analyze_cka",
         "How alike layers represent the same images, 1 is alike up to rotation: compare two runs with two seeds of one "

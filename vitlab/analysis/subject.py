@@ -45,6 +45,7 @@ class Subject:
         other: Another network to compare with.
         split: Whose images errors, confusion and calibration look at, all of them.
         is_elsewhere: Whether the data is another set than that of the training.
+        task: The LightningModule that trained the network; None where there is but the network.
 
     Example:
         >>> from PIL import Image
@@ -70,6 +71,7 @@ class Subject:
     other: "Subject | None" = None
     split: SplitName = "val"
     is_elsewhere: bool = False
+    task: Any = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

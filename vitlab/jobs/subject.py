@@ -147,10 +147,19 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             name=run.path.name,
             classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
             is_elsewhere="data" in dict(settings(list(rest))),
+            task=_whole_task(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
             **_fields(view),
         )
         subject.pictures = _pictures(view, subject.data) if view.images else None
     return subject
+
+
+def _whole_task(task: Any, checkpoint: Path) -> Any:
+    """Load what a task needs beside its network to fill in pictures; other tasks have but the network's weights."""
+    if hasattr(task, "fill") and checkpoint.suffix != ".safetensors":
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        task.load_state_dict({k: v for k, v in content.items() if not k.startswith("net.")}, strict=False)
+    return task
 
 
 def _own_images(data: Any, net: Any) -> Any:

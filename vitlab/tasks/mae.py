@@ -85,20 +85,46 @@ class MAE(Task):
 
     def pixel_loss(self, images: Tensor, order: Tensor) -> Tensor:
         """Return the loss of ``(B, C, H, W)`` images, of whose ``(B, N)`` tokens in ``order`` the first are seen."""
-        keep, hidden = order[:, : self.num_kept], order[:, self.num_kept :]
-        patches = cut_patches(images, self.net.grid_size)  # (B, N, C, p, p)
+        hidden, predicted = order[:, self.num_kept :], self._predicted(images, order)
         rows = torch.arange(len(images), device=images.device)[:, None]
-        if self.cover is None:
-            predicted = self.decoder(self.net.forward_features(images, keep=keep), order)
-        else:
-            is_hidden = torch.zeros_like(order, dtype=torch.bool).scatter(1, hidden, True)
-            seen = covered(images, is_hidden, self.cover, self.net.grid_size)
-            predicted = self.decoder(self.net.forward_features(seen))
-        targets = patches[rows, hidden].flatten(2).to(predicted.dtype)  # (B, N - K, C p p)
+        targets = (
+            cut_patches(images, self.net.grid_size)[rows, hidden].flatten(2).to(predicted.dtype)
+        )  # (B, N - K, Cpp)
         if self.hparams["norm_pix"]:
-            variance, mean = torch.var_mean(targets, dim=2, keepdim=True)
-            targets = (targets - mean) / (variance + 1e-6).sqrt()
+            mean, spread = _mean_and_spread(targets)
+            targets = (targets - mean) / spread
         return (predicted[rows, hidden] - targets).square().mean()
+
+    @torch.no_grad()
+    def fill(self, images: Tensor, order: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return ``(B, C, H, W)`` images with hidden patches as predicted, and which of the ``(B, N)`` were hidden.
+
+        Where the task normalises patches, each hidden one keeps its own mean and spread, which are not predicted.
+
+        Args:
+            images: ``(B, C, H, W)``.
+            order: ``(B, N)`` tokens of each, of which the first are seen.
+            seen: ``(B, C, H, W)`` that the network sees instead; None for the images.
+        """
+        grid, patches = self.net.grid_size, cut_patches(images, self.net.grid_size)
+        found = self._predicted(images if seen is None else seen, order)
+        if self.hparams["norm_pix"]:
+            mean, spread = _mean_and_spread(patches.flatten(2))
+            found = found * spread + mean
+        is_hidden = self._is_hidden(order)
+        return joined(torch.where(is_hidden[..., None, None, None], found.view_as(patches), patches), grid), is_hidden
+
+    def _is_hidden(self, order: Tensor) -> Tensor:
+        return torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, self.num_kept :], True)
+
+    def _predicted(self, images: Tensor, order: Tensor) -> Tensor:
+        """Return the ``(B, N, C p p)`` that the decoder makes of the tokens that are seen."""
+        if self.cover is None:
+            found: Tensor = self.decoder(self.net.forward_features(images, keep=order[:, : self.num_kept]), order)
+            return found
+        seen = covered(images, self._is_hidden(order), self.cover, self.net.grid_size)
+        found = self.decoder(self.net.forward_features(seen))
+        return found
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the groups of the network, and those of the decoder, which has the peak rate."""
@@ -163,8 +189,17 @@ class Decoder(nn.Module):
 def covered(images: Tensor, is_hidden: Tensor, cover: Tensor, grid_size: tuple[int, int]) -> Tensor:
     """Return ``(B, C, H, W)`` images with ``cover``, ``(C, p, p)``, on the patches of ``(B, N)`` hidden tokens."""
     patches = cut_patches(images, grid_size)  # (B, N, C, p, p)
-    patches = torch.where(is_hidden[..., None, None, None], cover.to(images.dtype), patches)
+    return joined(torch.where(is_hidden[..., None, None, None], cover.to(images.dtype), patches), grid_size)
+
+
+def joined(patches: Tensor, grid_size: tuple[int, int]) -> Tensor:
+    """Return the ``(B, C, H, W)`` images of ``(B, N, C, p, p)`` patches."""
     return patches.unflatten(1, grid_size).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+
+
+def _mean_and_spread(values: Tensor) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(values, dim=2, keepdim=True)
+    return mean, (variance + 1e-6).sqrt()
 
 
 def beside_network(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:

@@ -1,0 +1,68 @@
+"""What a masked autoencoder fills in."""
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.intervals import over_images
+from vitlab.analysis.subject import Finding, Subject
+from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.errors import UsageError
+from vitlab.tokenizers.patch import cut_patches
+
+SHOWN = 6  # pictures
+
+
+def analyze_reconstruction(subject: Subject) -> Finding:
+    """Show pictures, what of them is hidden, what is filled in, and what is filled in from another picture.
+
+    The error is the mean squared error of the hidden pixels, whose variance over the training images is 1. Two nulls:
+    the same network under the same mask, which sees the picture before; and no network, but the mean of the pictures
+    there, or each hidden patch's own mean where the task leaves that out of what is predicted.
+
+    Example:
+        >>> finding = analyze_reconstruction(mae_subject)
+        >>> list(finding.table.columns)
+        ['seen', 'error', 'error_low', 'error_high']
+    """
+    task = subject.task
+    if not hasattr(task, "fill"):
+        raise UsageError(f"reconstruction is for masked autoencoders (--model=MAE), and {subject.name} is none")
+    images, _ = subject.labelled()
+    if len(images) < 2:
+        raise UsageError("reconstruction compares what two pictures tell, and needs two at least")
+    seeds = stream(np.arange(len(images)), MASK)
+    order = torch.from_numpy(shuffled_tokens(seeds, subject.net.grid_size, task.hparams["mask_block"])).to(
+        images.device
+    )
+    errors: dict[str, list[Tensor]] = {"itself": [], "another picture": [], "nothing": []}
+    mean, keeps_means = images.mean(dim=0, keepdim=True), task.hparams["norm_pix"]
+    for part, own, other in zip(images.split(32), order.split(32), images.roll(1, 0).split(32), strict=True):
+        filled, is_hidden = task.fill(part, own)
+        for name, made in zip(errors, (filled, task.fill(part, own, other)[0], mean.expand_as(part)), strict=True):
+            patches, found = (cut_patches(x, subject.net.grid_size).flatten(2) for x in (part, made))
+            if name == "nothing" and keeps_means:
+                found = patches.mean(dim=2, keepdim=True)
+            errors[name].append((patches - found).square().mean(dim=2)[is_hidden].view(len(part), -1).mean(dim=1))
+    rows = [{"seen": name, **over_images("error", torch.cat(each).cpu().numpy())} for name, each in errors.items()]
+
+    pictures = subject.shown(SHOWN)
+    own, others = order[: len(pictures)], images[: len(pictures)].roll(1, 0)
+    filled, is_hidden = task.fill(pictures, own)
+    grey = torch.where(_pixels_of(is_hidden, subject.net.grid_size, pictures), 0.0, pictures)
+    columns = {"picture": pictures, "seen": grey, "filled in": filled}
+    columns["from another"], _ = task.fill(pictures, own, others)
+    figure, axes = grid_of_axes(len(pictures), len(columns), size=1.5)
+    for j, (title, values) in enumerate(columns.items()):
+        for i, pixels in enumerate(subject.pixels(values).numpy()):
+            picture(axes[i, j], pixels, title if i == 0 else "")
+    kept = "; each hidden patch keeps its own mean and spread" if keeps_means else ""
+    note = f"{len(images)} images, {task.num_kept} of {order.shape[1]} tokens seen{kept}"
+    return Finding(pd.DataFrame(rows), figure, note)
+
+
+def _pixels_of(is_hidden: Tensor, grid_size: tuple[int, int], images: Tensor) -> Tensor:
+    mask = is_hidden.view(-1, 1, *grid_size).float()
+    return torch.nn.functional.interpolate(mask, images.shape[2:], mode="nearest") > 0
