@@ -95,6 +95,7 @@ def test_the_shipped_configs_train_the_models_they_are_named_after(monkeypatch, 
         name = path.split("/")[-1].removesuffix(".yaml")
         if name in SIZES:
             assert path in models._trainers(name, configs)
+    assert not models._trainers("vit5_s16", configs)  # whose norms are others
 
 
 def test_what_commands_know_without_torch_is_what_the_network_has():

@@ -12,8 +12,8 @@ from vitlab.models.sizes import SIZES
 from vitlab.shipped import HOME
 from vitlab.tables import columns
 
-_SHAPE = ("tokenizer", "patch_size", "t2t_attn", "embed_dim", "depth", "num_heads", "mlp_ratio", "se_reduction")
 _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0, "se_reduction": 0}
+_SHAPE = (*_DEFAULTS, "embed_dim", "depth", "num_heads", "norm_layer", "qk_norm")
 
 
 def main(argv: list[str]) -> int:
