@@ -6,6 +6,8 @@ import yaml
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read
+from vitlab.ablation.work.cells import Cell, Resolved
+from vitlab.ablation.work.resolve import start_args
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 
@@ -56,6 +58,19 @@ def test_what_is_adjusted_is_set_in_the_arms_of_these_levels_alone(write):
         write(adjust=[{"of": {"pos_embed": "learned", "global_pool": "avg"}, "set": {"model.pos_embed": wide}}])
     )
     assert [arm.overrides["model.pos_embed"] for arm in ablation.arms] == ["none", "none", "learned", wide]
+
+
+def test_a_level_starts_from_the_weights_of_the_cells_own_seed(write, tmp_path):
+    levels = {"scratch": {}, "mae": {"init_from": "weights-{seed}.pt"}}
+    arm = read(write(axes={"start": levels, **GOOD["axes"]})).arms[4]
+    assert (arm.name, arm.weights(3)) == ("mae-none-token", "weights-3.pt")
+    assert "init_from" not in arm.overrides
+    ids = []
+    for text in ("a", "b", "b"):
+        (tmp_path / "weights-3.pt").write_text(text)
+        ids.append(Cell(None, Resolved(arm, {}, {}, {}, (), 1.0, ""), 3).id)
+    assert ids[0] != ids[1] == ids[2]
+    assert start_args(arm, 3) == ["--init_from", "weights-3.pt"]
 
 
 WRONG = {  # what is changed, and words of the message

@@ -18,7 +18,7 @@ OWNED = (  # dotted keys that belong to the laboratory, and what to write instea
     ("trainer.default_root_dir", "the laboratory names the directories"),
     ("run_dir", "the laboratory names the directories"),
 )
-SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_dir")
+SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_dir", "init_from")
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,16 @@ class Arm:
     levels: Mapping[str, str]  # axis: level
     configs: tuple[str, ...]
     overrides: Mapping[str, Any]
+    init_from: str | None = None  # the weights that it starts from; {seed} in it is the cell's
 
     @property
     def name(self) -> str:
         """The names of its levels, joined."""
         return "-".join(self.levels.values())
+
+    def weights(self, seed: int) -> str | None:
+        """Return what a cell of this seed starts from, as ``--init_from`` takes it; None for a random network."""
+        return self.init_from and self.init_from.replace("{seed}", str(seed))
 
 
 def read_axes(file: File) -> dict[str, dict[str, Any]]:
@@ -71,7 +76,7 @@ def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
         raise file.mistake(where, f"the level `{level}` must be dotted keys and values, as in {{model.depth: 3}}")
     for key in sets:
         place = f"{where}/{key}"
-        if key == "config":
+        if key == "config" or (key == "init_from" and isinstance(sets[key], str | None)):
             continue
         if str(key).split(".")[0] not in SECTIONS:
             hint = did_you_mean(str(key).split(".")[0], SECTIONS) or ", such as model.pos_embed"
@@ -103,7 +108,7 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
             if of.items() <= levels.items():
                 met.add(i)
                 overrides |= sets
-        arms.append(Arm(levels, configs, overrides))
+        arms.append(Arm(levels, configs, overrides, overrides.pop("init_from", None)))
     if idle := set(range(len(adjusted))) - met:
         raise file.mistake(f"adjust/{min(idle)}", f"no arm is {adjusted[min(idle)][0]}: `exclude` leaves it out")
     names = [arm.name for arm in arms]

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import digest, effective
+from vitlab.ablation.work.identity import digest, effective, weights_digest
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
@@ -48,7 +48,8 @@ class Resolved:
     @property
     def fingerprint(self) -> str:
         """The hash of the resolved config, without the seed."""
-        return digest(effective(self.config))
+        start = {"init_from": self.arm.init_from} if self.arm.init_from else {}
+        return digest({**effective(self.config), **start})
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ class Cell:
     @property
     def parts(self) -> dict[str, str]:
         """What the identity is made of."""
-        config = digest({**effective(self.resolved.config), "seed": self.seed})
+        source = self.arm.weights(self.seed)
+        start = {"init_from": weights_digest(source)} if source else {}
+        config = digest({**effective(self.resolved.config), "seed": self.seed, **start})
         return {"config": config, "data": digest(self.resolved.data), "code": self.resolved.code}
 
     @cached_property

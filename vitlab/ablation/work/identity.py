@@ -13,6 +13,7 @@ from typing import Any
 
 import vitlab
 from vitlab.config.keys import flatten, key_of
+from vitlab.runs.directory import find_run
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
@@ -45,6 +46,20 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
             paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
             files += [(path, path.relative_to(top.parent.parent)) for path in paths]
     return _digest(tuple((str(name), path.read_text()) for path, name in files))
+
+
+def weights_digest(source: str) -> str:
+    """Return the hash of the weights that a cell starts from: of their file, or of the name of what is fetched."""
+    if source.startswith("timm:"):
+        return digest(source)
+    path = Path(source) if Path(source).is_file() else find_run(source)[1]
+    return _of_file(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(64)
+def _of_file(path: Path, changed: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:10]
 
 
 @lru_cache(4)

@@ -17,7 +17,7 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.gpus import WAIT, Slot, slot
-from vitlab.ablation.work.identity import code_digest, digest
+from vitlab.ablation.work.identity import code_digest, digest, weights_digest
 from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish
 from vitlab.config.keys import flatten
 from vitlab.config.trust import TRUSTED
@@ -74,6 +74,12 @@ def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
     """Return the arguments of ``vitlab fit`` that say what to train."""
     paths = [*ablation.base, *arm.configs, str(overrides_file)]
     return [word for path in paths for word in ("--config", path)]
+
+
+def start_args(arm: Arm, seed: int) -> list[str]:
+    """Return those that say what to start from."""
+    source = arm.weights(seed)
+    return ["--init_from", source] if source else []
 
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
@@ -136,7 +142,9 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
 
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
     texts = [Path(path).read_text() for path in (*ablation.base, *arm.configs)]
-    inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code], default=str)
+    source = arm.weights(ablation.seeds[0])
+    start = [weights_digest(source)] if source else []
+    inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code, *start], default=str)
     key = hashlib.sha256(inputs.encode()).hexdigest()[:10]
     return ablation.directory / "arms" / f"{arm.name}-{key}.json"
 
@@ -185,7 +193,8 @@ def _run_probe(
     given = place / "overrides.yaml"
     write_text(given, yaml.safe_dump(settings, sort_keys=False))
     run = RunDir(place / "run")
-    words = [*command(ablation), "fit", *fit_args(ablation, arm, given), "--run_dir", str(run.path), "--quiet"]
+    words = [*command(ablation), "fit", *fit_args(ablation, arm, given), *start_args(arm, ablation.seeds[0])]
+    words += ["--run_dir", str(run.path), "--quiet"]
     words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
     started = time.perf_counter()
     env = environment(workers, own.device)

@@ -19,7 +19,7 @@ from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.gpus import Slot
 from vitlab.ablation.work.identity import digest
 from vitlab.ablation.work.process import STOPPED, TIMEOUT
-from vitlab.ablation.work.resolve import command, fit_args, forget, overrides
+from vitlab.ablation.work.resolve import command, fit_args, forget, overrides, start_args
 from vitlab.runs.directory import RunDir, write_text
 from vitlab.runs.lock import Claim
 
@@ -47,7 +47,7 @@ def fit_words(cell: Cell) -> list[str]:
     if cell.run.config.is_file() and cell.run.has_checkpoint():
         return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
     given = fit_args(cell.ablation, cell.arm, cell.beside(".yaml"))
-    return [*start, *given, "--run_dir", str(cell.run.path), "--quiet"]
+    return [*start, *given, *start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
 
 
 def evaluate_words(cell: Cell) -> list[str]:
