@@ -9,14 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from vitlab.cli.main import main
+from vitlab.models.load import load_network
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
 FIT = ["fit", "--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=2", "--data.subset=0.3"]
-FIT += ["--data.batch_size=32", "--trainer.log_every_n_steps=1", "--trainer.gradient_clip_val=0.5"]
+FIT += ["--data.batch_size=36", "--trainer.log_every_n_steps=1", "--trainer.gradient_clip_val=0.5"]
+ONE = ["--trainer.devices=1", "--trainer.strategy=auto"]
 TWO = ["--trainer.devices=2", "--trainer.strategy=fsdp2"]
+LAST = "weights/last.safetensors"
 EMA = '--trainer.callbacks=[{"class_path": "EMA"}]'
 
 
@@ -72,30 +76,58 @@ def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch,
     ours, theirs = (load_file(f"runs/{name}/weights/last.safetensors") for name in ("one", "two"))
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-3)  # of weights near 0.1
-    assert main(["test", "two", "--trainer.devices=1", "--trainer.strategy=auto"]) == 0
+    assert main(["test", "two", *ONE]) == 0
+    Image.new("L", (8, 8)).save("image.png")
+    assert "shards" in torch.load("runs/two/checkpoints/last.ckpt", weights_only=True)
+    for words in (["validate", "two", *ONE], ["export", "two", "--to=safetensors"], ["predict", "two", "image.png"]):
+        assert main(words) == 0, capsys.readouterr().err
+    net = load_network("runs/two/checkpoints/last.ckpt").state_dict()
+    assert all(torch.equal(net[name], value) for name, value in theirs.items())
     for name, strategy in (("one", "fsdp2"), ("two", "ddp")):
         assert main(["fit", "--resume", name, f"--trainer.strategy={strategy}", "--trainer.max_epochs=3"]) == 2
         assert f"-> {strategy}" in capsys.readouterr().err
 
 
+STOPPING = """import os, signal, sys
+from vitlab.cli.main import main
+from vitlab.tasks import Classifier as C
+step, at = C.training_step, int(os.environ["STOP_AT"])
+def stopping(self, batch, i):
+    if self.trainer.global_step == at: signal.raise_signal(signal.SIGTERM)
+    return step(self, batch, i)
+C.training_step = stopping
+sys.exit(main())"""
+
+
 @pytest.mark.rare
-def test_sharded_training_continues_sharded(sharded, tmp_path, monkeypatch):
+def test_sharded_training_continues_on_any_number_of_processes(sharded, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # sums of several threads round differently
-    stop = "import sys, signal; from vitlab.tasks import Classifier as C; from vitlab.cli.main import main\n"
-    stop += "step = C.training_step\ndef stopping(self, batch, i):\n"
-    stop += (
-        "    if self.trainer.global_step == 14: signal.raise_signal(signal.SIGTERM)\n    return step(self, batch, i)\n"
-    )
-    stop += "C.training_step = stopping\nsys.exit(main())"
-    (tmp_path / "stop.py").write_text(stop)
-    words = [sys.executable, "stop.py", *FIT, *TWO, "--name", "parts"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 75, done.stdout + done.stderr
+    (tmp_path / "stop.py").write_text(STOPPING)
+
+    def stop(at, arguments):
+        monkeypatch.setenv("STOP_AT", str(at))
+        words = [sys.executable, "stop.py", *arguments]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+        assert done.returncode == 75, done.stdout + done.stderr
+
+    def copied(name):
+        shutil.copytree(tmp_path / "runs" / "parts", tmp_path / "runs" / name)
+        return ["fit", "--resume", name]
+
+    stop(8, [*FIT, *TWO, "--name", "parts"])
+    run([*copied("on three"), "--trainer.devices=3"], tmp_path)
+    stop(16, [*copied("on one, then two"), "--trainer.devices=1"])
+    run(["fit", "--resume", "on one, then two", "--trainer.devices=2"], tmp_path)
     run(["fit", "--resume", "parts"], tmp_path)
-    runs = sharded / "runs" / "two", tmp_path / "runs" / "parts"
-    ours, theirs = (load_file(run / "weights" / "last.safetensors") for run in runs)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    there, theirs = rows(sharded, "two"), load_file(sharded / "runs" / "two" / LAST)
+    for name in ("on three", "on one, then two", "parts"):
+        here, ours = rows(tmp_path, name), load_file(tmp_path / "runs" / name / LAST)
+        assert [row["step"] for row in here] == [row["step"] for row in there]
+        assert [row["train/loss"] for row in here] == pytest.approx([row["train/loss"] for row in there], rel=1e-4)
+        for key in ours:
+            torch.testing.assert_close(ours[key], theirs[key], rtol=1e-3, atol=1e-3)  # of weights near 0.1
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)  # of parts, on two as before
     run(["fit", "--resume", "parts", "--trainer.devices=1", "--trainer.max_epochs=3"], tmp_path)
     steps = [row["step"] for row in rows(tmp_path, "parts")]
     assert steps == list(range(1, len(steps) + 1))
-    assert len(steps) * 2 == len(rows(sharded, "two")) * 3
+    assert len(steps) * 2 == len(there) * 3

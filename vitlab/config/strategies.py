@@ -1,19 +1,31 @@
 """How the processes of a run work together: the strategies that `trainer.strategy` names beside Lightning's own."""
 
 import inspect
+import secrets
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, StrategyRegistry
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.classes import name_and_args, told
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.generations import NotSaved, WholeFiles, snapshot
+from vitlab.runs.shards import FOLDER, fill, reader, write
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
 # torch 2.14 has a new word for it.
@@ -24,20 +36,68 @@ DDP: dict[str, Any] = {"forward_sync_buffers" if NEW else "broadcast_buffers": F
 class FullyShard(ModelParallelStrategy):
     """Each process keeps its share of weights, gradients and moments: FSDP2, Zhao et al. 2023 (arXiv:2304.11277).
 
-    For networks that do not fit beside their moments on one GPU. A checkpoint is one file; its weights are whole, and
-    its moments, too, but numbered in an order of their own: it continues under this strategy alone, on any number of
-    processes.
+    For networks that do not fit beside their moments on one GPU. Each process writes its share into a folder beside
+    the checkpoint, which names it (:mod:`vitlab.runs.shards`), on a disk that all processes see. It continues under
+    this strategy alone, on any number of processes.
     """
 
     def __init__(self) -> None:
-        super().__init__(data_parallel_size=1, tensor_parallel_size=1, save_distributed_checkpoint=False)
+        super().__init__(data_parallel_size=1, tensor_parallel_size=1)
 
     def setup_environment(self) -> None:
         """Make one group of all processes, and shard the network where Lightning configures it."""
+        if (given := type(self.checkpoint_io)) not in (TorchCheckpointIO, WholeFiles):
+            raise UsageError(f"`trainer.strategy=fsdp2` writes its checkpoints itself: leave {given.__name__} out")
+        self.checkpoint_io: WholeFiles = WholeFiles()
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+        self._writers = torch.distributed.new_group(backend="gloo")  # that of training is busy while they write
         task: Any = self.lightning_module
         task.configure_model = partial(_shard, task.net, self.device_mesh["data_parallel"])
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
+        """Begin to write a copy of the shards, on all processes; after them the first writes what names them."""
+        path = Path(self.broadcast(filepath))
+        folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
+        states = [state.pop("state") for state in checkpoint["optimizer_states"]]
+        flat = {key: value.detach().clone() for key, value in _flat(checkpoint.pop("state_dict"), states).items()}
+        content = snapshot(checkpoint, {})
+        size = sum(tensor.nbytes for tensor in flat.values())
+        self.checkpoint_io.begin(partial(self._write, flat, folder, content, path), path, size)
+        if self.checkpoint_io.finish is None and (failure := self.checkpoint_io.wait()):  # nobody else waits for it
+            raise NotSaved(failure)
+
+    def _write(self, flat: dict[str, torch.Tensor], folder: Path, content: dict[str, Any], path: Path) -> None:
+        files = write(flat, folder, self.global_rank, self._writers)
+        if self.is_global_zero:
+            self.checkpoint_io.write(content | {"shards": {"folder": folder.name, "files": files}}, path)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read what this process needs of the shards, however many wrote them; older runs have whole weights."""
+        path = Path(self.broadcast(checkpoint_path))
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if "shards" not in content:
+            self._save_distributed_checkpoint = False
+            try:
+                return super().load_checkpoint(path, weights_only)
+            finally:
+                self._save_distributed_checkpoint = True
+        net: Any = self.model
+        weights = get_model_state_dict(net)
+        states: list[Any] = [get_optimizer_state_dict(net, optimizer)["state"] for optimizer in self.optimizers]
+        source = reader(path.parent / Path(content["shards"]["folder"]).name)
+        fill(_flat(weights, states), source, alone=False)
+        set_model_state_dict(net, weights)
+        for optimizer, state, kept in zip(self.optimizers, states, content["optimizer_states"], strict=False):
+            set_optimizer_state_dict(net, optimizer, {**kept, "state": state})
+        return content
+
+
+def _flat(weights: dict[str, Any], states: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    flat = {f"state_dict.{name}": value for name, value in weights.items()}
+    for i, state in enumerate(states):
+        flat |= {f"optimizer_{i}.{name}.{k}": v for name, values in state.items() for k, v in values.items()}
+    return flat
 
 
 def _shard(net: Any, mesh: DeviceMesh) -> None:

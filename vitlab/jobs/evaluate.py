@@ -24,6 +24,7 @@ from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, whole
+from vitlab.runs.shards import is_sharded, read_checkpoint
 
 LOG = logging.getLogger("vitlab")
 Command = Literal["validate", "test"]
@@ -75,20 +76,19 @@ def evaluate(
     _ = run.results  # damaged ones are refused now, not after the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
-    path: Path | None = checkpoint
+    path: Path | None = None
     conditions = dict(settings(list(arguments)))
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
         cli = VitlabCLI(evaluation_args(run, list(arguments)), [predictions, console], default_root_dir=str(run.path))
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
             check_grid(cli.model)
-            path = None
             cli.datamodule.load_state_dict(dict(run.data))
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             conditions |= {"resize": moved[-1]} if moved else {}
         else:
-            check_readable(checkpoint)
+            path = None if _is_filled_in(cli, checkpoint) else checkpoint
         _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
@@ -131,6 +131,16 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
         measure(cli.model, datamodule=cli.datamodule, ckpt_path=path, weights_only=True, verbose=False)
     except RuntimeError as error:
         raise misfit(path, error) from error
+
+
+def _is_filled_in(cli: VitlabCLI, checkpoint: Path) -> bool:
+    """Return whether a checkpoint has shards, of which Lightning knows nothing; they are read, then."""
+    check_readable(checkpoint)
+    if sharded := is_sharded(checkpoint):
+        content = read_checkpoint(checkpoint, map_location="cpu")
+        cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))
+        cli.model.load_state_dict(content["state_dict"])
+    return sharded
 
 
 def _has_moved(task: Any, run: RunDir) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
@@ -23,6 +22,7 @@ from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
+from vitlab.runs.shards import read_checkpoint
 
 
 def restore(
@@ -52,7 +52,7 @@ def restore(
                 network(cli.model).load_state_dict(read_weights(checkpoint).state_dict)
             else:  # what lies beside the network is the module's, too
                 check_readable(checkpoint)
-                content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+                content = read_checkpoint(checkpoint, map_location="cpu")
                 cli.model.load_state_dict(content["state_dict"])
         except RuntimeError as error:
             raise misfit(checkpoint, error) from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from vitlab.runs.manifest import torn_archive
+from vitlab.runs.shards import TornShards, read_checkpoint
 
 CONTAINERS = (
     "state_dict_ema",
@@ -145,7 +146,9 @@ def _load(path: Path, **how: Any) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # in published files
             warnings.simplefilter("ignore")  # about pickles of other protocols, which fail below
-            return torch.load(path, weights_only=True, **how)
+            return read_checkpoint(path, **how)
+    except TornShards:
+        raise
     except Exception as error:  # a damaged file fails as it likes: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(

@@ -7,6 +7,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
+from vitlab.runs.shards import sweep_shards
 
 WRITING = ".writing"  # never matches *.ckpt
 _LINK = ".link"
@@ -35,7 +37,7 @@ class WholeFiles(TorchCheckpointIO):
     writing one could not know of an error that it raises: :meth:`wait` returns what failed.
     """
 
-    finish: Callable[[], None] | None = None  # what the thread does with the file that it has written
+    finish: Callable[..., None] | None = None  # what the thread does with the file that it has written
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,10 +47,14 @@ class WholeFiles(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint``, and begin to write it; the host needs memory for the copy until it is written."""
+        content = snapshot(checkpoint, {})
+        self.begin(partial(self.write, content, Path(path)), Path(path), tensor_bytes(content))
+
+    def begin(self, work: Callable[[], None], path: Path, size: int) -> None:
+        """Let the thread ``work``, which writes ``size`` bytes at ``path``."""
         if failure := self.wait():  # of a writing that nobody has waited for
             raise NotSaved(failure)
-        content = snapshot(checkpoint, {})
-        self._thread = threading.Thread(target=self._write, args=(content, Path(path)), name="checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(work, path, size), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str | None:
@@ -61,22 +67,26 @@ class WholeFiles(TorchCheckpointIO):
             raise error
         return failure
 
-    def _write(self, content: dict[str, Any], path: Path) -> None:
+    def write(self, content: dict[str, Any], path: Path) -> None:
+        """Write a file, now and synced, and give it its names."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if self.finish:
+            self.finish(**{key: content[key] for key in ("shards",) if key in content})
+
+    def _run(self, work: Callable[[], None], path: Path, size: int) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
-                torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if self.finish:
-                self.finish()
+            work()
         except BaseException as error:
             reason = _reason(error)
             if reason is None:
                 self._error = error
             else:
                 path.unlink(missing_ok=True)
-                self._failure = not_saved(path.parent, reason, tensor_bytes(content))
+                self._failure = _not_saved(path.parent, reason, size)
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
@@ -111,7 +121,7 @@ def _reason(error: BaseException) -> str | None:
     return "the disk is full or failed" if "pos" in str(error) or "StreamWriter" in str(error) else None
 
 
-def not_saved(folder: Path, reason: str, size: int) -> str:
+def _not_saved(folder: Path, reason: str, size: int) -> str:
     """Say that a checkpoint could not be written, with what it needs and the way out."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     return (
@@ -138,7 +148,7 @@ def megabytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-def keep(folder: Path, names: list[str], facts: Entry) -> None:
+def keep(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> None:
     """Give what was written the ``names``; what was last becomes ``previous``.
 
     At every moment each file is whole, and its checksum stands in the manifest: the new one is written there before
@@ -147,6 +157,7 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
     written, last, previous = (folder / name for name in (WRITING, "last.ckpt", "previous.ckpt"))
     status = written.stat()
     entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
+    entry |= {"shards": shards} if shards else {}
     before = read_manifest(folder)
     _write_manifest(folder, {**before, WRITING: entry})
     entries = {name: e for name, e in before.items() if name != WRITING}
@@ -157,8 +168,10 @@ def keep(folder: Path, names: list[str], facts: Entry) -> None:
         _rename_link(written, folder / f"{name}.ckpt")
     os.replace(written, folder / f"{names[0]}.ckpt")
     sync_folder(folder)
-    _write_manifest(folder, {**entries, **{f"{name}.ckpt": entry for name in names}})
+    entries |= {f"{name}.ckpt": entry for name in names}
+    _write_manifest(folder, entries)
     sync_folder(folder)
+    sweep_shards(folder, entries)
 
 
 def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
@@ -204,7 +217,7 @@ def check_room(run: Path, weights: int) -> None:
     """
     there = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
     one = 3 * weights + 2**18
-    have = sum(file.stat().st_size for file in (run / "checkpoints").glob("*.ckpt"))
+    have = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
     need, free = max(_KEPT * one - have, one), shutil.disk_usage(there).free
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"

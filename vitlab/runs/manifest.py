@@ -40,8 +40,9 @@ def damage(path: Path) -> str | None:
     entries = read_manifest(path.parent)
     try:
         if path.name in entries:
-            if file_digest(path) in {entry["sha256"] for entry in entries.values()}:
-                return None
+            known, digest = {entry["sha256"]: entry for entry in entries.values()}, file_digest(path)
+            if digest in known:
+                return _torn_shards(path.parent, known[digest])
             written = entries[path.name]["size"]
             if path.stat().st_size < written:
                 return f"it has {path.stat().st_size:,} of the {written:,} bytes that were written"
@@ -49,6 +50,18 @@ def damage(path: Path) -> str | None:
         return torn_archive(path)
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _torn_shards(folder: Path, entry: Entry) -> str | None:
+    """Return what is wrong with the shards that a checkpoint in ``folder`` names; None if they are whole."""
+    named = entry.get("shards") or {"folder": "", "files": {}}
+    for name, digest in named["files"].items():
+        path = folder / named["folder"] / name
+        if not path.is_file():
+            return f"its shard {path} is gone"
+        if file_digest(path) != digest:
+            return f"the bytes of its shard {path} are not those that were written (sha256)"
+    return None
 
 
 def torn_archive(path: Path) -> str | None:

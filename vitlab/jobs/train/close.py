@@ -14,6 +14,7 @@ from vitlab.jobs.train.wandb import Guarded
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import whole
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.shards import read_checkpoint
 
 
 def sum_up(job: Job) -> None:
@@ -71,7 +72,7 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 
 def save_weights(checkpoint: Path, path: Path) -> None:
     """Write the network of a checkpoint as safetensors."""
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    content = read_checkpoint(checkpoint, map_location="cpu")
     state = content["state_dict"]
     inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart

@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import read_manifest
 
 LOG = logging.getLogger("vitlab")
 
@@ -122,6 +123,8 @@ class Guarded(WandbLogger):
             name = self._checkpoint_name or f"model-{self.experiment.id}"
             artifact = wandb.Artifact(name, type="model", metadata={"original_filename": path.name})
             artifact.add_file(str(path), name="model.ckpt", policy=self.add_file_policy)
+            if shards := read_manifest(path.parent).get(path.name, {}).get("shards"):
+                artifact.add_dir(str(path.parent / shards["folder"]), name=shards["folder"])
             self.experiment.log_artifact(artifact, aliases=aliases)
 
     @property

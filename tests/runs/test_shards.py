@@ -1,0 +1,76 @@
+"""Folders of shards beside a checkpoint: read whole, checked, never run, and removed when nothing names them."""
+
+import io
+import os
+import pickle
+
+import pytest
+import torch
+
+from vitlab.models.weights_file import read_weights
+from vitlab.runs.generations import WRITING, keep
+from vitlab.runs.manifest import damage
+from vitlab.runs.shards import read_checkpoint, write
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+WEIGHTS = {"net.head.weight": torch.arange(6.0).view(2, 3), "net.scale": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def saved(content):
+    file = io.BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Two generations of a checkpoint, as keep() leaves them, and the shards of a writing that was killed."""
+    for step in range(3):
+        name = f"shards-{step}"
+        tensors = {f"state_dict.{key}": value + step for key, value in WEIGHTS.items()}
+        moments = {"optimizer_0.net.scale.step": torch.tensor(float(step))}
+        shards = {"folder": name, "files": write(tensors | moments, tmp_path / name)}
+        (tmp_path / WRITING).write_bytes(saved({"epoch": step, "shards": shards}))
+        keep(tmp_path, ["last"], {"step": step}, shards)
+    (tmp_path / "shards-killed").mkdir()
+    return tmp_path / "last.ckpt"
+
+
+def test_weights_are_whole_and_folders_that_nothing_names_go(checkpoint):
+    content = read_checkpoint(checkpoint)["state_dict"]
+    assert content.keys() == WEIGHTS.keys()
+    assert all(torch.equal(content[name], value + 2) for name, value in WEIGHTS.items())
+    assert torch.equal(read_weights(checkpoint).state_dict["head.weight"], WEIGHTS["net.head.weight"] + 2)
+    assert sorted(path.name for path in checkpoint.parent.glob("shards-*")) == ["shards-1", "shards-2", "shards-killed"]
+    checkpoint.with_name(WRITING).write_bytes(saved({}))
+    keep(checkpoint.parent, ["last"], {"step": 3})
+    assert [path.name for path in checkpoint.parent.glob("shards-*")] == ["shards-2"]
+
+
+def test_a_shard_that_is_damaged_or_gone_is_told(checkpoint):
+    assert damage(checkpoint) is None
+    shard = next((checkpoint.parent / "shards-2").glob("*.distcp"))
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    assert "not those that were written" in damage(checkpoint)
+    shard.unlink()
+    assert "is gone" in damage(checkpoint)
+    with pytest.raises(ValueError, match=f"{shard.parent} is no whole folder of shards"):
+        read_weights(checkpoint)
+    assert damage(checkpoint.with_name("previous.ckpt")) is None
+
+
+class Evil:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_the_index_of_shards_cannot_run_code(checkpoint, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "shards-2" / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(ValueError, match=r"posix.mkdir, which could run code"):
+        read_checkpoint(checkpoint)
+    with pytest.raises(ValueError, match="could run code"):
+        read_weights(checkpoint)
+    assert not (tmp_path / "executed").exists()
