@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from vitlab.callbacks.watch import BEAT, Watch
 from vitlab.errors import Stopped
+from vitlab.runs import launch
 
 pytestmark = pytest.mark.slow
 
@@ -118,3 +119,15 @@ def test_a_first_process_that_is_frozen_does_not_answer_and_is_lost(other, left)
     assert left.wait(10) and asked.is_set()
     assert watch.loss.startswith("process 0 of 2 (rank 0, ") and watch.loss.endswith("has not answered for 2 s")
     watch._end.set()
+
+
+def test_who_is_started_by_a_process_that_dies_before_they_meet_ends(other, left, monkeypatch):
+    monkeypatch.setenv("VITLAB_RUN_DIR", "runs/one")
+    monkeypatch.setenv("VITLAB_LAUNCHER", str(other.pid))
+    monkeypatch.setattr(launch, "MET", threading.Event())
+    launch.follow()
+    assert not left.wait(2 * BEAT)
+    other.kill()
+    other.wait()
+    assert left.wait(10 * BEAT)
+    launch.MET.set()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
+from vitlab.runs.launch import MET
 from vitlab.runs.processes import runs
 
 LOG = logging.getLogger("vitlab")
@@ -57,6 +58,7 @@ class Watch(Callback):
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching; the processes have met."""
+        MET.set()
         if trainer.world_size == 1:
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size

@@ -2,20 +2,41 @@
 
 import hashlib
 import os
+import threading
 import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
+from vitlab.runs.processes import runs
 
 PATIENCE = 300.0  # seconds that a process waits for the first one, and the first for all
+MET = threading.Event()  # of the processes of a run: from then on they watch each other
 _own: Any = None  # the store of this group of processes: its server ends with the last who holds it
 
 
 def launched_rank() -> int:
     """Return which process of a launch by torchrun or srun this is; 0 for a process on its own."""
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
+
+
+def launch(run: Path) -> None:
+    """Tell the processes that Lightning will start from this one whose they are."""
+    os.environ |= {"VITLAB_RUN_DIR": str(run.resolve()), "VITLAB_LAUNCHER": str(os.getpid())}
+
+
+def follow() -> None:
+    """End this process if Lightning has started it and who did dies before they have met: it would wait for long."""
+
+    def look(launcher: int) -> None:
+        while not MET.wait(1.0):
+            if not runs(launcher):
+                os._exit(1)
+
+    if "VITLAB_RUN_DIR" in os.environ:
+        threading.Thread(target=look, args=(int(os.environ["VITLAB_LAUNCHER"]),), daemon=True).start()
 
 
 def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:

@@ -28,7 +28,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import leads, locked, prepare
-from vitlab.runs.launch import meet_apart
+from vitlab.runs.launch import follow, launch, meet_apart
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
@@ -46,6 +46,7 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         Stopped: A signal ended it.
     """
     started = time.perf_counter()
+    follow()
     run = run_to_continue(options)
     open_terminal(options.quiet)
     try:
@@ -86,7 +87,7 @@ def _train(job: Job, started: float) -> None:
     if leads():
         prepare(job.run, job.options.overwrite, job.resumed, sum(p.nbytes for p in job.task.parameters()))
         begin(job)
-    os.environ["VITLAB_RUN_DIR"] = str(job.run.path.resolve())  # for the processes that the trainer starts
+    launch(job.run.path)
     failed = True
     try:
         _fit(job)
