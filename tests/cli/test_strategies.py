@@ -7,12 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from vitlab.cli.main import main
+from vitlab.config.strategies import Replicate
 from vitlab.models.load import load_network
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
@@ -40,6 +43,37 @@ def test_what_a_strategy_cannot_do_is_refused(arguments, told, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     assert main([*FIT, *arguments]) == 2
     assert told in capsys.readouterr().err
+
+
+class Sum(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 4), torch.nn.Linear(3, 4)
+
+    def training_step(self, batch, i):
+        assert i > 0 or all(p.grad is None for p in self.parameters())
+        return (self.b(batch) + self.a(batch)).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_sums_over_processes_are_the_same_in_the_first_step_as_in_all_others(tmp_path):
+    seen = []
+
+    def note(state, bucket):
+        seen.append([p.shape for p in bucket.parameters()])
+        return allreduce_hook(state, bucket)
+
+    class Noting(Replicate):
+        def _register_ddp_hooks(self):  # which Lightning does on GPUs alone
+            self.model.register_comm_hook(None, note)
+
+    trainer = L.Trainer(strategy=Noting(), accelerator="cpu", devices=1, max_steps=3, barebones=True)
+    trainer.fit(Sum(), torch.utils.data.DataLoader(torch.ones(3, 3)))
+    torch.distributed.destroy_process_group()
+    zeros, *steps = seen
+    assert steps == [zeros[::-1]] * 3  # DDP turns its buckets round after the first
 
 
 def run(arguments, cwd):
@@ -90,6 +124,7 @@ def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch,
 
 STOPPING = """import os, signal, sys
 from vitlab.cli.main import main
+from vitlab.config.strategies import Replicate
 from vitlab.tasks import Classifier as C
 step, at = C.training_step, int(os.environ["STOP_AT"])
 def stopping(self, batch, i):

@@ -33,6 +33,24 @@ NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init
 DDP: dict[str, Any] = {"forward_sync_buffers" if NEW else "broadcast_buffers": False, "gradient_as_bucket_view": True}
 
 
+class Replicate(DDPStrategy):
+    """Each process has all weights, and gradients are averaged: DDP, Li et al. 2020 (arXiv:2006.15704).
+
+    DDP adds up gradients in buckets, and changes these after its first step, by the order in which gradients came. Of
+    three summands and more the sums round differently then, and a run that goes on would not be the undisturbed one.
+    Here the buckets are what they will be before training starts.
+    """
+
+    def configure_ddp(self) -> None:
+        """Wrap the network, and send zeros around once."""
+        super().configure_ddp()
+        ddp: Any = self.model
+        ddp.module.forward = lambda zero: sum((p.sum() * 0 for p in ddp.module.parameters() if p.requires_grad), zero)
+        ddp(torch.zeros((), device=self.root_device)).backward()
+        del ddp.module.forward
+        ddp.zero_grad(set_to_none=True)
+
+
 class FullyShard(ModelParallelStrategy):
     """Each process keeps its share of weights, gradients and moments: FSDP2, Zhao et al. 2023 (arXiv:2304.11277).
 
@@ -106,9 +124,9 @@ def _shard(net: Any, mesh: DeviceMesh) -> None:
             fully_shard(part, mesh=mesh)
 
 
-StrategyRegistry.register("ddp", DDPStrategy, override=True, **DDP)
+StrategyRegistry.register("ddp", Replicate, override=True, **DDP)
 StrategyRegistry.register("ddp_static", DDPStrategy, **DDP, static_graph=True)
-StrategyRegistry.register("ddp_bf16", DDPStrategy, **DDP, ddp_comm_hook=bf16_compress_hook)
+StrategyRegistry.register("ddp_bf16", Replicate, **DDP, ddp_comm_hook=bf16_compress_hook)
 StrategyRegistry.register("fsdp2", FullyShard)
 
 
