@@ -12,14 +12,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from harness import TINY, Process, differences, until
+from forked import Python
+from harness import TINY, differences, until
 from kills import usable
-from ranks import children, launch, session
 
-OFTEN = ["--trainer.max_epochs=3", "--data.subset=0.5", "--checkpoint.every_n_steps=3"]
+OFTEN = ["--trainer.max_epochs=3", "--data.subset=0.3", "--checkpoint.every_n_steps=2"]
 LOGGED = [word for word in TINY if word != "--trainer.logger=false"]  # which is W&B's, offline
+BARE = [word for word in TINY if not word.startswith("--trainer.callbacks")]  # FSDP2 keeps no EMA
 CPU = ["--trainer.accelerator=cpu"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max_restarts=3", "-m", "vitlab"]
 SCENARIOS = {  # words of `vitlab`, and how often a run is killed before it may come to its end
@@ -29,6 +31,10 @@ SCENARIOS = {  # words of `vitlab`, and how often a run is killed before it may 
     "three processes (ddp)": (
         [*TINY, *CPU, "--trainer.devices=3", "--data.batch_size=36", "--trainer.strategy=ddp"],
         3,
+    ),
+    "two processes (fsdp2), sharded checkpoints": (
+        [*BARE, *CPU, "--trainer.devices=2", "--trainer.strategy=fsdp2"],
+        4,
     ),
     "torchrun, two processes, --max_restarts=3": ([*TINY, *CPU], 3),
     "the SLURM script, two tasks": ([*TINY, *CPU, "--trainer.strategy=ddp"], 3),
@@ -49,69 +55,72 @@ def photos(folder):
 class Started:
     """A run on its way, however it was started; ``kill`` hits it, and ``end`` waits for its exit code."""
 
-    def __init__(self, scenario, words, folder):
-        self.folder, self.scenario = folder, scenario
-        self.forked = not any(word in scenario for word in ("processes", "SLURM"))
-        if self.forked:
-            self.process = Process(words, folder)
-        elif "SLURM" in scenario:
-            self.process = submitted(words, folder)
-        else:
-            self.process = launch(words, folder, TORCHRUN if "torchrun" in scenario else ("-m", "vitlab"))
+    def __init__(self, scenario, words, folder, python):
+        self.folder, self.scenario, self.python = folder, scenario, python
+        self.name = f"launch{time.monotonic_ns()}"
+        facts = os.environ | {"VITLAB_LAUNCH": self.name, "VITLAB_PYTHON": str(python.path), "OMP_NUM_THREADS": "1"}
+        line = [python.path, *(TORCHRUN if "torchrun" in scenario else ("-m", "vitlab")), *words]
+        if "SLURM" in scenario:
+            line, facts = submitted(words, folder, facts)
+        with (folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                line, cwd=folder, env=facts, start_new_session=True, stdout=log, stderr=subprocess.STDOUT
+            )
+        until(self.ranks, seconds=30, every=0.005)
+
+    def ranks(self):
+        """Return the processes of the run, without what has started them."""
+        return [pid for pid, words in self.python.alive(self.name).items() if "torch.distributed" not in words]
 
     def running(self):
-        return self.process.running() if self.forked else self.process.poll() is None
+        return self.process.poll() is None
 
     def kill(self, draw):
-        """Kill the process, one of several, or all of them at once."""
-        if self.forked:
-            return self.process.send(signal.SIGKILL)
-        found = [pid for pid in children(self.process.pid) if pid != self.process.pid]
-        ranks = found if "torchrun" in self.scenario else [*found, self.process.pid]
-        if "SLURM" in self.scenario:  # a node is lost
-            return os.killpg(self.process.pid, signal.SIGKILL)
-        for pid in draw.choice([ranks, *([rank] for rank in ranks)]) if ranks else ():
-            os.kill(pid, signal.SIGKILL)
-        return None
+        """Kill one process, or all of them at once; where a node is lost, also the script."""
+        ranks = self.ranks()
+        for pid in (
+            draw.choice([ranks, *([rank] for rank in ranks)]) if "SLURM" not in self.scenario and ranks else ranks
+        ):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if "SLURM" in self.scenario:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return bool(ranks)
 
     def end(self, seconds=300):
         """Return the exit code, once all processes are gone; None if one hangs."""
-        if self.forked:
-            return self.process.wait(seconds)
-        gone = until(
-            lambda: self.process.poll() is not None and not session(self.process.pid), seconds=seconds, every=0.2
-        )
-        if not gone:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait() if gone else None
+        if until(lambda: not self.running() and not self.python.alive(self.name), seconds=seconds, every=0.02):
+            return self.process.wait()
+        for pid in (*self.ranks(), self.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return None
 
     def output(self):
-        return self.process.output() if self.forked else (self.folder / "log").read_text()
+        return (self.folder / "log").read_text()
 
 
-def submitted(words, folder):
-    """Start the script that `vitlab submit` has written, with stand-ins for Slurm's commands."""
+def submitted(words, folder, facts):
+    """Return the line that starts the script which `vitlab submit` has written, with stand-ins for Slurm's commands."""
     sys.path.append(str(Path(__file__).parents[1] / "cli"))
     from test_submit import SITE, STAND_INS
 
     name, desk = words[words.index("--name") + 1], folder / "bin"
     desk.mkdir(exist_ok=True)
-    for command, body in {**STAND_INS, "vitlab": f'exec {sys.executable} -m vitlab "$@"'}.items():
+    for command, body in {**STAND_INS, "vitlab": f'exec {facts["VITLAB_PYTHON"]} -m vitlab "$@"'}.items():
         (desk / command).write_text(f"#!/bin/bash\n{body}\n")
         (desk / command).chmod(0o755)
-    facts = {"PATH": f"{desk}:{os.environ['PATH']}", "DESK": str(folder), "SLURM_JOB_ID": "4711", "TASKS": "2"}
-    facts |= {"OMP_NUM_THREADS": "1", "MASTER_PORT": str(random.randrange(20000, 60000))}
+    facts |= {"PATH": f"{desk}:{os.environ['PATH']}", "DESK": str(folder), "SLURM_JOB_ID": "4711", "TASKS": "2"}
+    facts |= {"MASTER_PORT": str(random.randrange(20000, 60000))}
     script, given = folder / "runs" / "slurm" / f"{name}.sbatch", [word for word in words if word != "--auto_resume"]
     if not script.is_file():
-        line = [sys.executable, "-m", "vitlab", "submit", *given, "--slurm", SITE, "--nodes=1", "--gpus=2"]
-        subprocess.run(line, cwd=folder, env=os.environ | facts, check=True, capture_output=True)
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(
-            ["bash", script], cwd=folder, env=os.environ | facts, start_new_session=True, stdout=log, stderr=log
-        )
+        line = [facts["VITLAB_PYTHON"], "-m", "vitlab", "submit", *given, "--slurm", SITE, "--nodes=1", "--gpus=2"]
+        subprocess.run(line, cwd=folder, env=facts | {"VITLAB_LAUNCH": "none"}, check=True, capture_output=True)
+    return ["bash", script], facts
 
 
-def chain(scenario, folder, name, draw, seconds, kills):
+def chain(scenario, folder, name, draw, seconds, kills, python):
     """Kill one run at random moments from its first millisecond on; let it finish.
 
     ``seconds`` is how long an undisturbed one takes. Returns the kills that hit, dead ends with what was said, moments
@@ -124,18 +133,17 @@ def chain(scenario, folder, name, draw, seconds, kills):
     one_launch = "torchrun" in scenario  # which starts its processes again by itself
     process = None
     for _ in range(kills):
-        process = process if one_launch and process else Started(scenario, words, folder)
+        process = process if one_launch and process else Started(scenario, words, folder, python)
         time.sleep(draw.uniform(0, 0.8 * seconds))
         if not process.running():
             break
-        process.kill(draw)
-        hit += 1
+        hit += process.kill(draw)
         if not one_launch:
             code = process.end(90)
             unusable += not usable(run) if run.is_dir() else 0
             if code is None:
                 return hit, [f"hung after a kill: {process.output()[-600:]}"], unusable, run
-    last = process if one_launch and process else Started(scenario, words, folder)
+    last = process if one_launch and process else Started(scenario, words, folder, python)
     code = last.end()
     return hit, [] if code == 0 else [f"exit {code}: {last.output()[-600:]}"], unusable, run
 
@@ -145,7 +153,7 @@ def collect(kept, minutes, names=(), seed=None):
     draw = random.Random(seed)
     figures = json.loads(kept.read_text()) if kept.is_file() else {}
     until_then = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory(prefix="kills") as place:
+    with tempfile.TemporaryDirectory(prefix="kills") as place, Python() as python:
         twins = {}
         while time.monotonic() < until_then:
             fewest = sorted(names or SCENARIOS, key=lambda name: figures.get(name, {}).get("runs", 0))
@@ -153,14 +161,13 @@ def collect(kept, minutes, names=(), seed=None):
             folder.mkdir(exist_ok=True)
             known = figures.setdefault(scenario, {"kills": 0, "runs": 0, "unusable": 0, "dead": [], "diverged": []})
             if scenario not in twins:
-                Process(["--version"], folder).wait()  # what all import is imported once
                 started = time.monotonic()
-                _, dead, _, run = chain(scenario, folder, "twin", draw, 0, 0)
+                _, dead, _, run = chain(scenario, folder, "twin", draw, 0, 0, python)
                 assert not dead, dead
                 twins[scenario] = run, time.monotonic() - started
             twin, seconds = twins[scenario]
             name = f"run{known['runs']}-{draw.randrange(10**6)}"
-            hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, SCENARIOS[scenario][1])
+            hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, SCENARIOS[scenario][1], python)
             extra = [path.name for path in run.parent.iterdir() if path.name not in seen(folder, run.name)]
             known["kills"] += hit
             known["runs"] += 1
