@@ -28,6 +28,7 @@ from vitlab.models.load import load_network, load_weights, of_network
 from vitlab.models.sizes import SIZES
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.shards import read_checkpoint
 from vitlab.tasks import Classifier
 
 Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
@@ -157,7 +158,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
 def _whole_task(task: Any, checkpoint: Path) -> Any:
     """Load what a task needs beside its network to fill in pictures; other tasks have but the network's weights."""
     if hasattr(task, "fill") and checkpoint.suffix != ".safetensors":
-        content = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+        content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
         task.load_state_dict({k: v for k, v in content.items() if not k.startswith("net.")}, strict=False)
     return task
 
