@@ -150,7 +150,7 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     assert main(["look", "live"]) == 2
     assert "runs/live/look.html exists; --overwrite writes it anew" in capsys.readouterr().err
     assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0
-    assert "Architecture of live" in Path("runs/live/look.html").read_text()
+    assert '<svg class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0
     assert "3 x 64 x 64" in Path("drawing.svg").read_text()
 
@@ -180,7 +180,11 @@ for (const width of [390, 1200]) {
     stage.dispatchEvent(new page.KeyboardEvent("keydown", {key: "Escape"}));
     const select = doc.getElementById("map"), back = shot();
     select.value = "gradient x attention"; select.onchange();
-    said.push([width, first !== pointed, pointed !== moved, back === first, shot() !== back,
+    const graded = stage.toDataURL(), other = shot() !== back;
+    doc.querySelector(".heads canvas").click();
+    const said_head = doc.getElementById("head").value + select.value;
+    const tile = said_head === "0attention" && stage.toDataURL() !== graded;
+    said.push([width, first !== pointed, pointed !== moved, back === first, other, tile,
       doc.documentElement.scrollWidth <= width, doc.querySelectorAll("img[src=x]").length].join(" "));
     document.body.dataset.said = said.sort().join(";");
   };
@@ -198,9 +202,9 @@ for (const width of [390, 1200]) {
     ]
     words = [str(CHROMIUM), *flags, (tmp_path / "wrapper.html").as_uri()]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert 'data-said="1200 true true true true true 0;390 true true true true true 0"' in done.stdout, done.stdout[
-        -300:
-    ]
+    assert 'data-said="1200 true true true true true true 0;390 true true true true true true 0"' in done.stdout, (
+        done.stdout[-300:]
+    )
     assert "Uncaught" not in done.stderr
 
 

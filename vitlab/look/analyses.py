@@ -2,6 +2,7 @@
 
 import base64
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,16 @@ img {{ max-width: 100%; height: auto }}
 """
 
 
+def as_html(text: str) -> str:
+    """Return text for a page, what stands in backticks as code.
+
+    Example:
+        >>> as_html("p < `q`")
+        'p &lt; <code>q</code>'
+    """
+    return re.sub("`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
 def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, bytes]]) -> Path:
     """Write ``analysis.html``: for each analysis how to read it, its figure, its note and the name of its table.
 
@@ -33,13 +44,13 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
     parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]
     for name, note, png in sections:
         _, how, lacks = ANALYSES[name]
-        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{html.escape(how)}</p>\n')
-        parts.append(f"<p><b>Not shown:</b> {html.escape(lacks)}</p>\n")
+        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{as_html(how)}</p>\n')
+        parts.append(f"<p><b>Not shown:</b> {as_html(lacks)}</p>\n")
         if png:
             source = base64.b64encode(png).decode()
             parts.append(f'<p><img alt="figure of {name}" src="data:image/png;base64,{source}"></p>\n')
             note = f"{note}. Numbers: {name}.csv"
-        parts.append(f'<p class="note">{html.escape(note)}</p>\n')
+        parts.append(f'<p class="note">{as_html(note)}</p>\n')
     path = folder / "analysis.html"
     with whole(path) as beside:
         beside.write_text("".join(parts) + "</html>\n", encoding="utf-8")

@@ -38,7 +38,8 @@ def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str
     def place(point: tuple[float, float]) -> tuple[float, float]:
         return 52 + (point[0] - x0) / (x1 - x0) * 300, 190 - (point[1] - y0) / (y1 - y0) * 155
 
-    parts = [f'<svg class="chart" viewBox="0 0 370 232" role="img" aria-label="{escape(title)}">']
+    height = 214 + 12 * -(-len(lines) // 2)
+    parts = [f'<svg class="chart" viewBox="0 0 370 {height}" role="img" aria-label="{escape(title)}">']
     parts.append(f'<text x="52" y="18" class="t">{escape(title)}</text><path d="M52 30V190H358" class="axis"/>')
     for i in range(4):
         value = y0 + (y1 - y0) * i / 3
@@ -56,7 +57,7 @@ def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str
             parts.append(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5" fill="{color}"><title>{said}</title></circle>')
         if len(lines) > 1:
             where = f'x="{52 + 155 * (i % 2)}" y="{220 + 12 * (i // 2)}"'
-            parts.append(f'<text {where} style="fill:{color}">{escape(name[:24])}</text>')
+            parts.append(f'<text {where} class="k" style="fill:{color}">{escape(name[:24])}</text>')
     return "".join(parts) + "</svg>"
 
 

@@ -37,7 +37,10 @@ def steps_of(net: VisionTransformer) -> list[Box]:
     """
     (H, W), (h, w), D, P = net.img_size, net.grid_size, net.embed_dim, net.num_prefix_tokens
     N, attn = h * w, net.blocks[0].get_submodule("attn")
-    steps = [Box("image", f"{net.in_chans} channels", "e", f"{net.in_chans} x {H} x {W}"), *_tokens(net)]
+    steps = [
+        Box("image", f"{net.in_chans} channel{'s' * (net.in_chans > 1)}", "e", f"{net.in_chans} x {H} x {W}"),
+        *_tokens(net),
+    ]
     join = str(getattr(net.pos_embed, "join", None) or "none").replace("_", " ")
     where = {"stem": "added to the tokens", "none": "told in the blocks, or not at all"}.get(join, f"in {join}")
     steps.append(Box("positions", f"{type(net.pos_embed).__name__}, {where}", "c", f"{N} x {D}"))

@@ -24,11 +24,22 @@ def config_of(run: RunDir) -> dict[str, str]:
     """Return the configuration of a run as dotted keys and values.
 
     Example:
-        >>> config_of(RunDir("runs/first"))["data.class_path"]
+        >>> config_of(RunDir("runs/first"))["data"]
         'vitlab.data.known.digits.Digits'
     """
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
-    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in flatten(content).items()}
+    return dotted(content)
+
+
+def dotted(content: dict[str, Any]) -> dict[str, str]:
+    """Return settings as the command line names them, with their values as text.
+
+    Example:
+        >>> dotted({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
+        {'model': 'Classifier', 'model.depth': '3'}
+    """
+    named = {name.replace(".init_args", "").removesuffix(".class_path"): v for name, v in flatten(content).items()}
+    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in named.items()}
 
 
 def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:

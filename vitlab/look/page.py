@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 from jinja2 import Environment, FileSystemLoader
+from markupsafe import Markup
 
 from vitlab import __version__
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
+from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
-from vitlab.look.facts import config_of, curves_of, differences, environment, outcome_of, paired
+from vitlab.look.facts import config_of, curves_of, differences, dotted, environment, outcome_of, paired
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 
@@ -53,23 +56,24 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": curves_of(runs),
         "viewer": shown,
-        "drawings": [{"name": s.name, "svg": architecture(s.net, s.name)} for s in subjects],
+        "drawings": [architecture(subject.net, subject.name) for subject in subjects],
         "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
     }
     names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
     sections = [(f"run{i}", one["name"]) for i, one in enumerate(told)]
     sections += [(key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer") if content[key]]
-    sections += [("drawing0", "architecture")] if subjects else []
+    sections += [("drawings", "architecture")] if subjects else []
     sections += [("analyses", "analyses")] if content["analyses"] else []
-    page = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True).get_template("page.html")
+    templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
+    templates.filters["code"] = lambda text: Markup(as_html(text))
+    page = templates.get_template("page.html")
     script = (HOME / "viewer.js").read_text()
     return page.render(**content, title=title, sections=sections, script=script, version=__version__, reload=reload)
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
     outcome, changed = outcome_of(run, found), run.path / "overrides.yaml"
-    lines = changed.read_text().splitlines() if changed.is_file() else []
-    recipe = [tuple(line.split(": ", 1)) for line in lines if ": " in line and not line.startswith("#")]
+    recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts = {"name": name, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 

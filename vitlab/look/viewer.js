@@ -3,7 +3,7 @@ const nets = JSON.parse(document.getElementById("data").textContent);
 const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 const el = (name, parent, props = {}) => parent.appendChild(Object.assign(document.createElement(name), props));
 const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
-const state = { picture: 0, map: "attention", layer: 0, at: null };
+const state = { picture: 0, map: "attention", layer: 0, head: -1, at: null };
 const cache = new Map();
 
 function read(net, i, name) {
@@ -18,12 +18,12 @@ function colour(value) {
   const x = (value / 255) * (VIRIDIS.length - 1), i = Math.min(Math.floor(x), VIRIDIS.length - 2), t = x - i;
   return VIRIDIS[i].map((low, k) => low + (VIRIDIS[i + 1][k] - low) * t);
 }
-function paint(canvas, values, [h, w], rgb = false) {
+function paint(canvas, values, [h, w], rgb = false, over = false) { // over a picture low values let it through
   canvas.width = w; canvas.height = h;
   const data = new ImageData(w, h);
   for (let n = 0; n < h * w; n++) {
     const c = rgb ? [values[3 * n], values[3 * n + 1], values[3 * n + 2]] : colour(values[n]);
-    data.data.set([...c, 255], 4 * n);
+    data.data.set([...c, rgb || !over ? 255 : 70 + 0.6 * values[n]], 4 * n);
   }
   canvas.getContext("2d").putImageData(data, 0, 0);
 }
@@ -38,8 +38,10 @@ function attention(net, layer, head) {
   const size = key[0] * key[1], start = ((layer * heads + head) * query[0] * query[1] + y * query[1] + x) * size;
   return [read(net, state.picture, "cells").subarray(start, start + size), key];
 }
-function meanOfHeads(net, layer) {
-  const { heads } = nets[net].shape, [first, size] = attention(net, layer, 0), sum = new Float32Array(first.length);
+function shown(net, layer) {
+  const { heads } = nets[net].shape;
+  if (state.head >= 0) return attention(net, layer, Math.min(state.head, heads - 1));
+  const [first, size] = attention(net, layer, 0), sum = new Float32Array(first.length);
   for (let head = 0; head < heads; head++) attention(net, layer, head)[0].forEach((v, i) => { sum[i] += v / heads; });
   return [sum, size];
 }
@@ -48,14 +50,14 @@ function draw() {
     const { depth, heads, grid } = net.shape, layer = Math.min(state.layer, depth - 1), stage = net.stage;
     const small = document.createElement("canvas"), image = net.images[state.picture];
     const layered = state.map === "attention";
-    if (layered) paint(small, ...meanOfHeads(n, layer));
+    if (layered) paint(small, ...shown(n, layer), false, true);
     else if (state.map in (net.pictures[state.picture].colours ?? {})) paint(small, read(n, state.picture, state.map), grid, true);
-    else if (state.map in net.pictures[state.picture].maps) paint(small, read(n, state.picture, state.map), grid);
+    else if (state.map in net.pictures[state.picture].maps) paint(small, read(n, state.picture, state.map), grid, false, true);
     const context = stage.getContext("2d");
     stage.width = stage.height = 416;
     context.imageSmoothingEnabled = false;
     if (image.complete) context.drawImage(image, 0, 0, 416, 416);
-    context.globalAlpha = isNaN(state.map) ? 0.6 : 0.9;
+    context.globalAlpha = isNaN(state.map) ? 1 : 0.9;
     if (small.width) context.drawImage(small, 0, 0, 416, 416);
     context.globalAlpha = 1;
     if (state.at) {
@@ -68,7 +70,10 @@ function draw() {
     net.said.textContent = net.pictures[state.picture].said;
   });
   const what = state.at ? "seen from the marked patch" : nets[0].pictures[0].token ? "seen from the class token" : "seen from the middle";
-  document.getElementById("said").textContent = state.map === "attention" ? "layer " + state.layer + ", mean of heads, " + what : "";
+  document.getElementById("said").textContent = state.map === "attention" ? "layer " + state.layer + ", " + what : "";
+  document.getElementById("map").value = state.map;
+  document.getElementById("layer").value = state.layer;
+  document.getElementById("head").value = state.head;
   document.querySelectorAll("#thumbs button").forEach((b, i) => b.setAttribute("aria-pressed", String(i === state.picture)));
 }
 function build() {
@@ -84,12 +89,16 @@ function build() {
   const layer = document.getElementById("layer");
   layer.max = Math.max(...nets.map((net) => net.shape.depth)) - 1;
   layer.value = state.layer = Number(layer.max);
+  const head = document.getElementById("head"), most = Math.max(...nets.map((net) => net.shape.heads));
+  for (let i = -1; i < most; i++) el("option", head, { value: i, textContent: i < 0 ? "mean of heads" : i });
+  head.onchange = () => { state.head = Number(head.value); draw(); };
   layer.oninput = () => { state.layer = Number(layer.value); draw(); };
   nets.forEach((net, n) => {
     const card = el("div", stages, { className: "card" });
     el("b", card, { textContent: net.shape.name });
     net.said = el("div", card, { className: "note" });
-    net.stage = el("canvas", card, { className: "stage", tabIndex: 0 });
+    const view = el("div", card, { className: "view" }), left = el("div", view), right = el("div", view);
+    net.stage = el("canvas", left, { className: "stage", tabIndex: 0 });
     net.stage.setAttribute("aria-label", "picture with map; arrow keys move the patch");
     net.images = net.pictures.map((one) => Object.assign(new Image(), { src: one.src, onload: draw }));
     const point = (event) => {
@@ -111,13 +120,16 @@ function build() {
     const { depth, heads, query, key, grid } = net.shape;
     if (key[0] < grid[0] || query[0] < grid[0]) {
       const text = "from a patch: cells of " + query.join(" x ") + ", maps of " + key.join(" x ") + ", for the page to stay small";
-      el("div", card, { className: "note", textContent: text });
+      el("div", left, { className: "note", textContent: text });
     }
-    el("div", card, { className: "note", textContent: "every layer (rows, first above) and head (columns)" });
-    const all = el("div", card, { className: "heads" });
-    all.style.gridTemplateColumns = "repeat(" + heads + ", minmax(14px, 48px))";
+    el("div", right, { className: "note", textContent: "every layer (rows, first above) and head (columns)" });
+    const all = el("div", right, { className: "heads" });
+    all.style.gridTemplateColumns = "repeat(" + heads + ", minmax(14px, " + Math.max(24, Math.min(96, 400 / Math.max(depth, heads))) + "px))";
     net.tiles = Array.from({ length: depth * heads }, (_, i) =>
-      el("canvas", all, { title: "layer " + Math.floor(i / heads) + ", head " + (i % heads) }));
+      el("canvas", all, {
+        title: "layer " + Math.floor(i / heads) + ", head " + (i % heads),
+        onclick: () => { Object.assign(state, { map: "attention", layer: Math.floor(i / heads), head: i % heads }); draw(); },
+      }));
   });
   draw();
 }
