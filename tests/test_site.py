@@ -72,3 +72,19 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     page = (tmp_path / "site/api/run.html").read_text()
     assert "vitlab.api.fit" in page and "&gt;&gt;&gt;" in page
     assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
+
+
+@pytest.mark.slow
+def test_the_maps_of_a_network_of_timm_are_drawn_by_the_command_of_the_page(tmp_path):
+    import timm
+    import torch
+    from PIL import Image
+
+    spec = importlib.util.spec_from_file_location("render", DOCS / "render.py")
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    torch.manual_seed(0)
+    render.maps("test_vit", timm.create_model("test_vit").state_dict(), "random", img_size=64, place=tmp_path)
+    for kind in ("pca", "attention"):
+        with Image.open(tmp_path / f"random_{kind}.jpg") as figure:
+            assert figure.height > 200 and sum(map(bool, figure.convert("L").histogram())) > 50

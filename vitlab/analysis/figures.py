@@ -46,7 +46,9 @@ def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "")
     """Lay an ``(h, w)`` map over the ``(H, W, C)`` image it belongs to, in grey; below it stands the map's range."""
     (H, W), grey = pixels.shape[:2], pixels.mean(axis=-1)
     axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
-    axes.imshow(values, cmap="viridis", alpha=0.6, extent=(-0.5, W - 0.5, H - 0.5, -0.5), interpolation="nearest")
+    scaled = (values - values.min()) / max(float(np.ptp(values)), 1e-12)
+    extent = (-0.5, W - 0.5, H - 0.5, -0.5)  # low values let the picture through
+    axes.imshow(values, cmap="viridis", alpha=0.3 + 0.6 * scaled, extent=extent, interpolation="nearest")
     bare(axes, title)
     axes.set_xlabel(f"{values.min():.2g} to {values.max():.2g}", fontsize=6, labelpad=1)
 
