@@ -1,5 +1,8 @@
 """Networks without a run: files of ours, official ones by name, timm's."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,8 +12,9 @@ from safetensors.torch import save_file
 from small_nets import SMALL, small_net
 
 from vitlab.cli.main import main
+from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.subject import View, named_subject
+from vitlab.jobs.subject import NoTransformer, View, check_net, named_subject
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
 
@@ -31,12 +35,13 @@ def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch
     net = small_net(in_chans=3)
     save_file(net.state_dict(), tmp_path / "mine.safetensors", {"hyper_parameters": json.dumps(arguments)})
     monkeypatch.chdir(tmp_path)
-    names = "attention,distance,displacement,pca,scramble,fewshot"
+    names = "attention,distance,displacement,pca,scramble,fewshot,confusion"
     assert main(["analyze", names, "mine.safetensors", "--images", str(photos), "--quick"]) == 0
     said = capsys.readouterr().out
     assert "does not say how they are normalised: as those of ImageNet" in said and f"left out {photos}/3.png" in said
     assert "scramble counts right classes, and the pictures of mine have none" in said
     assert "fewshot sorts images into classes" in said
+    assert "confusion        not done: the pictures of mine come without classes" in said
     table = pd.read_csv(tmp_path / "analysis" / "mine" / "attention.csv")
     assert table["image"].nunique() == 3
     subject = named_subject("mine.safetensors", View(images=str(photos)))
@@ -70,3 +75,70 @@ def test_a_network_of_timm_sees_pictures_as_timm_prepares_them(photos, tmp_path)
     assert (subject.shown()[0] - expected).abs().mean() < 0.02  # they round the size before the crop
     with torch.no_grad():
         torch.testing.assert_close(subject.net(expected[None]), theirs(expected[None]), atol=1e-4, rtol=1e-3)
+
+
+def last_attention_of(net, image):
+    """Return where the class token looks in the last block, (A, N), from its own queries and keys."""
+    heads, kept = net.blocks[-1].attn.num_heads, {}
+    with torch.no_grad():
+        hook = net.blocks[-1].attn.qkv.register_forward_hook(lambda module, inputs, output: kept.update(qkv=output))
+        net(image)
+        hook.remove()
+    q, k, _ = kept["qkv"].unflatten(2, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+    return (q @ k.transpose(2, 3) / q.shape[3] ** 0.5).softmax(dim=3)[0, :, 0, 1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of_timm", ["false", "true"])
+def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    monkeypatch.chdir(tmp_path)
+    from userpkg.vit import Wrapped
+
+    trust = "--trust_imports=userpkg"
+    words = [
+        "--model=userpkg.vit.Wrapped",
+        f"--model.of_timm={of_timm}",
+        "--data=userpkg.Bars",
+        "--trainer.max_epochs=1",
+    ]
+    assert main(["fit", *words, trust, "--trainer.accelerator=cpu", "--name=own", "--quiet"]) == 0
+    assert main(["analyze", "attention,pca,scramble", "own", trust, "--images", str(photos)]) == 0
+    assert "scramble counts right classes, and the pictures of own have none" in capsys.readouterr().out
+    found = pd.read_csv("runs/own/analysis/attention.csv").query("image == 0 and map == 'head 1'")["weight"]
+    task = Wrapped(of_timm == "true").eval()
+    task.load_state_dict(torch.load("runs/own/checkpoints/best.ckpt", weights_only=True)["state_dict"])
+    with Image.open(photos / "0.png") as picture:
+        image = Pipeline(None, (8, 8), "none", None, None, "bicubic").eval_image(
+            picture.convert("L"), ((0.485,), (0.229,))
+        )
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(found.to_numpy()).float(), last_attention_of(task.net, image[None])[1])
+    for name in ("a", "b"):
+        (tmp_path / "other" / name).mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (30, 20), (30 * i, 99, 50)).save(tmp_path / "other" / name / f"{i}.png")
+    other = [
+        "--data",
+        "ImageFolder",
+        "--root",
+        str(tmp_path / "other"),
+        "--data.num_workers=0",
+        "--quick",
+        "-o",
+        "other/out",
+    ]
+    assert main(["analyze", "knn,confusion", "own", trust, *other]) == 0
+    said = capsys.readouterr().out
+    assert "classes that the network was not trained on" in said and "no answer is right or wrong" in said
+    assert main(["look", "own", trust]) == 0  # its images are not ours to read: curves and the drawing
+    assert "own has no images that vitlab reads; choose some with --images" in capsys.readouterr().out
+    assert '<svg class="vl"' in Path("runs/own/look.html").read_text()
+
+
+def test_a_module_without_a_transformer_is_told_so(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    from userpkg.net import Net
+
+    with pytest.raises(NoTransformer, match=r"of vitlab and of timm can be looked into, and userpkg.net.Net is none"):
+        check_net(SimpleNamespace(model=Net()))

@@ -20,7 +20,7 @@ from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import outputs
+from vitlab.models.walk import as_transformer, outputs
 from vitlab.runs.directory import whole
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Subject:
     """A trained network with the images to look at it with.
 
     Args:
-        net: The network; is set to evaluation.
+        net: The network, of vitlab or of timm; is set to evaluation.
         data: The data set it was trained on, or a function from a PIL image to a normalised ``(C, H, W)``: then
             ``pictures`` are all the images there are, and nothing is said of right and wrong.
         arguments: The arguments it was built with.
@@ -44,7 +44,7 @@ class Subject:
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
         split: Whose images errors, confusion and calibration look at, all of them.
-        is_elsewhere: Whether the data is another set than that of the training.
+        is_elsewhere: Whether the data has other classes than that of the training.
         task: The LightningModule that trained the network; None where there is but the network.
 
     Example:
@@ -75,7 +75,7 @@ class Subject:
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.net.eval()
+        self.net = as_transformer(self.net, self.name).eval()
         if not isinstance(self.data, ImageData):
             self.data, self.classifies = OwnPictures(self.data, self.net.img_size, self.net.in_chans), False
         if self.pictures is not None:
@@ -126,8 +126,12 @@ class Subject:
         if self.pictures is None or split != "val":
             what = "pictures to look at (--images DIR)" if split == "val" else f"images of a {split} split"
             raise UsageError(f"{self.name} comes without data, and this needs {what}")
-        shown = self.pictures[:limit].to(self.device)
-        return ((part, torch.full((len(part),), -1)) for part in shown.split(32))
+        return ((part, torch.full((len(part),), -1)) for part in self.pictures[:limit].to(self.device).split(32))
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there are images to show maps of."""
+        return self.pictures is not None or not isinstance(self.data, OwnPictures)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return what ``make`` makes; it is called once, and kept for the other analyses."""
@@ -153,9 +157,7 @@ class Subject:
 
     def shown(self, count: int = 4) -> Tensor:
         """Return the ``(B, C, H, W)`` images to show maps of, at most ``count``."""
-        if self.pictures is not None:
-            return self.pictures[:count].to(self.device)
-        return next(self.batches(limit=count))[0]
+        return next(self.batches(limit=count))[0] if self.pictures is None else self.pictures[:count].to(self.device)
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalised ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at.
@@ -173,12 +175,26 @@ class Subject:
         mean, std = (torch.tensor(values, device=self.device)[:, None, None] for values in self.data.statistics())
         return -mean / std
 
+    @property
+    def class_names(self) -> list[str]:
+        """What the outputs are called."""
+        numbered = [f"class {k}" for k in range(self.net.num_classes)]
+        return numbered if self.is_elsewhere else self.data.class_names or numbered
+
+    def check_classes(self) -> None:
+        """Refuse to count right answers where there are none, or for classes that the network does not know."""
+        if isinstance(self.data, OwnPictures):
+            raise UsageError(f"the pictures of {self.name} come without classes: no answer is right or wrong")
+        if self.is_elsewhere:
+            raise UsageError(f"these images have other classes than those of {self.name}: no answer is right or wrong")
+
     def need_classes(self, name: str) -> None:
         """Refuse an analysis that counts right answers where there are none."""
         if isinstance(self.data, OwnPictures):
             raise UsageError(f"{name} counts right classes, and the pictures of {self.name} have none")
+        self.check_classes()
         if not self.classifies:
-            what = "labels" if self.data.targets["kind"] == "multilabel" else "numbers"
+            what = {"multilabel": "labels"}.get(self.data.targets["kind"], "numbers")
             raise UsageError(f"{name} counts right classes and {self.name} predicts {what}; use probe or cka instead")
 
     def need_labels(self, name: str) -> None:
@@ -218,8 +234,7 @@ class Finding:
     note: str = ""
 
     def _repr_png_(self) -> bytes:  # what a notebook shows
-        file = io.BytesIO()
-        self.figure.savefig(file, format="png", dpi=100, bbox_inches="tight")
+        self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
         return file.getvalue()
 
     def save(self, folder: Path, name: str) -> list[Path]:
@@ -230,6 +245,6 @@ class Finding:
                 if path.suffix == ".csv":
                     self.table.to_csv(beside, index=False, float_format="%.6g")
                 else:
-                    metadata = {"Date": None} if path.suffix == ".svg" else None
-                    self.figure.savefig(beside, dpi=150, bbox_inches="tight", metadata=metadata)
+                    date: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
+                    self.figure.savefig(beside, dpi=150, bbox_inches="tight", **date)
         return paths

@@ -20,9 +20,8 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab analyze`` and return its exit code."""
     options, rest = _parser().parse_known_args(argv)
     names = names_of(options.names)
-    for flag in ("data", "root"):
-        if value := getattr(options, flag):
-            rest.append(f"--data={value}" if flag == "data" else f"--data.root={value}")
+    given = {"--data": options.data, "--data.root": options.root}  # before what changes their values
+    rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
         from vitlab.jobs.analyze import analyze
         from vitlab.jobs.subject import View, is_elsewhere

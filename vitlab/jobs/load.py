@@ -9,10 +9,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab.config.images import find_images
 from vitlab.config.parts import import_parts
+from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.terminal import say
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
 from vitlab.runs.directory import find_run
@@ -82,3 +85,26 @@ def _exported(path: Path, beside: Path) -> Loaded:
             return pipeline.eval_image(image.convert(mode), statistics)
 
     return Loaded(net, transform)
+
+
+def pictures_in(place: str, most: int, data: Any) -> Tensor:
+    """Return at most so many pictures of a folder or file as ``data`` prepares them; name those that cannot be read."""
+    files, others = find_images([place])
+    found, unread = [], dict(others)
+    for file in files:
+        try:
+            found.append(decode(file, data.decoding))
+        except ImageError as error:
+            unread[file] = str(error)
+        if len(found) == most:
+            break
+    if not found:
+        reason = next(iter(unread.values()), "no file in it")
+        raise UsageError(f"`--images {place}`: no images found: {reason}")
+    for path, reason in unread.items():
+        say(f"images           left out {path}: {reason}")
+    resized = sum((image.height, image.width) != data.img_size for image in found)
+    if resized:
+        h, w = data.img_size
+        say(f"images           {resized} of {len(found)} cut and resized to {h} x {w} pixels, as in evaluation")
+    return torch.stack([data.eval_transform(image) for image in found])

@@ -47,17 +47,22 @@ def restore(
     with user_mistakes():
         if isinstance(cli.datamodule, ImageData):
             cli.datamodule.load_state_dict(facts)
-        try:
-            if has_grid(cli.model) or checkpoint.suffix == ".safetensors":
-                network(cli.model).load_state_dict(read_weights(checkpoint).state_dict)
-            else:  # what lies beside the network is the module's, too
-                check_readable(checkpoint)
-                content = read_checkpoint(checkpoint, map_location="cpu")
-                cli.model.load_state_dict(content["state_dict"])
-        except RuntimeError as error:
-            raise misfit(checkpoint, error) from error
+        load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli
+
+
+def load_checkpoint(task: Any, checkpoint: Path) -> None:
+    """Load the weights of a checkpoint into a module as it was built."""
+    try:
+        if has_grid(task) or checkpoint.suffix == ".safetensors":
+            network(task).load_state_dict(read_weights(checkpoint).state_dict)
+        else:  # what lies beside the network is the module's, too
+            check_readable(checkpoint)
+            content = read_checkpoint(checkpoint, map_location="cpu")
+            task.load_state_dict(content["state_dict"])
+    except RuntimeError as error:
+        raise misfit(checkpoint, error) from error
 
 
 def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:

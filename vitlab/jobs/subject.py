@@ -1,31 +1,32 @@
 """What an analysis looks at: a run, a file of weights, a published network, or one of timm's."""
 
-from collections.abc import Sequence
+import inspect
+import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from PIL import Image
 from torch import Tensor
 
+import vitlab.data
 from vitlab.analysis.subject import Subject
-from vitlab.config.images import find_images
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
-from vitlab.contract import network
+from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
-from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.load import load_trained
+from vitlab.jobs.load import load_trained, pictures_in
 from vitlab.jobs.rebuild import evaluation_args, one_device
-from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.restore import load_checkpoint, restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import create_model
 from vitlab.models.load import load_network, load_weights, of_network
 from vitlab.models.sizes import SIZES
+from vitlab.models.walk import as_transformer
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.shards import read_checkpoint
@@ -33,6 +34,10 @@ from vitlab.tasks import Classifier
 
 Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
+
+
+class NoTransformer(UsageError):
+    """A run whose network is no Vision Transformer."""
 
 
 @dataclass(frozen=True)
@@ -110,15 +115,18 @@ def named_subject(source: str, view: View) -> Subject:
             net = create_model(source, weights=file or weights, grid=grid, **changes)
             if source.startswith("timm:"):
                 statistics, crop_pct, interpolation = _timm_images(source.removeprefix("timm:"))
-        pipeline = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation)  # type: ignore[arg-type]
-
-        def prepare(image: Image.Image) -> Tensor:
-            return pipeline.eval_image(image, tuple(values[: net.in_chans] for values in statistics))  # type: ignore[arg-type]
-
         name = Path(source).stem if Path(source).is_file() else source.removeprefix("timm:")
-        subject = Subject(net, transform or prepare, name=name, **_fields(view))
-        subject.pictures = _pictures(view, subject.data) if view.images else None
+        subject = Subject(
+            net, transform or _prepare(net, statistics, crop_pct, interpolation), name=name, **_fields(view)
+        )
+        subject.pictures = pictures_in(view.images, view.shown, subject.data) if view.images else None
     return subject
+
+
+def _prepare(net: Any, statistics: Any, crop_pct: float | None, interpolation: Any) -> Callable[[Image.Image], Tensor]:
+    pipeline, known = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation), net.in_chans
+    mean, std = (values[:known] for values in statistics)
+    return lambda image: pipeline.eval_image(image, (mean, std))
 
 
 def _timm_images(name: str) -> tuple[Any, float, str]:
@@ -140,6 +148,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
     net: Any = network(cli.model)
     with user_mistakes():
+        net = as_transformer(net, f"the network of {run.path}")
         data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _own_images(cli.datamodule, net)
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
@@ -147,11 +156,11 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             arguments={**of_network(cli.model.hparams), "num_classes": _num_outputs(net)},
             name=run.path.name,
             classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
-            is_elsewhere="data" in dict(settings(list(rest))),
+            is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_whole_task(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
             **_fields(view),
         )
-        subject.pictures = _pictures(view, subject.data) if view.images else None
+        subject.pictures = pictures_in(view.images, view.shown, subject.data) if view.images else None
     return subject
 
 
@@ -168,37 +177,54 @@ def _own_images(data: Any, net: Any) -> Any:
     if callable(own := getattr(data, "eval_transform", None)):
         return own
     say("images           the data module has no `eval_transform`: pictures are normalised as those of ImageNet")
-    pipeline = Pipeline(None, net.img_size, "none", None, None, "bicubic")
-    return lambda image: pipeline.eval_image(image, IMAGENET)
+    return _prepare(net, IMAGENET, None, "bicubic")
 
 
 def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> VitlabCLI:
     """Build task and data of a run and load the weights; the data's files may be gone if there are other pictures."""
-
+    other = dict(settings(list(rest)))
+    rest = [*rest, *_as_trained(run, other)]
     try:
-        cli = VitlabCLI(evaluation_args(run, list(rest)), default_root_dir=str(run.path))
+        cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
     except UsageError:
         if not has_pictures:
             raise
         cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
-        _check_net(cli)
+        check_net(cli)
         _check_size(cli, run)
         return cli
-    _check_net(cli)
+    check_net(cli)
     _check_size(cli, run)
     if not isinstance(cli.datamodule, ImageData):
         return restore(run, checkpoint, rest, default_root_dir=str(run.path))
     with user_mistakes():
         cli.datamodule.prepare_data()
-        if "data" not in dict(settings(list(rest))):
+        if "data" not in other:
             cli.datamodule.load_state_dict(dict(run.data))
-        load_weights(cli.model.net, checkpoint, "usual")
+        if has_grid(cli.model):
+            load_weights(cli.model.net, checkpoint, "usual")
+        else:
+            load_checkpoint(cli.model, checkpoint)
     return cli
 
 
-def _check_net(cli: VitlabCLI) -> None:
-    if not has_grid(cli.model):
-        check_ours(cli, "vitlab analyze")  # which says what it is
+def _as_trained(run: RunDir, given: dict[str, Any]) -> list[str]:
+    """Return the arguments that give another data set of vitlab the size and channels of a run's images."""
+    cls = getattr(vitlab.data, given["data"], None) if isinstance(given.get("data"), str) else None
+    taken = inspect.signature(cls).parameters if cls else ()
+    known = {"img_size": run.model.get("img_size"), "in_chans": run.model.get("in_chans")}
+    sizes = {name: v for name, v in known.items() if v and name in taken and f"data.{name}" not in given}
+    return [f"--data.{name}={json.dumps(value)}" for name, value in sizes.items()]
+
+
+def check_net(cli: VitlabCLI) -> None:
+    """Refuse a module whose network is no Vision Transformer."""
+    net = network(cli.model)
+    if not has_grid(cli.model) and not type(net).__module__.startswith("timm."):
+        own = (
+            f"{path_of(cli.model)} is none" if net is cli.model else f"`net` of {path_of(cli.model)} is {path_of(net)}"
+        )
+        raise NoTransformer(f"only Vision Transformers of vitlab and of timm can be looked into, and {own}")
 
 
 def _num_outputs(net: Any) -> int:
@@ -207,32 +233,13 @@ def _num_outputs(net: Any) -> int:
 
 
 def _check_size(cli: VitlabCLI, run: RunDir) -> None:
-    trained, now = run.model.get("img_size"), list(cli.model.net.img_size)
-    if trained and trained != now:
+    net: Any = network(cli.model)
+    built = list(net.img_size if has_grid(cli.model) else getattr(getattr(net, "patch_embed", net), "img_size", ()))
+    trained = run.model.get("img_size") or built
+    now = list(cli.datamodule.img_size) if isinstance(cli.datamodule, ImageData) else built
+    if trained and now and trained != now:
         sizes = [" x ".join(map(str, size)) for size in (trained, now)]
         raise UsageError(
             f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: `vitlab analyze resolution` "
             "measures other sizes, and the other analyses look at the size of the training"
         )
-
-
-def _pictures(view: View, data: Any) -> Tensor:
-    files, others = find_images([str(view.images)])
-    found, unread = [], dict(others)
-    for file in files:
-        try:
-            found.append(decode(file, data.decoding))
-        except ImageError as error:
-            unread[file] = str(error)
-        if len(found) == view.shown:
-            break
-    if not found:
-        reason = next(iter(unread.values()), "no file in it")
-        raise UsageError(f"`--images {view.images}`: no images found: {reason}")
-    for path, reason in unread.items():
-        say(f"images           left out {path}: {reason}")
-    resized = sum((image.height, image.width) != data.img_size for image in found)
-    if resized:
-        h, w = data.img_size
-        say(f"images           {resized} of {len(found)} cut and resized to {h} x {w} pixels, as in evaluation")
-    return torch.stack([data.eval_transform(image) for image in found])

@@ -51,19 +51,30 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
 
 
 def _page(sources: list[str], view: "View", rest: list[str]) -> str:
-    from vitlab.jobs.subject import is_elsewhere, subject_at
+    from vitlab.jobs.subject import NoTransformer, is_elsewhere, subject_at
+    from vitlab.jobs.terminal import say
     from vitlab.look.page import render
 
     runs: dict[str, RunDir] = {}
     subjects: list[Subject] = []
     for source in sources:
-        subject = subject_at(source, view, rest)[0]
+        try:
+            subject = subject_at(source, view, rest)[0]
+        except NoTransformer as error:  # its run has curves all the same
+            run = find_run(source)[0]
+            runs[run.path.name if run.path.name not in runs else source] = run
+            say(f"architecture     left out, and pictures: {error}")
+            continue
+        if view.shown and not subject.has_pictures:
+            say(f"pictures         left out: {subject.name} has no images that vitlab reads; choose some with --images")
         if subject.name in (one.name for one in subjects):
             subject.name = source
         if not is_elsewhere(source):
             runs[subject.name] = find_run(source)[0]
         subjects.append(subject)
-    return render(", ".join(one.name for one in subjects), runs, subjects, view.shown)
+    return render(
+        ", ".join({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)}), runs, subjects, view.shown
+    )
 
 
 def _place(sources: list[str]) -> str:

@@ -39,7 +39,7 @@ def pictures_of(
     tokens = block_tokens(net, images)
     layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
     colours = {str(i): pca_colours(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
-    names = subject.data.class_names or []
+    names = subject.class_names
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
         with torch.no_grad(), caught_maps(net) as caught:

@@ -65,21 +65,19 @@ def create_model(
             f"a network is called {', '.join(SIZES)} or timm:NAME, got {name!r}{did_you_mean(name, SIZES)}"
         )
     if name is not None and name.startswith("timm:"):
-        theirs = timm_model(name, pretrained=weights is None)
-        file = timm_file(theirs, name)
-        _check_same(theirs, file, {})
-        base, told = file.arguments, file.arguments  # by its name, which tells how the network was built
+        file = timm_file(theirs := timm_model(name, pretrained=weights is None), name)
+        same_network(theirs, file, {})
+        base = file.arguments  # by its name, which tells how the network was built
         if weights is not None:
             file = read_weights(weights)
-            file.arguments = file.arguments or told
+            file.arguments = file.arguments or base
     elif weights is None:
         return VisionTransformer(**{**SIZES.get(name or "", {}), **arguments})
     else:
         base = SIZES.get(name or "", {})
         if isinstance(weights, str) and weights.startswith("timm:"):
-            theirs = timm_model(weights, pretrained=True)
-            file = timm_file(theirs, weights)
-            _check_same(theirs, file, {**base, **arguments})
+            file = timm_file(theirs := timm_model(weights, pretrained=True), weights)
+            same_network(theirs, file, {**base, **arguments})
         else:
             file = read_weights(weights)
     net = VisionTransformer(**{**base, "num_classes": outputs_of(file.state_dict), **arguments})
@@ -97,10 +95,9 @@ def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], r
         Traceback (most recent call last):
         ValueError: timm has no weights to give for timm:no_such
     """
-    theirs = timm_model(name, pretrained=True)
-    file = timm_file(theirs, name)
+    file = timm_file(theirs := timm_model(name, pretrained=True), name)
     sentences = load_weights(net, file, resize, grid=grid)
-    _check_same(theirs, file, arguments)
+    same_network(theirs, file, arguments)
     return sentences
 
 
@@ -210,8 +207,13 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     return norms[norm], acts[act]
 
 
-def _check_same(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> None:
-    """Refuse ours, built as theirs but for what ``arguments`` say of its blocks, unless both answer an image alike."""
+def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> VisionTransformer:
+    """Return ours, built as theirs but for what ``arguments`` say of its blocks, if both answer an image alike.
+
+    Example:
+        >>> same_network(one := timm_model("timm:test_vit", False), timm_file(one, "timm:test_vit"), {}).grid_size
+        (10, 10)
+    """
     defaults = inspect.signature(VisionTransformer).parameters
     of_blocks = {k: arguments.get(k, defaults[k].default) for k in _UNSEEN} if arguments else {}
     ours = VisionTransformer(**{**file.arguments, **of_blocks}).eval()
@@ -224,3 +226,4 @@ def _check_same(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, An
         others = ", ".join(f"{k}={built[k]} and not {v}" for k, v in of_blocks.items() if built[k] != v)
         reason = f"build yours with {others}" if others else "it is not rebuilt"
         raise ValueError(f"{file.path} of timm computes something else than this network with its weights: {reason}")
+    return ours

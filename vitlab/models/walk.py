@@ -9,7 +9,27 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from vitlab.models.create import same_network, timm_file
 from vitlab.models.vit import VisionTransformer
+
+
+def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
+    """Return a network of vitlab as it is, and one of timm as the network of vitlab that computes the same.
+
+    Raises:
+        ValueError: For a network that is neither, or that has no counterpart.
+
+    Example:
+        >>> from vitlab.models.create import timm_model
+        >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
+        (10, 10)
+    """
+    if hasattr(theirs, "grid_size"):
+        return theirs  # type: ignore[return-value]
+    if not type(theirs).__module__.startswith("timm."):
+        kind = type(theirs).__name__
+        raise ValueError(f"only Vision Transformers of vitlab and of timm can be looked into, and {name} is a {kind}")
+    return same_network(theirs, timm_file(theirs, name), {}).train(theirs.training)
 
 
 def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:

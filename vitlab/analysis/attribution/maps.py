@@ -166,6 +166,6 @@ def analyze_attribution(subject: Subject) -> Finding:
     images = subject.shown()
     classes = predicted(subject, images, "attribution")
     named = {name: method(subject.net, images, classes) for name, method in METHODS.items()}
-    names = subject.data.class_names or [f"class {k}" for k in range(subject.net.num_classes)]
+    names = subject.class_names
     titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
     return maps_of_images(subject, images, named, "maps of the predicted class", titles)

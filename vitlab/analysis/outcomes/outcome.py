@@ -55,6 +55,7 @@ def outcome_of(subject: Subject) -> Outcome:
 
 
 def _outcome_of(subject: Subject) -> Outcome:
+    subject.check_classes()
     kind, data, parts = subject.data.targets["kind"], subject.data, []
     for images, targets in subject.batches(subject.split, limit=2**62):
         with torch.no_grad():

@@ -18,7 +18,7 @@ from vitlab.callbacks.record import now_utc
 from vitlab.classes import told
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
-from vitlab.contract import deals_samples, fingerprint, path_of
+from vitlab.contract import deals_samples, fingerprint, path_of, recipe
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, numbers
 from vitlab.jobs.terminal import complain, log_to
@@ -54,14 +54,15 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     net: Any = task.net
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
-    tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {task.hparams['embed_dim']}"
+    tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {net.embed_dim}"
     heads = net.blocks[0].attn.num_heads
     q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
     free = net.pos_embed.bias(0) is None and net.pos_embed.relate(q, 0) is None
     note = "" if free else "; its bias on attention rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
         note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
-    return f"{tokens}, {len(net.blocks)} blocks, position embedding {told(task.hparams['pos_embed'])}: {size}{note}"
+    positions = told(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
+    return f"{tokens}, {len(net.blocks)} blocks, position embedding {positions}: {size}{note}"
 
 
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
@@ -157,8 +158,8 @@ def describe(job: Job) -> None:
     """Write what the data and the devices are known to be, once they are there."""
     run = job.run
     if isinstance(task := job.task, Task):
-        recipe = task.hparams
-        groups = describe_groups(task.net, task.optimizer_groups(), recipe["lr"], recipe["layer_decay"], task)
+        lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
+        groups = describe_groups(task.net, task.optimizer_groups(), lr, layer_decay, task)
         run.write("param_groups.json", groups)
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))

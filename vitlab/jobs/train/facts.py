@@ -52,8 +52,13 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         "parameters_total": sum(p.numel() for p in net.parameters()),
     }
     if not has_grid(task):
-        images = {name: image_fact(net, name) or image_fact(data, name) for name in ("img_size", "in_chans")}
-        return facts | _operations(_macs_of_forward(net, **images)) if all(images.values()) else facts
+        first: Any = getattr(net, "patch_embed", None)  # of timm
+        timms = {
+            "img_size": image_fact(first, "img_size"),
+            "in_chans": image_fact(getattr(first, "proj", 0), "in_channels"),
+        }
+        images = {name: image_fact(net, name) or image_fact(data, name) or timms[name] for name in timms}
+        return facts | images | _operations(_macs_of_forward(net, **images)) if all(images.values()) else facts
     return {
         **facts,
         **_operations(count_macs(net)),
