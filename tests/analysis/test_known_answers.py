@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from small_nets import SMALL, brightness_net, left_looking_net, small_net
 
-from vitlab.analysis.attention import analyze_distance, analyze_entropy
+from vitlab.analysis.attention import analyze_attention, analyze_distance, analyze_entropy, analyze_rollout
 from vitlab.analysis.cka import analyze_cka
 from vitlab.analysis.features import analyze_fewshot, analyze_knn
 from vitlab.analysis.positions import analyze_displacement, spread_above
@@ -16,6 +16,7 @@ from vitlab.analysis.resolution import analyze_resolution
 from vitlab.analysis.scramble import analyze_scramble
 from vitlab.analysis.shift import analyze_shift
 from vitlab.analysis.subject import Subject
+from vitlab.analysis.views.heads import analyze_heads
 from vitlab.cli.pack import main as pack
 from vitlab.data.packed import Packed
 from vitlab.errors import UsageError
@@ -44,6 +45,15 @@ def test_a_head_that_looks_left_is_seen_to(digits):
     border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbour
     assert 1 < row["distance"] < 1 + border[0] / 4 + 0.3 and row["above_null_low"] <= 0 <= row["above_null_high"]
     assert analyze_entropy(subject).table.iloc[0]["entropy"] == pytest.approx(np.log(16) / 4, abs=1e-3)
+
+
+def test_pictures_of_a_head_that_looks_left_show_the_left_neighbour_of_the_query(digits):
+    subject = Subject(left_looking_net(), digits, query=(1, 2), num_images=4)
+    for finding in (analyze_attention(subject), analyze_heads(subject)):
+        weights = finding.table.groupby(["row", "column"])["weight"].min()  # of all images and maps
+        assert weights.idxmax() == (1, 1) and weights[1, 1] > 0.99
+    table = analyze_rollout(subject).table.groupby(["row", "column"])["weight"].mean()
+    assert table[1, 1] == pytest.approx(0.5, abs=1e-3) and table[1, 2] == pytest.approx(0.5, abs=1e-3)
 
 
 def test_a_head_that_goes_by_content_alone_is_told_by_its_null(digits):
