@@ -10,10 +10,11 @@ from small_nets import SMALL, brightness_net, left_looking_net, small_net
 from vitlab.analysis.attention import analyze_attention, analyze_distance, analyze_entropy, analyze_rollout
 from vitlab.analysis.cka import analyze_cka
 from vitlab.analysis.features import analyze_fewshot, analyze_knn
+from vitlab.analysis.outcomes.confusion import analyze_confusion
 from vitlab.analysis.positions import analyze_displacement, spread_above
 from vitlab.analysis.probes import analyze_probe
 from vitlab.analysis.resolution import analyze_resolution
-from vitlab.analysis.scramble import analyze_scramble
+from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image
 from vitlab.analysis.shift import analyze_shift
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.heads import analyze_heads
@@ -82,6 +83,10 @@ def test_constant_features_classify_at_chance_and_show_no_place(digits):
     for table in (analyze_fewshot(subject).table, analyze_knn(subject).table):
         assert (table["acc1_low"] < 0.2).all() and (table["acc1"] < 0.25).all()
         assert table["classes"].str.contains("nothing of few labels").all()
+    assert analyze_confusion(subject).table["recall"].sum() == 1  # all of one class, none of the others
+    assert (analyze_scramble_image(subject).table["flipped"] == 0).all()
+    assert (analyze_shift(subject).table["agreement"] == 1).all()
+    assert analyze_cka(subject).table["cka"].isna().all()  # what does not vary is alike to nothing, and to everything
 
 
 def test_a_base_line_with_another_tokenizer_is_refused(digits):
