@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[2]
 KILLS = ROOT / "benchmarks" / "faults-kills.json"  # which `make faults` adds to
 
 
-def table(folder, kills=KILLS):
-    """Return the collected figures as a markdown table."""
+def table(folder, kills=None):
+    """Return the collected figures as a markdown table, with the kills of `make faults-quick` or all so far."""
+    kills = kills or (quick if (quick := Path(folder) / "users").is_file() else KILLS)
     rows = [json.loads(path.read_text()) for path in sorted(Path(folder).glob("*.json"))]
     for scenario, found in (json.loads(kills.read_text()) if kills.is_file() else {}).items():
         left = f"{len(found['dead'])} dead ends, {found['unusable']} unusable, {len(found['diverged'])} diverged"

@@ -86,7 +86,7 @@ class Started:
         if "SLURM" in self.scenario:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
-        return bool(ranks)
+        return bool(ranks) or "SLURM" in self.scenario
 
     def end(self, seconds=300):
         """Return the exit code, once all processes are gone; None if one hangs."""
@@ -148,14 +148,17 @@ def chain(scenario, folder, name, draw, seconds, kills, python):
     return hit, [] if code == 0 else [f"exit {code}: {last.output()[-600:]}"], unusable, run
 
 
-def collect(kept, minutes, names=(), seed=None):
-    """Kill runs of the scenarios in turn for some minutes; add the figures to those in the file ``kept``."""
+def collect(kept, minutes, names=(), seed=None, once=False):
+    """Kill runs of the scenarios in turn for some minutes; add the figures to those in the file ``kept``.
+
+    With ``once`` one run of each, which is killed twice.
+    """
     draw = random.Random(seed)
     figures = json.loads(kept.read_text()) if kept.is_file() else {}
     until_then = time.monotonic() + 60 * minutes
     with tempfile.TemporaryDirectory(prefix="kills") as place, Python() as python:
         twins = {}
-        while time.monotonic() < until_then:
+        while time.monotonic() < until_then and not (once and len(twins) == len(names)):
             fewest = sorted(names or SCENARIOS, key=lambda name: figures.get(name, {}).get("runs", 0))
             scenario, folder = fewest[0], Path(place) / str(abs(hash(fewest[0])))
             folder.mkdir(exist_ok=True)
@@ -167,7 +170,8 @@ def collect(kept, minutes, names=(), seed=None):
                 twins[scenario] = run, time.monotonic() - started
             twin, seconds = twins[scenario]
             name = f"run{known['runs']}-{draw.randrange(10**6)}"
-            hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, SCENARIOS[scenario][1], python)
+            kills = 2 if once else SCENARIOS[scenario][1]
+            hit, dead, unusable, run = chain(scenario, folder, name, draw, seconds, kills, python)
             extra = [path.name for path in run.parent.iterdir() if path.name not in seen(folder, run.name)]
             known["kills"] += hit
             known["runs"] += 1
@@ -193,9 +197,10 @@ def main():
     parser.add_argument("kept", type=Path)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--only", action="append", default=[], help="scenarios whose name holds this")
+    parser.add_argument("--once", action="store_true", help="one run of each scenario, killed twice")
     options = parser.parse_args()
     names = [name for name in SCENARIOS if not options.only or any(word in name for word in options.only)]
-    figures = collect(options.kept, options.minutes, names)
+    figures = collect(options.kept, options.minutes, names, once=options.once)
     for name, found in figures.items():
         sys.stdout.write(f"{name}: {found}\n")
     return int(any(found["dead"] or found["unusable"] or found["diverged"] for found in figures.values()))
