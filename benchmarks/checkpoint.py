@@ -1,8 +1,9 @@
-"""How long training waits for a checkpoint of ViT-S with Adam's moments: written in its way, and in the background.
+"""How long training waits for a checkpoint of ViT-S with Adam's moments: in one process, and in two that share it.
 
-Both kinds in turn, twelve times: ``python benchmarks/checkpoint.py benchmarks/checkpoint.md``.
+All kinds in turn, so that a busy machine slows each: ``python benchmarks/checkpoint.py benchmarks/checkpoint.md``.
 """
 
+import shutil
 import statistics
 import sys
 import tempfile
@@ -11,45 +12,115 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_optimizer_state_dict
 
 import vitlab
+from vitlab.config.strategies import _flat, _shard
 from vitlab.runs.generations import WRITING, WholeFiles, keep, tensor_bytes
+from vitlab.runs.shards import write
 
-ROUNDS = 12
+ROUNDS = 5
+BLOCKING, BACKGROUND = "until it is on the disk", "in the background"
 
 
-def main() -> None:
-    """Measure, and write the table."""
+def trained(shard=lambda net: None):
+    """Return a network that has made a step, and its optimizer."""
     net = vitlab.create_model("vit_s16")
+    shard(net)
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.zeros(1, 3, 224, 224)).sum().backward()
     optimizer.step()
+    return net, optimizer
+
+
+def alone(folder: Path) -> tuple[dict[str, list[float]], int]:
+    """Return the seconds of each save of one process, by kind, and the bytes of one."""
+    net, optimizer = trained()
     content = {"state_dict": net.state_dict(), "optimizer_states": [optimizer.state_dict()]}
-    waits: dict[str, list[float]] = {"until it is on the disk": [], "in the background": []}
-    with tempfile.TemporaryDirectory(dir=".") as folder:
-        for step in range(2 * ROUNDS):
-            kind = list(waits)[step % 2]
-            files = WholeFiles()
-            files.finish = partial(keep, Path(folder), ["last"], {"step": step})
-            started = time.perf_counter()
-            files.save_checkpoint(content, Path(folder) / WRITING)
-            if step % 2 == 0:
-                files.wait()
-            waits[kind].append(time.perf_counter() - started)
+    waits: dict[str, list[float]] = {BLOCKING: [], BACKGROUND: []}
+    for step in range(2 * ROUNDS):
+        kind = list(waits)[step % 2]
+        files = WholeFiles()
+        files.finish = partial(keep, folder, ["last"], {"step": step})
+        started = time.perf_counter()
+        files.save_checkpoint(content, folder / WRITING)
+        if kind == BLOCKING:
             files.wait()
-    ratio = statistics.median(a / b for a, b in zip(*waits.values(), strict=True))
+        waits[kind].append(time.perf_counter() - started)
+        files.wait()
+    return waits, tensor_bytes(content)
+
+
+def shared(rank: int, folder: Path) -> None:
+    """Leave, in a file, the seconds of each save of two processes that shard their network, by kind."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    writers = dist.new_group(backend="gloo")
+    net, optimizer = trained(partial(_shard, mesh=dist.init_device_mesh("cpu", (2,))))
+    waits: dict[str, list[float]] = {
+        f"{form}, {k}": [] for form in ("whole", "sharded") for k in (BLOCKING, BACKGROUND)
+    }
+    for step in range(4 * ROUNDS):
+        kind, files = list(waits)[step % 4], WholeFiles()
+        dist.barrier()
+        started = time.perf_counter()
+        options = StateDictOptions(full_state_dict="whole" in kind, cpu_offload=True)
+        weights, moments = (
+            get_model_state_dict(net, options=options),
+            get_optimizer_state_dict(net, optimizer, options=options),
+        )
+        if "sharded" in kind:
+            parts = {k: v.detach().clone() for k, v in _flat(weights, [moments["state"]]).items()}
+            files.begin(partial(write, parts, folder / f"{step}", rank, writers), folder / WRITING, 0)
+        elif rank == 0:
+            files.save_checkpoint({"state_dict": weights, "optimizer_states": [moments]}, folder / WRITING)
+        if BLOCKING in kind:
+            assert files.wait() is None
+        dist.barrier()
+        waits[kind].append(time.perf_counter() - started)
+        assert files.wait() is None
+        if rank == 0:
+            shutil.rmtree(folder / f"{step}", ignore_errors=True)
+    if rank == 0:
+        torch.save(waits, folder / "waits")
+    dist.destroy_process_group()
+
+
+def table(waits: dict[str, list[float]]) -> list[str]:
+    """Return lines of markdown; ratios are medians over the rounds, each against the first kind of its round."""
+    lines = ["| written | median, s | shortest | longest | times shorter |", "|---|---|---|---|---|"]
+    first = next(iter(waits.values()))
+    for kind, seconds in waits.items():
+        ratio = statistics.median(a / b for a, b in zip(first, seconds, strict=True))
+        lines.append(
+            f"| {kind} | {statistics.median(seconds):.2f} | {min(seconds):.2f} | {max(seconds):.2f} | {ratio:.1f} |"
+        )
+    return lines
+
+
+def main() -> None:
+    """Measure, and write the tables."""
+    with tempfile.TemporaryDirectory(dir=".") as place:
+        folder = Path(place).absolute()
+        one, size = alone(folder)
+        mp.spawn(shared, (folder,), nprocs=2)
+        two = torch.load(folder / "waits")
     lines = [
         "# What training waits for a checkpoint",
         "",
-        f"ViT-S with Adam's moments, {tensor_bytes(content) / 1e6:.0f} MB; both kinds in turn, {ROUNDS} times, on one "
-        f"machine with {torch.get_num_threads()} threads: `python benchmarks/checkpoint.py FILE`.",
+        f"ViT-S with Adam's moments, {size / 1e6:.0f} MB; all kinds of a table in turn, {ROUNDS} times, on one machine "
+        f"with {torch.get_num_threads()} threads: `python benchmarks/checkpoint.py FILE`. Ratios: medians over rounds.",
         "",
-        "| written | median, s | shortest | longest |",
-        "|---|---|---|---|",
-        *(f"| {k} | {statistics.median(v):.2f} | {min(v):.2f} | {max(v):.2f} |" for k, v in waits.items()),
+        "One process; the background costs the host a copy of the state in memory while it writes:",
         "",
-        f"The background makes the wait {ratio:.1f} times shorter (median of pairs); it costs the host a copy of the "
-        "state in memory while it writes.",
+        *table(one),
+        "",
+        "Two processes that shard the network (`fsdp2`), to one disk. Whole: gathered and written by the first. "
+        "Sharded: each writes its own (`torch.distributed.checkpoint`), which is what vitlab does, in the background:",
+        "",
+        *table(two),
     ]
     Path(sys.argv[1]).write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
