@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -53,6 +54,7 @@ class Process:
 
 def _run(arguments, folder, log, before, environment):
     os.setpgid(0, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores
     multiprocessing.set_start_method(None, force=True)  # as in a process that was started by itself
     os.environ.update(environment, OMP_NUM_THREADS="1", WANDB_MODE=environment.get("WANDB_MODE", "offline"))
     os.chdir(folder)
