@@ -1,3 +1,4 @@
+import multiprocessing
 import subprocess
 import sys
 import time
@@ -74,7 +75,11 @@ def ends(folder, keeper, *callbacks, model=None, late=None):
 
 
 def test_a_step_that_hangs_is_named_with_the_stacks_of_all_threads(tmp_path):
+    other = multiprocessing.Process(target=time.sleep, args=(60,), daemon=True)
+    other.start()
     said = ends(tmp_path, Checkpoint(), model=hanging("train_loss", 5))
+    assert other.is_alive()  # who is not of this run is left alone
+    other.kill()
     assert said.startswith("process 0 of 1 (rank 0) hangs: its step has taken ")
     log = (tmp_path / "train.log").read_text()
     assert "waits" in log and "Thread 0x" in log and "_watch" in log
@@ -106,6 +111,7 @@ def test_what_is_whole_is_saved_and_goes_on_to_the_same_numbers(tmp_path, place,
 def test_a_process_stuck_in_c_is_ended_by_the_thread(tmp_path):
     code = f"""
 import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
+import multiprocessing
 import threading, time, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
 from vitlab.callbacks import progress

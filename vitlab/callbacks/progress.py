@@ -62,6 +62,11 @@ class Progress(Callback):
         self._end = threading.Event()
         self._place = ""
         self._alone = True
+        self._others: set[Any] = set()  # children that are not of this run
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Know whom not to end: the workers of this run are not there yet."""
+        self._others = {*multiprocessing.active_children()}
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Begin to look."""
@@ -104,7 +109,7 @@ class Progress(Callback):
         if self.hung is None and not timed_out:
             return
         for worker in multiprocessing.active_children():
-            if worker.daemon:
+            if worker.daemon and worker not in self._others:
                 worker.kill()  # also one that is stopped
         if self._alone and phase != "step" and self.checkpoint is not None and not trainer.sanity_checking:
             with suppress(Exception):
