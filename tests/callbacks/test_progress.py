@@ -78,7 +78,8 @@ def test_a_step_that_hangs_is_named_with_the_stacks_of_all_threads(tmp_path):
     other = multiprocessing.Process(target=time.sleep, args=(60,), daemon=True)
     other.start()
     said = ends(tmp_path, Checkpoint(), model=hanging("train_loss", 5))
-    assert other.is_alive()  # who is not of this run is left alone
+    other.join(0.5)
+    assert other.exitcode is None  # who is not of this run is left alone
     other.kill()
     assert said.startswith("process 0 of 1 (rank 0) hangs: its step has taken ")
     log = (tmp_path / "train.log").read_text()
