@@ -95,7 +95,7 @@ def _train(job: Job, started: float) -> None:
         if job.trainer.is_global_zero:
             sum_up(job)
     finally:
-        del os.environ["VITLAB_RUN_DIR"]
+        del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
         if job.wandb_line:
             finish(failed)
         close_log()
