@@ -74,7 +74,7 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_maps_of_a_network_of_timm_are_drawn_by_the_command_of_the_page(tmp_path):
     import timm
     import torch

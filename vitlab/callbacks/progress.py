@@ -104,7 +104,7 @@ class Progress(Callback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Save what is whole, and let no worker that hangs hold the process up."""
         phase = self.phase
-        self._stop()
+        self.stop()
         timed_out = "DataLoader timed out" in str(exception)  # torch's own limit came first
         if self.hung is None and not timed_out:
             return
@@ -117,7 +117,7 @@ class Progress(Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Look no more."""
-        self._stop()
+        self.stop()
 
     def _begin(self, trainer: L.Trainer) -> None:
         if self.floor and not self._place:
@@ -127,7 +127,8 @@ class Progress(Callback):
                 signal.signal(WAKE, self._wake)
             threading.Thread(target=self._watch, daemon=True).start()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Look no more, whatever has ended the run."""
         self.phase = None
         self._end.set()
 

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from safetensors import SafetensorError
 
+from vitlab.callbacks.progress import Progress
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import RunFailed, Stopped, UsageError
@@ -96,6 +97,9 @@ def _train(job: Job, started: float) -> None:
             sum_up(job)
     finally:
         del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
+        for part in job.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(part, Progress):  # which an error within an error has not reached
+                part.stop()
         if job.wandb_line:
             finish(failed)
         close_log()
