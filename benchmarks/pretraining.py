@@ -41,7 +41,7 @@ def features(subject: vitlab.Subject, split: Any, pixels: bool = False) -> tuple
 
 
 def measured(subject: vitlab.Subject, pixels: bool = False) -> dict[str, float]:
-    """Return the accuracy on test images of a linear probe and of 20 neighbours, and the rank of the features.
+    """Return the accuracy on test images of a linear probe and of 20 neighbors, and the rank of the features.
 
     The probe's weight decay is the best on validation images.
     """
@@ -84,10 +84,10 @@ def write(rows: list[dict[str, Any]]) -> None:
     for name in dict.fromkeys(["pixels", "random network", *CONFIGS]):
         if own := [row for row in rows if row["features"] == name]:
             lines.append({"features": name, "n": len(own)} | {each: _mean(own, each) for each in SCALES})
-    headings = {"features": "{features}", "seeds": "{n}", "linear probe, %": "{probe}", "20 neighbours, %": "{knn}"}
+    headings = {"features": "{features}", "seeds": "{n}", "linear probe, %": "{probe}", "20 neighbors, %": "{knn}"}
     text = f"""# What pre-training without labels is worth
 
-Accuracy on the 10,000 test images of Fashion-MNIST of a logistic regression, and of the vote of 20 neighbours, from the
+Accuracy on the 10,000 test images of Fashion-MNIST of a logistic regression, and of the vote of 20 neighbors, from the
 features of 10,000 training images with their labels; the regression's weight decay is chosen on validation images. MAE
 and DINO saw those images without labels; all have the network of `experiments/pretraining/`, in one recipe each that
 was chosen on validation images of seed 0. Mean and 95 % interval over seeds (t). RankMe of {NETWORK} features lies in

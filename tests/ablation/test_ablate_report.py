@@ -273,11 +273,11 @@ def test_the_page_can_be_looked_at(folder, tmp_path):
 
     pixels = np.asarray(Image.open(shot).convert("RGB"))
     assert pixels.shape[:2] == (4000, 1100)
-    colours = pixels.reshape(-1, 3)
+    colors = pixels.reshape(-1, 3)
     for name in ("0072B2", "D55E00", "009E73"):  # of the three arms, in their figures
-        drawn = (np.abs(colours - np.frombuffer(bytes.fromhex(name), np.uint8).astype(int)).max(axis=1) < 8).sum()
+        drawn = (np.abs(colors - np.frombuffer(bytes.fromhex(name), np.uint8).astype(int)).max(axis=1) < 8).sum()
         assert drawn > 200, name
-    assert (colours.max(axis=1) < 80).sum() > 5000  # words
+    assert (colors.max(axis=1) < 80).sum() > 5000  # words
 
 
 @pytest.mark.slow

@@ -112,7 +112,7 @@ WRONG = {  # what is changed, and words of the message
         {"seeds": 5, "stats": {"seeds_max": 3}},
         ["`stats.seeds_max` is 3", "5 `seeds`"],
     ),
-    "within": ({"match": {"within": ["tokeniser"]}}, ["no axis `tokeniser`"]),
+    "within": ({"match": {"within": ["tokenizer"]}}, ["no axis `tokenizer`"]),
 }
 
 

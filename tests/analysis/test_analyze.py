@@ -127,7 +127,7 @@ def test_help_names_every_analysis(capsys):
     assert all(name in text for name in ANALYSES)
 
 
-def test_a_run_trained_on_many_devices_is_analysed_on_one(run, tmp_path):
+def test_a_run_trained_on_many_devices_is_analyzed_on_one(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other")
     config = yaml.safe_load((other / "config.yaml").read_text())
     config["trainer"] |= {"accelerator": "gpu", "devices": 64, "num_nodes": 2, "strategy": "ddp"}

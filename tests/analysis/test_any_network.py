@@ -38,7 +38,7 @@ def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch
     names = "attention,distance,displacement,pca,scramble,fewshot,confusion"
     assert main(["analyze", names, "mine.safetensors", "--images", str(photos), "--quick"]) == 0
     said = capsys.readouterr().out
-    assert "does not say how they are normalised: as those of ImageNet" in said and f"left out {photos}/3.png" in said
+    assert "does not say how they are normalized: as those of ImageNet" in said and f"left out {photos}/3.png" in said
     assert "scramble counts right classes, and the pictures of mine have none" in said
     assert "fewshot sorts images into classes" in said
     assert "confusion        not done: the pictures of mine come without classes" in said

@@ -41,7 +41,7 @@ def test_tokens_of_each_block_are_those_of_the_walk():
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "learned", "conv"])
-def test_what_attention_gets_are_the_normalised_tokens_of_the_same_images(pos_embed):
+def test_what_attention_gets_are_the_normalized_tokens_of_the_same_images(pos_embed):
     net = small_net(pos_embed=pos_embed, **({"pos_embed_join": "every_layer"} if pos_embed == "learned" else {}))
     tokens, inputs = block_tokens(net, IMAGES), attention_inputs(net, IMAGES)
     for layer, block in enumerate(net.blocks):

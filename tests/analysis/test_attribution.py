@@ -15,7 +15,7 @@ from vitlab.analysis.attribution.maps import (
     last_attention,
     occlusion,
 )
-from vitlab.analysis.attribution.sanity import analyze_sanity, randomised, rank_correlation
+from vitlab.analysis.attribution.sanity import analyze_sanity, randomized, rank_correlation
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
@@ -105,9 +105,9 @@ def test_random_weights_change_what_the_network_made_and_keep_what_the_picture_d
     assert finding.note.endswith("with all blocks random: picture")
 
 
-def test_randomised_parts_are_those_that_are_named():
+def test_randomized_parts_are_those_that_are_named():
     net = small_net()
-    other = randomised(net, blocks=1)
+    other = randomized(net, blocks=1)
     kept = {name for name, value in net.state_dict().items() if torch.equal(value, other.state_dict()[name])}
     assert {name.split(".")[0] for name in kept} >= {"tokenizer", "pos_embed", "cls_token"}
     assert not any(name.startswith(("blocks.1", "head")) for name in kept)

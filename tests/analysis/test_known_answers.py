@@ -43,12 +43,12 @@ def test_a_head_that_looks_left_is_seen_to(digits):
     assert table.idxmax() == (0, -1) and table[0, -1] > 40
     assert table.drop(index=[(0, -1)]).std() < 1e-3
     row = analyze_distance(subject).table.iloc[0]
-    border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbour
+    border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbor
     assert 1 < row["distance"] < 1 + border[0] / 4 + 0.3 and row["above_null_low"] <= 0 <= row["above_null_high"]
     assert analyze_entropy(subject).table.iloc[0]["entropy"] == pytest.approx(np.log(16) / 4, abs=1e-3)
 
 
-def test_pictures_of_a_head_that_looks_left_show_the_left_neighbour_of_the_query(digits):
+def test_pictures_of_a_head_that_looks_left_show_the_left_neighbor_of_the_query(digits):
     subject = Subject(left_looking_net(), digits, query=(1, 2), num_images=4)
     for finding in (analyze_attention(subject), analyze_heads(subject)):
         weights = finding.table.groupby(["row", "column"])["weight"].min()  # of all images and maps
@@ -106,12 +106,12 @@ def test_cka_of_equal_layers_is_one_without_doubt_and_else_has_an_interval(small
     assert (other["cka_low"] < other["cka"] - 1e-4).all()
 
 
-def test_a_class_that_the_centre_tells_keeps_its_accuracy_when_packed_images_are_resized(tmp_path):
-    for name, centre in (("dark", 40), ("light", 215)):
+def test_a_class_that_the_center_tells_keeps_its_accuracy_when_packed_images_are_resized(tmp_path):
+    for name, center in (("dark", 40), ("light", 215)):
         (tmp_path / "photos" / name).mkdir(parents=True)
         for i in range(20):
             pixels = np.random.default_rng(i).integers(118, 138, size=(40, 40, 3), dtype=np.uint8)
-            pixels[10:30, 10:30] = centre
+            pixels[10:30, 10:30] = center
             Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{i}.png")
     assert pack([str(tmp_path / "photos"), str(tmp_path / "packed"), "--size", "40", "--num_workers", "0"]) == 0
     data = Packed(str(tmp_path / "packed"), img_size=32, crop_pct=1.0, num_workers=0)

@@ -92,7 +92,7 @@ def test_a_draw_takes_as_many_of_each_class():
     assert not torch.equal(chosen, draw(labels, 5, seed=1))
 
 
-def test_neighbours_vote_as_in_a_loop():
+def test_neighbors_vote_as_in_a_loop():
     train, test = torch.randn(15, 4).double(), torch.randn(9, 4).double()
     labels, test_labels = torch.arange(15) % 3, torch.arange(9) % 3
     right = 0

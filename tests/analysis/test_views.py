@@ -8,7 +8,7 @@ from vitlab.analysis.attention import analyze_attention, analyze_distance
 from vitlab.analysis.scramble import analyze_scramble
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.heads import analyze_heads
-from vitlab.analysis.views.pca import analyze_pca, pca_colours
+from vitlab.analysis.views.pca import analyze_pca, pca_colors
 from vitlab.analysis.views.reconstruction import analyze_reconstruction
 from vitlab.analysis.views.splits import analyze_splits
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
@@ -20,19 +20,19 @@ from vitlab.tasks import MAE
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
 
 
-def test_colours_are_the_principal_components_whatever_the_rotation():
+def test_colors_are_the_principal_components_whatever_the_rotation():
     places = torch.linspace(-1, 1, 32).repeat(2, 1)
     tokens = torch.stack([4 * places, places**2, *[torch.zeros_like(places)] * 4], dim=2)
-    colours, shares = pca_colours(tokens)
+    colors, shares = pca_colors(tokens)
     assert shares[0] > 0.9 and float(shares.sum()) == pytest.approx(1)
-    assert torch.corrcoef(torch.stack([colours[0, :, 0], places[0]]))[0, 1] > 0.99
+    assert torch.corrcoef(torch.stack([colors[0, :, 0], places[0]]))[0, 1] > 0.99
     rotation = torch.linalg.qr(torch.randn(6, 6))[0]
-    turned, _ = pca_colours(tokens @ rotation + 3)
-    both = (turned[..., 0] - colours[..., 0]).abs().max(), (1 - turned[..., 0] - colours[..., 0]).abs().max()
+    turned, _ = pca_colors(tokens @ rotation + 3)
+    both = (turned[..., 0] - colors[..., 0]).abs().max(), (1 - turned[..., 0] - colors[..., 0]).abs().max()
     assert min(both) < 1e-3  # a sign is arbitrary
 
 
-def test_constant_features_have_one_colour(small_subject):
+def test_constant_features_have_one_color(small_subject):
     subject = small_subject(pos_embed="none")
     with torch.no_grad():
         subject.net.tokenizer.proj.weight.zero_()
@@ -103,7 +103,7 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     }
     task = MAE(norm_pix=norm_pix, **light, **network).eval()
     subject = Subject(task.net, digits, num_images=32, task=task)
-    images, _ = subject.labelled()
+    images, _ = subject.labeled()
     order = torch.from_numpy(shuffled_tokens(stream(np.arange(32), MASK), (4, 4)))
     error = analyze_reconstruction(subject).table.set_index("seen")["error"]
     if not norm_pix:

@@ -191,7 +191,7 @@ def test_only_a_quiet_machine_can_be_too_slow():
 def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
     monkeypatch.setattr(numerics, "MODELS", ("t2t_vit_7", "vit_s16"))
     images = numerics.images_of(16)
-    assert {"random", "white", "letterbox", "equal channels", "grey", "two greys", "two textures"} < images.keys()
+    assert {"random", "white", "letterbox", "equal channels", "gray", "two grays", "two textures"} < images.keys()
     monkeypatch.setattr(numerics, "images_of", lambda: images)
     assert all(row["passes"] for row in numerics.measure())
     ours = networks.ours

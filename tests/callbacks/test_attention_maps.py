@@ -64,16 +64,16 @@ def test_a_picture_comes_every_n_epochs_and_shows_the_heads_of_the_validated_wei
     assert not any(module._forward_pre_hooks for module in task.net.modules())
 
 
-def test_each_cell_has_its_colour_beside_its_image():
+def test_each_cell_has_its_color_beside_its_image():
     maps = torch.rand(2, 3, 4, 4)
     picture = draw(IMAGES[:2], maps).permute(1, 2, 0).numpy()
     assert picture.shape == (2 * 98 + 2, 4 * 98 + 2, 3)
     for image, head, y, x in ((0, 0, 0, 0), (1, 2, 3, 1), (0, 1, 2, 3)):
         pixel = picture[2 + 98 * image + 24 * y + 12, 2 + 98 * (head + 1) + 24 * x + 12]
-        colour = matplotlib.colormaps["viridis"](float(maps[image, head, y, x] / maps[image, head].max()))
-        assert pixel.tolist() == [round(255 * part) for part in colour[:3]]
-    grey = (IMAGES[1, 0, 5, 6] - IMAGES[1].min()) / (IMAGES[1].max() - IMAGES[1].min())
-    assert picture[2 + 98 + 12 * 5 + 6, 2 + 12 * 6 + 6, 0] == round(255 * float(grey))
+        color = matplotlib.colormaps["viridis"](float(maps[image, head, y, x] / maps[image, head].max()))
+        assert pixel.tolist() == [round(255 * part) for part in color[:3]]
+    gray = (IMAGES[1, 0, 5, 6] - IMAGES[1].min()) / (IMAGES[1].max() - IMAGES[1].min())
+    assert picture[2 + 98 + 12 * 5 + 6, 2 + 12 * 6 + 6, 0] == round(255 * float(gray))
 
 
 @pytest.mark.parametrize("network", [{}, {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1)}])

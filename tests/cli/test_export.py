@@ -96,7 +96,7 @@ def test_a_t2t_vit_with_a_performer_is_exported_and_checked(t2t, form, tmp_path)
 def test_every_kind_of_network_becomes_a_graph_for_any_batch_size(arguments, tmp_path):
     tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
     kernels = {"t2t_kernels": [3, 3], "t2t_strides": [2, 2], "t2t_dim": 8}
-    net = randomised(VisionTransformer(**tiny, **kernels, **arguments))
+    net = randomized(VisionTransformer(**tiny, **kernels, **arguments))
     write, read = FORMATS["onnx"]  # by way of the graph that pt2 saves
     write(net, {}, tmp_path / "net.onnx")
     assert largest_difference(net, read(tmp_path / "net.onnx", {})) < 1e-4
@@ -109,7 +109,7 @@ def test_the_performers_small_number_is_kept(form, tmp_path):
     net = VisionTransformer(
         [8, 16], tokenizer="t2t", t2t_kernels=[3, 3], t2t_dim=8, embed_dim=16, depth=1, num_heads=2, num_classes=3
     )
-    net = randomised(net)
+    net = randomized(net)
     layer = net.tokenizer.attention1
     with torch.no_grad():
         layer.kqv.weight.mul_(5)
@@ -121,7 +121,7 @@ def test_the_performers_small_number_is_kept(form, tmp_path):
     assert largest_difference(net, read(tmp_path / f"net.{form}", {})) < 1e-4
 
 
-def randomised(net):
+def randomized(net):
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -144,7 +144,7 @@ def randomised(net):
 )
 def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     tiny = {"img_size": [8, 16], "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
-    net = randomised(VisionTransformer(**tiny, **arguments))
+    net = randomized(VisionTransformer(**tiny, **arguments))
     network = formats.network_arguments(net, {**tiny, **arguments})
     write, read = FORMATS["timm"]
     code = write(net, network, tmp_path / "net.safetensors")["timm"]

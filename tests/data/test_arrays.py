@@ -12,7 +12,7 @@ def _arrays(n=40, shape=(2, 6, 10)):
     return rng.normal(5, 3, (n, *shape)), rng.normal(0, 1, (n, 2))
 
 
-def test_a_file_is_what_its_arrays_are_and_each_channel_is_normalised_by_the_training_split(tmp_path):
+def test_a_file_is_what_its_arrays_are_and_each_channel_is_normalized_by_the_training_split(tmp_path):
     images, targets = _arrays()
     np.savez(tmp_path / "all.npz", images=images, targets=targets, names=["up", "side"])
     np.save(tmp_path / "images.npy", images)

@@ -215,7 +215,7 @@ def test_the_class_map_of_a_trained_run_wins(tmp_path):
         stranger.load_state_dict(state)
 
 
-def test_grey_images_have_one_channel(tmp_path):
+def test_gray_images_have_one_channel(tmp_path):
     data = _open(_fill(tmp_path / "photos", {"cat": 10, "dog": 10}), in_chans=1)
     images, _ = next(data.finished(data.train_dataloader()))
     assert images.shape[1:] == (1, 8, 8) and len(data.mean) == 1
@@ -238,7 +238,7 @@ def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_publish
 
 
 def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path):
-    from vitlab.data import Packed, Unlabelled
+    from vitlab.data import Packed, Unlabeled
     from vitlab.data.pack.write import pack
     from vitlab.tasks import Classifier
 
@@ -248,10 +248,10 @@ def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path)
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(256, size=(8, 8, 3), dtype=np.uint8)).save(tmp_path / name)
     for folder in ("flat", "nested"):
-        data = Unlabelled(str(tmp_path / folder), batch_size=1, num_workers=0, val_share=0.2, test_share=0.2)
+        data = Unlabeled(str(tmp_path / folder), batch_size=1, num_workers=0, val_share=0.2, test_share=0.2)
         data.setup("fit")
         assert (len(data.splits["train"]), len(data.splits["val"]), data.num_classes) == (6, 2, 1)
     pack(str(tmp_path / "flat"), str(tmp_path / "packed"), 8, 0, 0)
-    assert Packed(str(tmp_path / "packed"), img_size=8).class_names == ["unlabelled"]
+    assert Packed(str(tmp_path / "packed"), img_size=8).class_names == ["unlabeled"]
     with pytest.raises(ValueError, match="the data has one: --model=MAE and DINO need none"):
         Classifier(num_classes=1)

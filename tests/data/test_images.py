@@ -64,9 +64,9 @@ def test_one_photo_looks_the_same_in_every_format(weird, name, tolerance):
 
 
 @pytest.mark.parametrize("name", ["hopper_gray.jpg", "hopper.pfm", "hopper_16bit.pgm"])
-def test_grey_and_deep_versions_have_the_photo_s_brightness(weird, name):
-    grey = _pixels(decode(weird / "hopper.tif", Decoding("L")))
-    assert abs(_pixels(decode(weird / name, Decoding("L"))) - grey).mean() < 3
+def test_gray_and_deep_versions_have_the_photo_s_brightness(weird, name):
+    gray = _pixels(decode(weird / "hopper.tif", Decoding("L")))
+    assert abs(_pixels(decode(weird / name, Decoding("L"))) - gray).mean() < 3
 
 
 def test_16_bits_are_scaled_and_not_clipped(weird):
@@ -97,7 +97,7 @@ def test_the_transparent_value_of_16_bits_is_white(tmp_path):
     assert _pixels(decode(tmp_path / "y.png", Decoding("L"))).tolist() == [[0, 4], [4, 255]]
 
 
-def test_half_transparent_black_over_white_is_grey():
+def test_half_transparent_black_over_white_is_gray():
     assert _reopen(Image.new("RGBA", (2, 2), (0, 0, 0, 128)), "PNG").getpixel((0, 0)) == (127, 127, 127)
 
 
@@ -165,7 +165,7 @@ def _reopen(image, kind):
 
 
 def _png_of_16_bits(values):
-    """A colour PNG of 16 bits a channel, which Pillow reads and does not write."""
+    """A color PNG of 16 bits a channel, which Pillow reads and does not write."""
     height, width, channels = values.shape
 
     def chunk(kind, data):
@@ -177,7 +177,7 @@ def _png_of_16_bits(values):
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_colours_of_16_bits_are_scaled_as_greys_are(channels):
+def test_colors_of_16_bits_are_scaled_as_grays_are(channels):
     values = np.random.default_rng(0).integers(0, 4096, (6, 7, channels))
     values[0, 0], values[0, 1] = 0, 4095
     if channels == 4:

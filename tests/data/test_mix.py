@@ -14,7 +14,7 @@ def _batch(n=8, size=12):
     return images, torch.arange(n), Step(np.arange(n), np.arange(n, dtype=np.uint64) + 100, 7)
 
 
-def test_mixup_mixes_neighbours_and_their_targets_by_the_same_weight():
+def test_mixup_mixes_neighbors_and_their_targets_by_the_same_weight():
     images, targets = Mix(1.0, 0.0, 0.0, 8)(*_batch())
     assert targets.shape == (8, 8) and torch.allclose(targets.sum(1), torch.ones(8))
     for image, target in zip(images, targets, strict=True):

@@ -62,7 +62,7 @@ def test_abs_shows_its_marker_in_the_quadrant_of_its_label_in_every_cell(markers
     assert cell.bincount(minlength=16).min() > 2000 / 16 * 0.7
 
 
-def test_rel_shows_b_on_the_labelled_side_of_a_at_every_distance(markers):
+def test_rel_shows_b_on_the_labeled_side_of_a_at_every_distance(markers):
     images = PositionProbe("rel").read("test")
     a, b = found(images, markers)[:, :2].argmax(dim=2).T
     dy, dx = b // 4 - a // 4, b % 4 - a % 4

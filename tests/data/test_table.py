@@ -35,7 +35,7 @@ def _open(folder, file="table.csv", **settings):
     return data
 
 
-def test_arrays_stay_numbers_and_are_normalised_by_the_training_split(tmp_path):
+def test_arrays_stay_numbers_and_are_normalized_by_the_training_split(tmp_path):
     arrays = _arrays(tmp_path)
     data = _open(tmp_path, targets=["bright", "other"])
     assert data.img_size == (6, 10) and data.in_chans == 3 and data.targets["kind"] == "number"

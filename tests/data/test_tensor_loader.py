@@ -58,7 +58,7 @@ def test_every_shift_and_both_sides_occur():
     assert counts.min() > 150 and counts.max() < 300  # 222 expected
 
 
-def test_evaluation_cuts_out_the_centre():
+def test_evaluation_cuts_out_the_center():
     data = _set()
     batches = list(TensorLoader(data.images, data.labels, EvalOrder(40, 16), (5, 3)))
     assert torch.equal(torch.cat([x for x, *_ in batches]), data.images[:, :, 2:7, 2:5])
@@ -129,7 +129,7 @@ def test_memory_that_a_gradient_needs_is_kept():
     assert torch.equal(weight.grad, torch.full((8,), 5.0))
 
 
-def test_normalised_batches_that_are_kept_differ():
+def test_normalized_batches_that_are_kept_differ():
     data = FakeData(n=64, batch_size=8, num_workers=0)
     kept = [images for images, _ in data.finished(data.train_dataloader())]
     again = [images.clone() for images, _ in data.finished(data.train_dataloader())]

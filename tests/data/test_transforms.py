@@ -10,7 +10,7 @@ from torchvision.transforms import v2
 
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.streams import uniforms
-from vitlab.data.loading.transforms import Augmented, CentreCrop, RandomCropFlip, step_of, to_image, to_tensor
+from vitlab.data.loading.transforms import Augmented, CenterCrop, RandomCropFlip, step_of, to_image, to_tensor
 
 
 def _ramp(width=60, height=40):
@@ -19,8 +19,8 @@ def _ramp(width=60, height=40):
 
 
 @pytest.mark.parametrize("size", [(20, 20), (30, 20), (10, 40)])
-def test_the_centre_crop_keeps_centre_and_proportions(size):
-    image = CentreCrop(size, 0.8, "bilinear")(_ramp())
+def test_the_center_crop_keeps_center_and_proportions(size):
+    image = CenterCrop(size, 0.8, "bilinear")(_ramp())
     pixels = np.asarray(image).astype(float)
     scale = min(40 / size[0], 60 / size[1]) * 0.8
     assert pixels.shape == (*size, 3)
@@ -29,9 +29,9 @@ def test_the_centre_crop_keeps_centre_and_proportions(size):
     assert np.diff(pixels[:, size[1] // 2, 1]).mean() == pytest.approx(4 * scale, rel=0.1)
 
 
-def test_the_centre_crop_equals_cutting_and_resizing():
+def test_the_center_crop_equals_cutting_and_resizing():
     cut = _ramp().crop((10, 0, 50, 40)).resize((16, 16), Image.Resampling.BICUBIC)
-    assert CentreCrop((16, 16), 1.0, "bicubic")(_ramp()) == cut
+    assert CenterCrop((16, 16), 1.0, "bicubic")(_ramp()) == cut
 
 
 @pytest.mark.parametrize("size", [(16, 16), (8, 24)])

@@ -25,7 +25,7 @@ CHANGES = {
     "encoded anew": lambda image: _encoded(image, format="JPEG", quality=60),
     "smaller": lambda image: image.resize((90, 90)),
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.1),
-    "grey": lambda image: image.convert("L").convert("RGB"),
+    "gray": lambda image: image.convert("L").convert("RGB"),
 }
 
 

@@ -91,7 +91,7 @@ def fuzzed(folder, count, seed=0):
 def images(folder, run, count=250):
     """Decode and predict weird and fuzzed files; return how many were decoded, refused by name, silent or crashed.
 
-    What is decoded must be an upright RGB image that is not one colour, unless the file says so; what is refused must
+    What is decoded must be an upright RGB image that is not one color, unless the file says so; what is refused must
     be named with a reason. ``vitlab predict`` must agree with the decoder on every file.
     """
     place = folder / "images"

@@ -352,8 +352,8 @@ def test_two_runs_of_one_directory(tmp_path, note):
     note(
         "a second run, and a resume, into a directory in use",
         f"exit {codes}, {'naming' if named else 'not naming'} pid and host; after a SIGKILL the stale lock is "
-        f"{'recognised' if end == 75 else 'in the way'}",
-        "2, named, recognised",
+        f"{'recognized' if end == 75 else 'in the way'}",
+        "2, named, recognized",
     )
     assert (codes, named, end) == ([2, 2], True, 75), after.output()
 

@@ -144,7 +144,7 @@ def test_heads_that_do_not_divide_the_width_are_refused(num_heads):
         Attention(dim=8, num_heads=num_heads)
 
 
-def test_attention_runs_under_autocast_with_normalised_queries_and_a_bias():
+def test_attention_runs_under_autocast_with_normalized_queries_and_a_bias():
     attn = Attention(dim=8, num_heads=2, qk_norm=True)
     x = torch.randn(2, 5, 8)
     with torch.autocast("cpu", torch.bfloat16):

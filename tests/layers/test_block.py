@@ -24,14 +24,14 @@ class Recorder(PosEmbed):
         return x * 2
 
 
-def randomised(module):
+def randomized(module):
     for p in module.parameters():
         nn.init.normal_(p, std=0.5)
     return module
 
 
 def test_block_is_timms_and_adds_no_values():
-    ours = randomised(Block(dim=8, num_heads=2, mlp_ratio=1.5))
+    ours = randomized(Block(dim=8, num_heads=2, mlp_ratio=1.5))
     theirs = TimmBlock(dim=8, num_heads=2, mlp_ratio=1.5, qkv_bias=True, norm_layer=partial(nn.LayerNorm, eps=1e-6))
     theirs.load_state_dict(ours.state_dict())
     x = torch.randn(2, 5, 8)
@@ -39,7 +39,7 @@ def test_block_is_timms_and_adds_no_values():
 
 
 def test_block_is_a_pre_norm_residual_block():
-    block = randomised(Block(dim=8, num_heads=2, layer_scale=0.3))
+    block = randomized(Block(dim=8, num_heads=2, layer_scale=0.3))
     x = torch.randn(2, 5, 8)
     y = x + block.ls1.gamma * block.attn(block.norm1(x), PosEmbed(), 0)
     y = y + block.ls2.gamma * block.mlp(block.norm2(y))
@@ -148,7 +148,7 @@ def test_drop_path_does_nothing_in_evaluation_and_draws_by_the_seed(subset):
 
 @pytest.mark.parametrize("subset", [False, True])
 def test_a_block_drops_its_two_branches_apart(subset):
-    block = randomised(Block(dim=8, num_heads=2, drop_path_rate=0.5, drop_path_subset=subset))
+    block = randomized(Block(dim=8, num_heads=2, drop_path_rate=0.5, drop_path_subset=subset))
     x = torch.randn(1, 5, 8)
     y = block(x.expand(64, -1, -1), PosEmbed(), 0)
     assert len({tuple(row.flatten().round(decimals=3).tolist()) for row in y}) == 4  # none, the first, the second, both

@@ -86,7 +86,7 @@ DINO = {"coordinates": "normalized", "pairs": "half", "axes": "yx"}
 
 
 @pytest.mark.parametrize("grid", [(4, 4), (3, 5)])
-def test_normalised_coordinates_in_half_pairs_are_dinov3s(grid):
+def test_normalized_coordinates_in_half_pairs_are_dinov3s(grid):
     theirs = RotaryEmbeddingDinoV3(8, feat_shape=list(grid))
     ours, x = RoPE2d(grid, 8, **DINO), torch.randn(1, 8, *grid)
     expected = theirs(x)[0].flatten(1).t()
@@ -94,7 +94,7 @@ def test_normalised_coordinates_in_half_pairs_are_dinov3s(grid):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
 
-def test_neighbours_and_halves_are_the_same_rotation_of_other_channels():
+def test_neighbors_and_halves_are_the_same_rotation_of_other_channels():
     x, order = torch.randn(1, 1, 6, 8), torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])
     a, b = (RoPE2d((2, 3), 8, pairs=pairs) for pairs in ("interleaved", "half"))
     torch.testing.assert_close(a.rotate(x, 0)[..., order], b.rotate(x[..., order], 0))

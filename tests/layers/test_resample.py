@@ -74,8 +74,8 @@ def test_bias_tables_keep_the_entries_next_to_the_diagonal_and_of_prefix_tokens(
     assert resized[-3:].tolist() == [7, 8, 9]
     field = resized[:-3].view(2 * grid[0] - 1, 2 * grid[1] - 1).movedim(axis, 0)
     torch.testing.assert_close(field, field[:, :1].expand_as(field), rtol=0, atol=1e-5)
-    line, centre = field[:, grid[1 - axis] - 1], grid[axis] - 1
-    assert line[centre - 1 : centre + 2].tolist() == [-1, 0, 1]
+    line, center = field[:, grid[1 - axis] - 1], grid[axis] - 1
+    assert line[center - 1 : center + 2].tolist() == [-1, 0, 1]
     assert (line[1:] > line[:-1]).all()
     torch.testing.assert_close(line[-1], torch.tensor(old_grid[axis] - 1.0), rtol=0, atol=1e-4)
 

@@ -77,7 +77,7 @@ def test_the_viewer_holds_the_maps_of_every_layer_and_head():
             low, high = expected.amin(dim=-1, keepdim=True), expected.amax(dim=-1, keepdim=True)
             scaled = ((expected - low) / (high - low) * 255).detach().numpy()
             assert np.abs(found - scaled).max() <= 0.51
-    assert set(first["colours"]) == {"0", "1", "2"} and first["said"].endswith("%")
+    assert set(first["colors"]) == {"0", "1", "2"} and first["said"].endswith("%")
 
 
 def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():

@@ -14,14 +14,14 @@ SIZE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
 ROPE = {"use_abs_pos_emb": False, "use_rot_pos_emb": True, "rope_grid_indexing": "xy", "attn_type": "rope"}
 
 
-def randomised(model):
+def randomized(model):
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
     return model.eval()
 
 
 def eva(rope_type, theta, **options):
-    return randomised(
+    return randomized(
         Eva(
             **GRID,
             **SIZE,
@@ -36,7 +36,7 @@ def eva(rope_type, theta, **options):
 
 
 def beit(**options):
-    return randomised(Beit(**GRID, **SIZE, use_abs_pos_emb=False, init_values=0.1, global_pool="token", **options))
+    return randomized(Beit(**GRID, **SIZE, use_abs_pos_emb=False, init_values=0.1, global_pool="token", **options))
 
 
 def ours(pos_embed, **options):
@@ -79,7 +79,7 @@ def test_logits_of_timms_factorized_naflexvit():
         patch_size=8, embed_dim=32, depth=2, num_heads=2, pos_embed="factorized", pos_embed_grid_size=(3, 5),
         class_token=True, global_pool="token", fc_norm=False, init_values=1.0,
     )  # fmt: skip
-    reference, model = randomised(NaFlexVit(cfg, num_classes=5)), ours("factorized", layer_scale=1.0)
+    reference, model = randomized(NaFlexVit(cfg, num_classes=5)), ours("factorized", layer_scale=1.0)
     model.load_state_dict(from_timm(reference.state_dict()))
     check_equal(model, reference)
 

@@ -32,7 +32,7 @@ TINY = {
 }
 
 
-def randomised(**arguments):
+def randomized(**arguments):
     model = VisionTransformer(**TINY | arguments).double()
     for p in model.parameters():
         nn.init.normal_(p, std=0.3)
@@ -47,7 +47,7 @@ def gradients(model, logits):
 @pytest.mark.parametrize("grad_checkpoint", [False, True])
 def test_a_last_block_for_the_class_token_alone_changes_nothing(pos_embed, grad_checkpoint):
     options = {"reg_tokens": 1, "layer_scale": 0.5, "qk_norm": True, "grad_checkpoint": grad_checkpoint}
-    model = randomised(pos_embed=pos_embed, **options)
+    model = randomized(pos_embed=pos_embed, **options)
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     assert model.reads_class_token_only()
     seen = []
@@ -63,7 +63,7 @@ def test_a_last_block_for_the_class_token_alone_changes_nothing(pos_embed, grad_
 
 @pytest.mark.parametrize("global_pool", ["avg", "max", "map"])
 def test_heads_that_read_patches_get_all_of_them(global_pool):
-    assert not randomised(global_pool=global_pool).reads_class_token_only()
+    assert not randomized(global_pool=global_pool).reads_class_token_only()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_heads_that_read_patches_get_all_of_them(global_pool):
     ],
 )
 def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
-    model = randomised(**changed, reg_tokens=1)
+    model = randomized(**changed, reg_tokens=1)
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     expected = model(images)
     model.skips_unread_tokens = True
@@ -102,7 +102,7 @@ def test_backbones_that_cannot_be_are_refused(changed, message):
 
 
 def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
-    model = randomised(se_reduction=4)
+    model = randomized(se_reduction=4)
     assert not model.reads_class_token_only()
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     expected = model(images)
@@ -112,7 +112,7 @@ def test_a_gate_by_the_mean_of_all_tokens_needs_them_all():
 
 @pytest.mark.parametrize("changed", [{"pos_embed_join": "every_layer"}, {"depth": 1}])
 def test_a_convolution_after_the_last_block_keeps_its_gradient(changed):
-    model = randomised(pos_embed="conv", **changed)
+    model = randomized(pos_embed="conv", **changed)
     assert not model.reads_class_token_only()
     assert None not in gradients(model, model(torch.randn(2, 1, 16, 24, dtype=torch.float64)))
 
@@ -122,7 +122,7 @@ def test_a_foreign_position_embedding_that_acts_after_a_block_is_asked():
         def leave(self, x, layer):
             return 2 * x
 
-    model = randomised(pos_embed="none")
+    model = randomized(pos_embed="none")
     model.pos_embed, model.skips_unread_tokens = Doubles(), True
     images = torch.randn(2, 1, 16, 24, dtype=torch.float64)
     torch.testing.assert_close(model(images), model.forward_head(model.forward_features(images)))

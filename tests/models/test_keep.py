@@ -82,8 +82,8 @@ def test_kept_tokens_stand_where_they_stood_whatever_tells_their_place(arguments
 def test_what_cannot_keep_some_tokens_says_so():
     images, keep = torch.zeros(2, 1, 8, 12), torch.zeros(2, 3, dtype=torch.long)
     for arguments, given, line in (
-        ({"pos_embed": "conv"}, keep, "ConvPosEmbed mixes neighbouring tokens"),
-        ({"pos_embed": ["learned", "conv"]}, keep, "ConvPosEmbed mixes neighbouring tokens"),
+        ({"pos_embed": "conv"}, keep, "ConvPosEmbed mixes neighboring tokens"),
+        ({"pos_embed": ["learned", "conv"]}, keep, "ConvPosEmbed mixes neighboring tokens"),
         ({"drop_path_rate": 0.5, "drop_path_subset": True}, keep, "`drop_path_subset` takes images out"),
         ({}, keep[:1], "`keep` must be"),
         ({}, keep.float(), "`keep` must be"),

@@ -34,7 +34,7 @@ def tiny(**arguments):
     return VisionTransformer(**TINY | arguments)
 
 
-def randomised(model):
+def randomized(model):
     for name, p in model.named_parameters():
         nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return model.eval()
@@ -63,7 +63,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("pos_embed", ["none", "learned", "factorized", "relpos", "rope_mixed", "conv"])
 def test_a_plain_state_dict_is_loaded_without_a_word(path, pos_embed):
-    saved = randomised(tiny(pos_embed=pos_embed))
+    saved = randomized(tiny(pos_embed=pos_embed))
     torch.save(saved.state_dict(), path)
     model = tiny(pos_embed=pos_embed)
     sentences = load_weights(model, path)
@@ -72,7 +72,7 @@ def test_a_plain_state_dict_is_loaded_without_a_word(path, pos_embed):
 
 
 def test_safetensors_are_loaded_and_their_arguments_believed(tmp_path):
-    saved = randomised(tiny(pos_embed="sincos2d"))
+    saved = randomized(tiny(pos_embed="sincos2d"))
     path = tmp_path / "weights.safetensors"
     save_file(saved.state_dict(), path, metadata={"hyper_parameters": json.dumps(TINY | {"pos_embed": "sincos2d"})})
     model = tiny(pos_embed="sincos2d")
@@ -83,7 +83,7 @@ def test_safetensors_are_loaded_and_their_arguments_believed(tmp_path):
 
 
 def test_a_lightning_checkpoint_is_loaded_and_other_entries_are_named(path):
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     state = {f"net.{name}": value for name, value in saved.state_dict().items()} | {"loss.weight": torch.ones(5)}
     torch.save({"state_dict": state, "hyper_parameters": TINY | {"lr": 1e-3}, "epoch": 3}, path)
     model = tiny()
@@ -93,7 +93,7 @@ def test_a_lightning_checkpoint_is_loaded_and_other_entries_are_named(path):
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "net._orig_mod."])
 def test_prefixes_of_wrappers_are_stripped(path, prefix):
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     torch.save({"state_dict": {prefix + name: value for name, value in saved.state_dict().items()}}, path)
     model = tiny()
     assert load_weights(model, path) == [UNSAID]
@@ -101,7 +101,7 @@ def test_prefixes_of_wrappers_are_stripped(path, prefix):
 
 
 def test_averaged_weights_are_preferred(path):
-    raw, averaged = randomised(tiny()), randomised(tiny())
+    raw, averaged = randomized(tiny()), randomized(tiny())
     torch.save({"state_dict": raw.state_dict(), "state_dict_ema": averaged.state_dict()}, path)
     model = tiny()
     assert load_weights(model, path) == ["weights: state_dict_ema, the averaged ones", UNSAID]
@@ -109,7 +109,7 @@ def test_averaged_weights_are_preferred(path):
 
 
 def test_a_published_command_line_in_the_file_does_no_harm(path):
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     torch.save({"model": saved.state_dict(), "args": argparse.Namespace(lr=1e-3)}, path)
     model = tiny()
     assert load_weights(model, path) == [UNSAID]
@@ -117,7 +117,7 @@ def test_a_published_command_line_in_the_file_does_no_harm(path):
 
 
 def test_weights_in_half_precision_fill_a_float32_model(path):
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     torch.save({name: value.bfloat16() for name, value in saved.state_dict().items()}, path)
     model = tiny()
     load_weights(model, path)
@@ -130,9 +130,9 @@ def test_weights_in_half_precision_fill_a_float32_model(path):
 
 @pytest.mark.parametrize("no_embed_class", [True, False])
 @pytest.mark.parametrize("reg_tokens", [0, 2])
-def test_a_timm_file_is_recognised(path, no_embed_class, reg_tokens):
+def test_a_timm_file_is_recognized(path, no_embed_class, reg_tokens):
     arguments = {"no_embed_class": no_embed_class, "reg_tokens": reg_tokens}
-    theirs = randomised(TimmViT(**TINY, **arguments))
+    theirs = randomized(TimmViT(**TINY, **arguments))
     torch.save(theirs.state_dict(), path)
     model = tiny(reg_tokens=reg_tokens)
     assert load_weights(model, path) == ["layout: converted from timm", UNSAID]
@@ -145,8 +145,8 @@ def theirs_with_size(theirs):
 
 
 @pytest.mark.parametrize("t2t_attn", ["performer", "transformer"])
-def test_an_official_t2t_file_is_recognised(path, t2t_attn):
-    saved = randomised(tiny(**T2T | {"t2t_attn": t2t_attn}))
+def test_an_official_t2t_file_is_recognized(path, t2t_attn):
+    saved = randomized(tiny(**T2T | {"t2t_attn": t2t_attn}))
     state = {f"module.{name}": value for name, value in official(saved).items()}
     torch.save({"state_dict": {}, "state_dict_ema": state}, path)
     model = tiny(**T2T | {"t2t_attn": t2t_attn})
@@ -159,7 +159,7 @@ def test_an_official_t2t_file_is_recognised(path, t2t_attn):
 
 
 def test_an_official_class_position_becomes_part_of_the_class_token():
-    state = official(randomised(tiny(**T2T)))
+    state = official(randomized(tiny(**T2T)))
     state["pos_embed"][:, 0] = torch.randn(16)
     ours = from_t2t(state)
     torch.testing.assert_close(ours["cls_token"], state["cls_token"] + state["pos_embed"][:, :1])
@@ -167,7 +167,7 @@ def test_an_official_class_position_becomes_part_of_the_class_token():
 
 
 def test_an_official_table_that_is_not_the_formula_is_kept(path):
-    state = official(randomised(tiny(**T2T)))
+    state = official(randomized(tiny(**T2T)))
     state["pos_embed"][0, 5, 3] += 1e-5
     assert torch.equal(from_t2t(state)["pos_embed.weight"], state["pos_embed"][:, 1:])
     torch.save(state, path)
@@ -179,7 +179,7 @@ def test_an_official_table_that_is_not_the_formula_is_kept(path):
 
 
 def test_an_official_formula_starts_a_learned_table(path):
-    saved = randomised(tiny(**T2T))
+    saved = randomized(tiny(**T2T))
     torch.save(official(saved), path)
     model = tiny(**T2T | {"pos_embed": "learned"})
     load_weights(model, path)
@@ -187,7 +187,7 @@ def test_an_official_formula_starts_a_learned_table(path):
 
 
 def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
-    saved = randomised(tiny(pos_embed="sincos2d"))
+    saved = randomized(tiny(pos_embed="sincos2d"))
     torch.save(to_timm(saved.state_dict(), saved.pos_embed.table() + 1e-6), path)
     model = tiny(pos_embed="sincos2d")
     assert len(load_weights(model, path)) == 3
@@ -209,7 +209,7 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
     ],
 )
 def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, sentence):
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     torch.save(saved.state_dict(), path)
     model = tiny(**changed)
     head = {name: value.clone() for name, value in model.head.state_dict().items()}
@@ -219,7 +219,7 @@ def test_a_head_that_does_not_fit_is_left_new_and_reported(path, changed, senten
 
 
 def test_features_without_a_head_fill_a_model_with_one(path):
-    torch.save(randomised(tiny(num_classes=0)).state_dict(), path)
+    torch.save(randomized(tiny(num_classes=0)).state_dict(), path)
     assert load_weights(tiny(), path)[1:] == ["head: not loaded, the file's has 0 outputs and the model's new one 5"]
 
 
@@ -227,7 +227,7 @@ def test_features_without_a_head_fill_a_model_with_one(path):
 def test_a_learned_table_is_interpolated_when_asked(path, size):
     from timm.layers import resample_abs_pos_embed
 
-    saved = randomised(tiny())
+    saved = randomized(tiny())
     torch.save(saved.state_dict(), path)
     model = tiny(img_size=size)
     with pytest.raises(ValueError, match="resize policy must be one of interpolate"):
@@ -240,7 +240,7 @@ def test_a_learned_table_is_interpolated_when_asked(path, size):
 
 
 def test_a_timm_file_of_another_grid_is_resized(path):
-    theirs = randomised(TimmViT(**TINY, reg_tokens=2))
+    theirs = randomized(TimmViT(**TINY, reg_tokens=2))
     torch.save(theirs.state_dict(), path)
     sentences = load_weights(tiny(img_size=24, reg_tokens=2), path, resize="interpolate", grid=(4, 4))
     assert [s.split(" from")[0] for s in sentences] == ["layout: converted", "positions: interpolate"]
@@ -248,7 +248,7 @@ def test_a_timm_file_of_another_grid_is_resized(path):
 
 @pytest.mark.parametrize("policy", ["interpolate", "extrapolate"])
 def test_official_t2t_positions_of_another_grid_are_resized_or_computed_anew(path, policy):
-    saved = randomised(tiny(**T2T))
+    saved = randomized(tiny(**T2T))
     torch.save(official(saved), path)
     model = tiny(**T2T | {"img_size": 24})
     sentences = load_weights(model, path, resize=policy)
@@ -259,7 +259,7 @@ def test_official_t2t_positions_of_another_grid_are_resized_or_computed_anew(pat
 
 
 def test_a_fixed_table_of_another_grid_is_noticed_by_the_files_arguments(path):
-    saved = randomised(tiny(pos_embed="sincos2d", img_size=(8, 16)))
+    saved = randomized(tiny(pos_embed="sincos2d", img_size=(8, 16)))
     state = {f"net.{name}": value for name, value in saved.state_dict().items()}
     arguments = TINY | {"img_size": [8, 16], "pos_embed": "sincos2d"}
     torch.save({"state_dict": state, "hyper_parameters": arguments}, path)
@@ -271,13 +271,13 @@ def test_a_fixed_table_of_another_grid_is_noticed_by_the_files_arguments(path):
 
 
 def test_a_file_that_does_not_say_its_grid_is_reported(path):
-    torch.save(randomised(tiny(pos_embed="rope2d")).state_dict(), path)
+    torch.save(randomized(tiny(pos_embed="rope2d")).state_dict(), path)
     (sentence,) = load_weights(tiny(pos_embed="rope2d"), path)
     assert sentence == UNSAID
 
 
 def test_another_position_method_without_weights_is_reported(path):
-    saved = randomised(tiny(pos_embed="sincos1d"))
+    saved = randomized(tiny(pos_embed="sincos1d"))
     arguments = TINY | {"pos_embed": "sincos1d"}
     torch.save({"state_dict": saved.state_dict(), "hyper_parameters": arguments}, path)
     assert load_weights(tiny(pos_embed="rope2d"), path) == ["positions: trained with SinCos1d, the model has RoPE2d"]
@@ -286,7 +286,7 @@ def test_another_position_method_without_weights_is_reported(path):
 @pytest.mark.parametrize("img_size", [(8, 12), 24, (16, 36)])
 @pytest.mark.parametrize("layout", ["ours", "timm"])
 def test_positions_of_an_unknown_grid_are_refused_until_it_is_said(path, img_size, layout):
-    saved = randomised(tiny(img_size=img_size))
+    saved = randomized(tiny(img_size=img_size))
     state = saved.state_dict()
     torch.save(state if layout == "ours" else to_timm(state), path)
     model, (h, w) = tiny(), saved.grid_size
@@ -301,7 +301,7 @@ def test_positions_of_an_unknown_grid_are_refused_until_it_is_said(path, img_siz
 
 
 def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
-    saved = randomised(tiny(img_size=(12, 20)))  # 15 patches and a class token: as many rows as 4 x 4 patches
+    saved = randomized(tiny(img_size=(12, 20)))  # 15 patches and a class token: as many rows as 4 x 4 patches
     torch.save(to_timm(saved.state_dict()), path)
     assert UNSAID in load_weights(tiny(), path)
     model = tiny()
@@ -310,7 +310,7 @@ def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
 
 
 def test_a_damaged_file_beside_weights_is_told(path):
-    torch.save(randomised(tiny()).state_dict(), path)
+    torch.save(randomized(tiny()).state_dict(), path)
     for text, reason in (("[", "is no mapping in JSON"), ('{"network": 3}', "`network` must hold arguments .*, got 3")):
         path.with_name(f"{path.name}.json").write_text(text)
         with pytest.raises(ValueError, match=reason):
@@ -321,7 +321,7 @@ def test_a_damaged_file_beside_weights_is_told(path):
 
 
 def test_weights_of_another_network_are_refused_with_the_differences(path):
-    torch.save(randomised(tiny(depth=1, embed_dim=8, qk_norm=True)).state_dict(), path)
+    torch.save(randomized(tiny(depth=1, embed_dim=8, qk_norm=True)).state_dict(), path)
     model = tiny(qkv_bias=False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(ValueError) as error:
@@ -335,7 +335,7 @@ def test_weights_of_another_network_are_refused_with_the_differences(path):
 
 def test_timm_weights_with_fc_norm_are_refused(path):
     torch.save(TimmViT(**TINY, global_pool="avg").state_dict(), path)
-    with pytest.raises(ValueError, match=r"unexpected \(fc_norm.*normalises after pooling: set `model.fc_norm=True`"):
+    with pytest.raises(ValueError, match=r"unexpected \(fc_norm.*normalizes after pooling: set `model.fc_norm=True`"):
         load_weights(tiny(global_pool="avg"), path)
 
 
@@ -401,7 +401,7 @@ def test_a_missing_file_is_refused(tmp_path):
 
 
 def test_a_kernel_meets_enlarged_patches_as_it_met_the_patches_it_was_trained_on(path):
-    small, large, images = randomised(tiny()), tiny(img_size=32, patch_size=8).eval(), torch.randn(2, 3, 16, 16)
+    small, large, images = randomized(tiny()), tiny(img_size=32, patch_size=8).eval(), torch.randn(2, 3, 16, 16)
     torch.save({"hyper_parameters": TINY, "state_dict": small.state_dict()}, path)
     with pytest.raises(ValueError, match=r"tokenizer\.proj\.weight \(16, 3, 4, 4\), not \(16, 3, 8, 8\)"):
         load_weights(large, path)

@@ -55,7 +55,7 @@ def test_any_activation_of_torch_works_by_name(name):
     torch.testing.assert_close(build_act(spec, 4).eval()(x), theirs(x), rtol=0, atol=0)
 
 
-def test_normalisations_of_torch_work_by_name_and_know_width_and_epsilon():
+def test_normalizations_of_torch_work_by_name_and_know_width_and_epsilon():
     x = torch.randn(4, 5, 8)
     torch.testing.assert_close(build_norm("LayerNorm", 8, 0.1)(x), build_norm("layernorm", 8, 0.1)(x), rtol=0, atol=0)
     batch = build_norm("BatchNorm1d", 8, 0.1)

@@ -15,10 +15,10 @@ TINY = {"img_size": [12, 20], "patch_size": 4, "embed_dim": 16, "depth": 2, "num
 N = 15  # patch tokens, 3 x 5
 
 
-def tiny(pos_embed, randomise=True, **options):
+def tiny(pos_embed, randomize=True, **options):
     torch.manual_seed(1)
     model = VisionTransformer(**(TINY | {"pos_embed": pos_embed} | options)).eval()
-    if randomise:
+    if randomize:
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.5)
     return model
@@ -146,9 +146,9 @@ def test_fast_attention_is_the_explicit_one(name, dtype):
 @pytest.mark.parametrize("tokenizer", ["patch", "t2t"])
 def test_one_seed_gives_all_methods_the_same_other_weights(tokenizer):
     options = {"img_size": [16, 32], "tokenizer": tokenizer, "t2t_dim": 8, "reg_tokens": 2, "global_pool": "map"}
-    reference = tiny("none", randomise=False, **options).state_dict()
+    reference = tiny("none", randomize=False, **options).state_dict()
     for name in NAMES:
-        state = tiny(name, randomise=False, **options).state_dict()
+        state = tiny(name, randomize=False, **options).state_dict()
         others = {key: value for key, value in state.items() if not key.startswith("pos_embed.")}
         assert others.keys() == reference.keys()
         assert [key for key, value in others.items() if not torch.equal(value, reference[key])] == []
@@ -206,10 +206,10 @@ def test_a_bfloat16_model_and_autocast_run_and_stay_near(name):
 def test_lightnings_bf16_true_leaves_rotations_and_biases_in_float32_and_trains(name):
     precision = HalfPrecision("bf16-true")
     with precision.module_init_context():
-        model = tiny(name, randomise=False)
+        model = tiny(name, randomize=False)
     model = precision.convert_module(model).train()
     assert model.head.weight.dtype == torch.bfloat16
-    reference = tiny(name, randomise=False).pos_embed
+    reference = tiny(name, randomize=False).pos_embed
     reference.load_state_dict(model.pos_embed.state_dict())
     for ours, theirs in zip(position_numbers(model.pos_embed), position_numbers(reference), strict=True):
         assert ours.dtype == torch.float32

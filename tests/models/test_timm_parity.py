@@ -11,7 +11,7 @@ TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads
 VARIANTS = {  # timm's arguments, ours
     "default": ({}, {}),
     "avg": ({"global_pool": "avg", "fc_norm": False}, {"global_pool": "avg"}),
-    "avg, then normalised": ({"global_pool": "avg"}, {"global_pool": "avg", "fc_norm": True}),
+    "avg, then normalized": ({"global_pool": "avg"}, {"global_pool": "avg", "fc_norm": True}),
     "max": ({"global_pool": "max", "fc_norm": False}, {"global_pool": "max"}),
     "map": ({"global_pool": "map", "fc_norm": False}, {"global_pool": "map"}),
     "avg without class token": (
@@ -40,7 +40,7 @@ VARIANTS = {  # timm's arguments, ours
 }
 
 
-def randomised(model):
+def randomized(model):
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(torch.randn_like(p) * 0.3 + (1.0 if "norm" in name and name.endswith("weight") else 0.0))
@@ -56,7 +56,7 @@ def images_for(arguments):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_from_timm_give_timms_logits(variant):
     theirs_only, ours_only = VARIANTS[variant]
-    theirs = randomised(TimmViT(**TINY | theirs_only))
+    theirs = randomized(TimmViT(**TINY | theirs_only))
     ours = VisionTransformer(**TINY | ours_only).eval().double()
     ours.load_state_dict(from_timm(theirs.state_dict(), num_patches=ours.grid_size[0] * ours.grid_size[1]))
     images = images_for(TINY | ours_only)
@@ -68,7 +68,7 @@ def test_weights_from_timm_give_timms_logits(variant):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_weights_to_timm_give_our_logits(variant):
     theirs_only, ours_only = VARIANTS[variant]
-    ours = randomised(VisionTransformer(**TINY | ours_only))
+    ours = randomized(VisionTransformer(**TINY | ours_only))
     theirs = TimmViT(**TINY | theirs_only).eval().double()
     theirs.load_state_dict(to_timm(ours.state_dict(), no_embed_class=theirs_only.get("no_embed_class", False)))
     images = images_for(TINY | ours_only)
@@ -123,7 +123,7 @@ def test_what_timm_has_no_counterpart_of_is_refused(arguments, reason):
 
 @pytest.mark.parametrize("pos_embed", ["sincos1d", "sincos2d"])
 def test_a_formula_table_is_written_for_timm_when_given(pos_embed):
-    ours = randomised(VisionTransformer(**TINY, pos_embed=pos_embed))
+    ours = randomized(VisionTransformer(**TINY, pos_embed=pos_embed))
     theirs = TimmViT(**TINY).eval().double()
     theirs.load_state_dict(to_timm(ours.state_dict(), ours.pos_embed.table()))
     images = images_for(TINY)
@@ -132,7 +132,7 @@ def test_a_formula_table_is_written_for_timm_when_given(pos_embed):
 
 
 def test_gradients_are_timms():
-    theirs = randomised(TimmViT(**TINY, qk_norm=True, init_values=0.1))
+    theirs = randomized(TimmViT(**TINY, qk_norm=True, init_values=0.1))
     ours = VisionTransformer(**TINY, qk_norm=True, layer_scale=0.1).double()
     ours.load_state_dict(from_timm(theirs.state_dict()))
     images = images_for(TINY)

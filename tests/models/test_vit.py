@@ -32,7 +32,7 @@ def tiny(**arguments):
     return VisionTransformer(**TINY | arguments)
 
 
-def randomised(model):
+def randomized(model):
     for name, p in model.named_parameters():
         nn.init.normal_(p, std=0.3, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
     return model
@@ -75,7 +75,7 @@ def test_a_training_step_is_one_graph_for_the_compiler(arguments, images):
 @pytest.mark.parametrize("global_pool", ["token", "map"])
 def test_every_parameter_gets_a_gradient(tokenizer, pos_embed, global_pool, images):
     options = {"reg_tokens": 1, "layer_scale": 0.5, "qk_norm": True, "head_hidden": 3}
-    model = randomised(tiny(tokenizer=tokenizer, pos_embed=pos_embed, global_pool=global_pool, **options)).eval()
+    model = randomized(tiny(tokenizer=tokenizer, pos_embed=pos_embed, global_pool=global_pool, **options)).eval()
     model(images).square().sum().backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     if global_pool == "map":
@@ -117,7 +117,7 @@ def test_t2t_grids_are_not_square_roots(img_size):
 
 
 def test_the_walk_is_tokens_positions_prefix_blocks_norm_head(images):
-    model = randomised(tiny(reg_tokens=2)).eval()
+    model = randomized(tiny(reg_tokens=2)).eval()
     x = model.tokenizer(images) + model.pos_embed.weight
     x = torch.cat([model.cls_token.expand(2, -1, -1), model.reg_token.expand(2, -1, -1), x], dim=1)
     for i, block in enumerate(model.blocks):
@@ -129,7 +129,7 @@ def test_token_pooling_reads_the_class_token_and_the_others_the_patches_only():
     tokens = torch.randn(2, 3 + 24, 16)
     changed = tokens.clone()
     changed[:, :3] += 1
-    pools = {name: randomised(tiny(reg_tokens=2, global_pool=name)) for name in ("token", "avg", "max", "map")}
+    pools = {name: randomized(tiny(reg_tokens=2, global_pool=name)) for name in ("token", "avg", "max", "map")}
     assert torch.equal(pools["token"].pool(tokens), tokens[:, 0])
     torch.testing.assert_close(pools["avg"].pool(tokens), tokens[:, 3:].mean(1))
     assert torch.equal(pools["max"].pool(tokens), tokens[:, 3:].amax(1))
@@ -141,7 +141,7 @@ def test_token_pooling_reads_the_class_token_and_the_others_the_patches_only():
 @pytest.mark.parametrize("tokenizer", get_args(TokenizerName))
 @pytest.mark.parametrize("global_pool", ["token", "avg", "max", "map"])
 def test_without_positions_the_order_of_tokens_does_not_matter(tokenizer, global_pool, images):
-    model = randomised(tiny(tokenizer=tokenizer, global_pool=global_pool, pos_embed="none")).double().eval()
+    model = randomized(tiny(tokenizer=tokenizer, global_pool=global_pool, pos_embed="none")).double().eval()
     images = images.double()
     order = torch.randperm(24)
     logits = model(images)
@@ -163,8 +163,8 @@ def test_num_heads_is_the_backbones_alone():
     assert tiny(tokenizer="t2t", qk_scale=0.0).tokenizer.attention1.kqv.bias is not None
 
 
-def test_batches_of_one_and_changed_neighbours_give_the_same_logits(images):
-    model = randomised(tiny()).eval()
+def test_batches_of_one_and_changed_neighbors_give_the_same_logits(images):
+    model = randomized(tiny()).eval()
     torch.testing.assert_close(model(images[:1]), model(images)[:1])
 
 

@@ -37,7 +37,7 @@ def rms(x, weight):
 
 
 def turned(x, row, column, theta):
-    """Turn neighbouring channels of one head: the first half with the row, the second with the column."""
+    """Turn neighboring channels of one head: the first half with the row, the second with the column."""
     x, quarter = x.clone(), len(x) // 4
     for i in range(2 * quarter):
         angle = (row if i < quarter else column) * theta ** (-(i % quarter) / quarter)

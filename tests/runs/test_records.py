@@ -67,8 +67,8 @@ def test_a_value_of_another_type_is_named(run, file, name, content):
 
 
 def test_what_a_later_vitlab_has_written_beside_is_left_as_it_is(run):
-    run.update("model.json", colour={"deep": [1]})
-    assert run.model["colour"] == {"deep": [1]}
+    run.update("model.json", color={"deep": [1]})
+    assert run.model["color"] == {"deep": [1]}
     assert json.loads((run.path / "model.json").read_text())["grid"] == [2, 2]
 
 

@@ -180,13 +180,13 @@ def test_the_batch_cuts_what_antialiased_resizing_makes_of_each_box():
         torch.testing.assert_close(crop, wanted.flip(2) if draws[22] < 0.5 else wanted, atol=2e-3, rtol=0)
 
 
-def test_the_network_gets_crops_normalised_as_whole_images_are():
-    whole = {"colours": 0, "local_crops": 0, "global_scale": [1.0, 1.0]}
+def test_the_network_gets_crops_normalized_as_whole_images_are():
+    whole = {"colors": 0, "local_crops": 0, "global_scale": [1.0, 1.0]}
     data = Digits(batch_size=16, augment=[{"class_path": "MultiCrop", "init_args": whole}])
     data.setup("fit")
     images, _, step = next(iter(data.train_dataloader()))
     made = data.pipeline.crops.split(data.on_after_batch_transfer((images, None, step), 0)[0])
-    wanted = data.pipeline.normalise(images, data.statistics())
+    wanted = data.pipeline.normalize(images, data.statistics())
     for crop in made:
         assert torch.minimum((crop - wanted).abs(), (crop.flip(3) - wanted).abs()).amax() < 1e-4
 

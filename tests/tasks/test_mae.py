@@ -106,7 +106,7 @@ def test_what_cannot_be_is_one_line():
         ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),
         ({"mask_ratio": 0.97}, "`mask_ratio` must leave some of 16 tokens"),
         ({"mask_ratio": float("nan")}, "mask_ratio"),
-        ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighbouring tokens"),
+        ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighboring tokens"),
         (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),
         ({"flexi_patch": [2, 4]}, "`flexi_patch`"),
         ({"metrics": ["F1Score"]}, "`metrics`"),

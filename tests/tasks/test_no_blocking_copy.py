@@ -83,6 +83,6 @@ def test_a_step_from_pixels_to_the_loss_waits_for_nothing(monkeypatch, options):
         for _ in range(2):  # what is made once may wait in the first
             with Waits() as waits:
                 for pixels, targets, step in loader:
-                    batch = mix(pipeline.normalise(pixels, statistics), targets, step)
+                    batch = mix(pipeline.normalize(pixels, statistics), targets, step)
                     task.training_step(batch, 0)  # autograd's engine would want a real device for the way back
     assert waits.seen == []

@@ -17,30 +17,30 @@ SHAPES = [  # channels, image, kernels, strides
     (2, (19, 33), (3, 2, 4, 1), (2, 2, 1, 1)),
     (2, (9, 12), (2, 3), None),
 ]
-KINDS = ["random", "flat", "letterbox", "grey", "coloured", "two greys", "two faint textures"]
+KINDS = ["random", "flat", "letterbox", "gray", "colored", "two grays", "two faint textures"]
 
 
-def randomised(module):
+def randomized(module):
     for name, p in module.named_parameters():
         nn.init.normal_(p, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0, std=0.1)
     return module.eval()
 
 
 def images_of(kind, C, size):
-    """White paper, bars beside a photo, a photo without colour: flat windows, in which variances cancel."""
+    """White paper, bars beside a photo, a photo without color: flat windows, in which variances cancel."""
     x = torch.randn(2, C, *size)
     match kind:
         case "flat":
             return torch.full_like(x, 2.4)
         case "letterbox":
             x[:, :, : size[0] // 3] = torch.linspace(-2.1, -1.8, C)[:, None, None]
-        case "grey":
+        case "gray":
             return (2.2 + 1e-3 * x[:, :1]).expand_as(x)
-        case "two greys":  # where every pixel of a window is one number, and another one beside it
+        case "two grays":  # where every pixel of a window is one number, and another one beside it
             return torch.where(torch.arange(size[1]) < size[1] // 2, -2.0, 2.4).expand_as(x)
         case "two faint textures":
             return torch.where(torch.arange(size[1]) < size[1] // 2, -2.0, 2.4) + 1e-3 * x[:, :1].expand_as(x)
-        case "coloured":
+        case "colored":
             return torch.linspace(-2.1, -1.8, C)[:, None, None] + 1e-3 * x
     return x
 
@@ -60,7 +60,7 @@ def worst(gradients, exact):
 @pytest.mark.parametrize(("C", "size", "kernels", "strides"), SHAPES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_and_gradients_are_the_plain_ones(t2t_attn, C, size, kernels, strides, kind):
-    tokenizer = randomised(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6))
+    tokenizer = randomized(T2TTokenizer(size, C, 8, t2t_attn, kernels, strides, t2t_dim=6))
     plain = copy.deepcopy(tokenizer).double()
     plain.fused = False
     images = images_of(kind, C, size)
@@ -87,7 +87,7 @@ def test_published_widths_in_float32_give_the_plain_tokens(t2t_attn):
 
 
 def test_windows_of_one_pixel_are_legal():
-    tokenizer = randomised(T2TTokenizer((6, 5), 5, 8, t2t_kernels=(1, 3), t2t_dim=6)).double()
+    tokenizer = randomized(T2TTokenizer((6, 5), 5, 8, t2t_kernels=(1, 3), t2t_dim=6)).double()
     images = torch.randn(2, 5, 6, 5, dtype=torch.float64)
     y = tokenizer(images)
     tokenizer.fused = False
@@ -109,7 +109,7 @@ def test_both_ways_have_the_same_parameters_and_draw_the_same_dropout():
 @pytest.mark.parametrize("layer", [TokenPerformer(27, 6), TokenTransformer(27, 6)])
 def test_a_token_layer_takes_a_map_or_its_windows(layer):
     x = torch.randn(2, 3, 10, 14)
-    expected = randomised(layer)(soft_split(x, 3, 2, 1))
+    expected = randomized(layer)(soft_split(x, 3, 2, 1))
     for is_image in (True, False):
         torch.testing.assert_close(layer_from_map(layer, x, (3, 2, 1), is_image), expected, rtol=0, atol=1e-5)
 
@@ -134,7 +134,7 @@ def test_bfloat16_autocast_leaves_the_image_alone(kind):
     tokenizer = T2TTokenizer((64, 48), 3, 32)
     nn.init.normal_(tokenizer.attention1.kqv.weight, std=0.02)  # as VisionTransformer does
     images = images_of(kind, 3, (64, 48))
-    if kind == "black and white":  # in colour: what float32 statistics get wrong
+    if kind == "black and white":  # in color: what float32 statistics get wrong
         black, white = torch.tensor([[-2.118, -2.036, -1.804], [2.249, 2.429, 2.640]])[..., None, None]
         images = torch.where(torch.arange(48) < 24, black, white).expand(2, 3, 64, 48)
     exact = first_stage(images.double(), copy.deepcopy(tokenizer).double())
@@ -144,7 +144,7 @@ def test_bfloat16_autocast_leaves_the_image_alone(kind):
 
 
 def test_a_flat_window_gives_the_shift_whatever_its_tone():
-    tokenizer = randomised(T2TTokenizer((64, 48), 3, 32))
+    tokenizer = randomized(T2TTokenizer((64, 48), 3, 32))
     y = first_stage(torch.where(torch.arange(48) < 24, -2.0, 2.4).expand(1, 3, 64, 48), tokenizer)
     y = y.unflatten(1, tokenizer.grids[0])[0]
     torch.testing.assert_close(y[4, 2], y[4, 9], rtol=0, atol=1e-7)  # one on the dark side, one on the bright
@@ -165,7 +165,7 @@ def test_half_precision_stays_near_and_finite_as_a_cast_and_as_autocast(dtype, t
     torch.testing.assert_close(y.float(), expected, rtol=0, atol=0.2)
 
 
-def test_values_that_float16_cannot_hold_before_normalisation_are_normalised_first():
+def test_values_that_float16_cannot_hold_before_normalization_are_normalized_first():
     norm, linear = nn.LayerNorm(27), nn.Linear(27, 4)
     x = 3e4 * torch.randn(1, 3, 8, 8)
     expected = split_norm_linear(x, (3, 2, 1), norm, linear, is_image=False)

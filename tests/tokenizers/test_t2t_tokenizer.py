@@ -60,11 +60,11 @@ def test_soft_split_is_window_by_window_in_raster_order():
     assert torch.equal(soft_split(x, 7, 3, 2), torch.stack(windows, dim=1))
 
 
-def test_the_centre_of_a_window_is_the_pixel_at_row_and_column():
+def test_the_center_of_a_window_is_the_pixel_at_row_and_column():
     image = torch.arange(400 * 100.0).view(1, 1, 400, 100)  # row * 100 + column
-    centres = soft_split(image, 7, 4, 2)[0, :, 3 * 7 + 3].view(100, 25)
+    centers = soft_split(image, 7, 4, 2)[0, :, 3 * 7 + 3].view(100, 25)
     y, x = torch.meshgrid(torch.arange(100), torch.arange(25), indexing="ij")
-    assert torch.equal(centres, ((4 * y + 1) * 100 + 4 * x + 1).float())
+    assert torch.equal(centers, ((4 * y + 1) * 100 + 4 * x + 1).float())
 
 
 @pytest.mark.skipif(not MOUNTAINS.exists(), reason="the demo image is not part of the repository")

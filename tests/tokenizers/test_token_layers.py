@@ -5,7 +5,7 @@ from torch import nn
 from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer, TokenTransformer
 
 
-def randomised(layer):
+def randomized(layer):
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(torch.randn_like(p) * 0.3)
@@ -13,12 +13,12 @@ def randomised(layer):
 
 
 def layer_norm(x, norm):
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    centerd = x - x.mean(-1, keepdim=True)
+    return centerd / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def test_token_transformer_is_the_formula():
-    layer = randomised(TokenTransformer(in_dim=27, dim=8)).double()
+    layer = randomized(TokenTransformer(in_dim=27, dim=8)).double()
     x = torch.randn(2, 11, 27, dtype=torch.float64)
     q, k, v = (layer_norm(x, layer.norm1) @ layer.attn.qkv.weight.T).split(8, dim=-1)
     weights = (q @ k.mT * 27**-0.5).softmax(-1)  # the input's width, not the 8 of the keys
@@ -35,7 +35,7 @@ def test_token_attention_has_the_articles_shapes_and_size():
 
 
 def test_token_attention_weights_are_what_forward_applies():
-    attention = randomised(TokenAttention(in_dim=12, dim=6))
+    attention = randomized(TokenAttention(in_dim=12, dim=6))
     x = torch.randn(2, 9, 12)
     v = attention.qkv(x)[..., 12:]
     torch.testing.assert_close(attention.weights(x).sum(-1), torch.ones(2, 1, 9))
@@ -67,7 +67,7 @@ def slow_performer_attention(layer, q, k, v):
 
 
 def test_token_performer_is_the_formula_with_keys_first():
-    layer = randomised(TokenPerformer(in_dim=12, dim=6)).double()
+    layer = randomized(TokenPerformer(in_dim=12, dim=6)).double()
     x = torch.randn(2, 5, 12, dtype=torch.float64)
     k, q, v = layer.kqv(layer_norm(x, layer.norm1)).split(6, dim=-1)
     y = v + layer.proj(slow_performer_attention(layer, q, k, v))
@@ -142,7 +142,7 @@ def test_performer_drops_a_tenth_after_projection_and_mlp_in_training():
 
 
 def test_performer_cost_is_linear_in_tokens():
-    layer = randomised(TokenPerformer(12, 8))
+    layer = randomized(TokenPerformer(12, 8))
     q, k, v = torch.randn(3, 1, 5, 8)
     twice = layer.attend(q, torch.cat([k, k], 1), torch.cat([v, v], 1))
     torch.testing.assert_close(twice, layer.attend(q, k, v), rtol=1e-4, atol=1e-5)  # each key twice: the same mean

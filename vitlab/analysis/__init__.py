@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.shift import analyze_shift
     from vitlab.analysis.subject import Finding, Subject
     from vitlab.analysis.views.heads import analyze_heads
-    from vitlab.analysis.views.pca import analyze_pca, pca_colours
+    from vitlab.analysis.views.pca import analyze_pca, pca_colors
     from vitlab.analysis.views.reconstruction import analyze_reconstruction
     from vitlab.analysis.views.splits import analyze_splits
     from vitlab.analysis.views.token_layers import analyze_token_layers, split_features, token_layer_maps
@@ -72,7 +72,7 @@ else:
         "vitlab.analysis.views.heads": ("analyze_heads",),
         "vitlab.analysis.views.pca": (
             "analyze_pca",
-            "pca_colours",
+            "pca_colors",
         ),
         "vitlab.analysis.views.reconstruction": ("analyze_reconstruction",),
         "vitlab.analysis.views.splits": ("analyze_splits",),
@@ -160,7 +160,7 @@ __all__ = [
     "mean_distance",
     "mosaic",
     "names_of",
-    "pca_colours",
+    "pca_colors",
     "rollout",
     "scramble_image",
     "scramble_tokens",

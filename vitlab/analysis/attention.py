@@ -65,7 +65,7 @@ def uniform_distance(grid_size: Grid) -> float:
 def mean_distance(maps: Tensor, grid_size: Grid, num_prefix_tokens: int) -> Tensor:
     """Map ``(B, A, L, L)`` attention to its mean distance from patch to patch, ``(B, A)`` in cells.
 
-    As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalised after the columns of
+    As in ViT's appendix (Dosovitskiy et al. 2021, arXiv:2010.11929), with rows renormalized after the columns of
     prefix tokens are dropped: else a head that attends to the class token looks local.
 
     Example:
@@ -158,7 +158,7 @@ def analyze_rollout(subject: Subject) -> Finding:
 
 
 def analyze_distance(subject: Subject) -> Finding:
-    """Measure how far each head looks, from patch to patch, in rows renormalised without prefix tokens.
+    """Measure how far each head looks, from patch to patch, in rows renormalized without prefix tokens.
 
     Example:
         >>> finding = analyze_distance(subject)
@@ -206,4 +206,4 @@ def maps_of_images(
             overlay(axes[i, j], pixels, maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
         for ax, (y, x) in ((ax, subject.query) for ax in axes[i] if subject.query is not None):
             ax.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "+", color="#D55E00", markersize=7)
-    return Finding(pd.DataFrame(rows), figure, f"{note}; colours span each map's own range, written below it")
+    return Finding(pd.DataFrame(rows), figure, f"{note}; colors span each map's own range, written below it")

@@ -43,7 +43,7 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     "distance": (
         "vitlab.analysis.attention:analyze_distance",
         "How far each head looks: compare a dot with the hollow one, the same head with tokens in random places.",
-        "Why: a head is local because it knows places, or because neighbours look alike: only the first is position.",
+        "Why: a head is local because it knows places, or because neighbors look alike: only the first is position.",
     ),
     "entropy": (
         "vitlab.analysis.attention:analyze_entropy",
@@ -52,7 +52,7 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "position": (
         "vitlab.analysis.positions:analyze_position",
-        "Each tile compares the position of its cell with all cells: bright neighbours mean that the table knows the "
+        "Each tile compares the position of its cell with all cells: bright neighbors mean that the table knows the "
         "grid; fixed sines do so by construction.",
         "Whether the network uses what its table knows: `scramble` and `displacement` do.",
     ),
@@ -102,7 +102,7 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "pca": (
         _VIEWS + "pca:analyze_pca",
-        "Patch features of all pictures as colours, their first three principal components: equal colours are alike to "
+        "Patch features of all pictures as colors, their first three principal components: equal colors are alike to "
         "the network.",
         "What the other components hold: the title of each layer tells the share of variance that is shown.",
     ),
@@ -137,7 +137,7 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "splits": (
         _VIEWS + "splits:analyze_splits",
-        "The features after each split of T2T as colours and single channels, as figure 2 of T2T-ViT.",
+        "The features after each split of T2T as colors and single channels, as figure 2 of T2T-ViT.",
         "Which channels matter: those shown vary most.",
     ),
     "errors": (

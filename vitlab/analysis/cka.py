@@ -30,7 +30,7 @@ def unbiased_hsic(k: Tensor, m: Tensor) -> Tensor:
 
 
 def cka(k: Tensor, m: Tensor) -> float:
-    """Return the centred kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
+    """Return the centerd kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
 
     Kornblith et al. 2019 (arXiv:1905.00414), with the estimator of Nguyen et al. 2021 (arXiv:2010.15327) that does not
     grow where there are more features than images.
@@ -46,7 +46,7 @@ def jackknife(k: Tensor, m: Tensor) -> float:
 
 
 def linear_kernel(x: Tensor) -> Tensor:
-    """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centred."""
+    """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centerd."""
     x = x.flatten(1).double()
     x = x - x.mean(dim=0)
     return x @ x.T

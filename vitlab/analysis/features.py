@@ -1,4 +1,4 @@
-"""How well frozen features classify: few-shot ridge and nearest neighbours."""
+"""How well frozen features classify: few-shot ridge and nearest neighbors."""
 
 from collections.abc import Iterable
 
@@ -16,7 +16,7 @@ from vitlab.models.vit import VisionTransformer
 
 SHOTS = (1, 5, 10, 25)
 DRAWS = 3
-NEIGHBOURS = (1, 5, 20)
+NEIGHBORS = (1, 5, 20)
 SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
 
 
@@ -64,7 +64,7 @@ def draw(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 
 def analyze_fewshot(subject: Subject) -> Finding:
-    """Classify with a few labelled images of each class.
+    """Classify with a few labeled images of each class.
 
     Example:
         >>> finding = analyze_fewshot(subject)
@@ -92,7 +92,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
     axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes.set_ylim(0, 1.05)
     axes.set_xticks(table["shots"].unique())
-    finish(axes, "labelled images of each class", "accuracy")
+    finish(axes, "labeled images of each class", "accuracy")
     note = f"{DRAWS} draws of training images, scored on {len(test)} validation images; {_classes(subject)}"
     return Finding(table, figure, note)
 
@@ -111,15 +111,15 @@ def analyze_knn(subject: Subject) -> Finding:
     num_classes = subject.data.num_classes
     rows = [
         {"k": k, **_counted(knn_accuracy(train, labels, test, test_labels, k, num_classes), len(test))}
-        for k in NEIGHBOURS
+        for k in NEIGHBORS
     ]
     table = pd.DataFrame(rows).assign(n_train=len(train), classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "k", "acc1")
     axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes.set_ylim(0, 1.05)
-    axes.set_xticks(NEIGHBOURS)
-    finish(axes, "neighbours", "accuracy")
+    axes.set_xticks(NEIGHBORS)
+    finish(axes, "neighbors", "accuracy")
     note = f"{len(train)} training and {len(test)} validation images; the head's input; {_classes(subject)}"
     return Finding(table, figure, note)
 

@@ -1,4 +1,4 @@
-"""Axes, colours and maps that the figures share: told apart by the colour-blind and in grey."""
+"""Axes, colors and maps that the figures share: told apart by the color-blind and in gray."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (7, 3))
 
 
 def grid_of_axes(rows: int, columns: int, size: float = 1.5, bar: bool = False) -> tuple[Figure, np.ndarray]:
-    """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each, with room for a colour bar."""
+    """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each, with room for a color bar."""
     figure = Figure(figsize=(max(columns * size, 2.5) + bar, max(rows * size, 1.8)), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
 
@@ -27,13 +27,13 @@ def one_axes(width: float = 5.0, height: float = 3.4, columns: int = 1) -> tuple
 
 def picture(axes: Axes, pixels: np.ndarray, title: str = "") -> None:
     """Show an ``(H, W, C)`` image with values in [0, 1]."""
-    grey = pixels.shape[-1] == 1
-    axes.imshow(pixels[..., 0] if grey else pixels, cmap="gray" if grey else None, vmin=0, vmax=1)
+    gray = pixels.shape[-1] == 1
+    axes.imshow(pixels[..., 0] if gray else pixels, cmap="gray" if gray else None, vmin=0, vmax=1)
     bare(axes, title)
 
 
 def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = False, **limits: float) -> Any:
-    """Show an ``(h, w)`` map; a diverging one has its white at 0. Return what a colour bar needs."""
+    """Show an ``(h, w)`` map; a diverging one has its white at 0. Return what a color bar needs."""
     if diverging and not limits:
         most = float(np.nanmax(np.abs(values))) or 1.0
         limits = {"vmin": -most, "vmax": most}
@@ -43,9 +43,9 @@ def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = Fals
 
 
 def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "") -> None:
-    """Lay an ``(h, w)`` map over the ``(H, W, C)`` image it belongs to, in grey; below it stands the map's range."""
-    (H, W), grey = pixels.shape[:2], pixels.mean(axis=-1)
-    axes.imshow(grey, cmap="gray", vmin=0, vmax=1)
+    """Lay an ``(h, w)`` map over the ``(H, W, C)`` image it belongs to, in gray; below it stands the map's range."""
+    (H, W), gray = pixels.shape[:2], pixels.mean(axis=-1)
+    axes.imshow(gray, cmap="gray", vmin=0, vmax=1)
     scaled = (values - values.min()) / max(float(np.ptp(values)), 1e-12)
     extent = (-0.5, W - 0.5, H - 0.5, -0.5)  # low values let the picture through
     axes.imshow(values, cmap="viridis", alpha=0.3 + 0.6 * scaled, extent=extent, interpolation="nearest")
@@ -62,7 +62,7 @@ def bare(axes: Axes, title: str = "") -> None:
 
 
 def curves(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str | None = None) -> None:
-    """Draw ``y`` over ``x``, a line with its own colour, mark and dashes for each value of ``by``.
+    """Draw ``y`` over ``x``, a line with its own color, mark and dashes for each value of ``by``.
 
     Columns ``y_low`` and ``y_high``, where there are such, are a band: intervals of one measurement, in the mean.
     """

@@ -60,8 +60,8 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     y, x = y.flatten().to(logits.device), x.flatten().to(logits.device)
     index = (y - y[:, None] + h - 1) * (2 * w - 1) + x - x[:, None] + w - 1  # (N, N): key minus query
     count = torch.bincount(index.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
-    centred = logits - logits.mean(dim=(1, 2), keepdim=True)
-    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centred.flatten(1))
+    centerd = logits - logits.mean(dim=(1, 2), keepdim=True)
+    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centerd.flatten(1))
     return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
 
 
@@ -125,7 +125,7 @@ def analyze_position(subject: Subject) -> Finding:
 def analyze_displacement(subject: Subject) -> Finding:
     """Show how the logits of each head depend on where the key lies, seen from the query, whatever stands there.
 
-    ``logit`` is of the images as they are; neighbours look alike, so that content alone draws a pattern there.
+    ``logit`` is of the images as they are; neighbors look alike, so that content alone draws a pattern there.
     ``position`` is of the same images with their tokens shuffled, each image's by a draw of its own, before positions:
     content is spread evenly over places, and what is left above ``error`` is knowledge of position.
 

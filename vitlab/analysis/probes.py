@@ -21,7 +21,7 @@ PENALTY = 0.1  # weight of the squared weights of a PositionProbe
 
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
-    """Return the ``(F, T)`` weights that minimise ``|x w - y|^2 + l2 |w|^2`` for ``(n, F)`` and ``(n, T)``."""
+    """Return the ``(F, T)`` weights that minimize ``|x w - y|^2 + l2 |w|^2`` for ``(n, F)`` and ``(n, T)``."""
     return solve_ridge(x.T @ x, x.T @ y, l2)
 
 

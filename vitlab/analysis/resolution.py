@@ -98,7 +98,7 @@ def analyze_resolution(subject: Subject) -> Finding:
         ax.set_ylim(0, 1.05)
         ax.set_xticks(table["size"].unique())
         ax.axvline(subject.net.img_size[0], color="0.7", linewidth=0.8, zorder=0)
-        finish(ax, "height of the image, pixels (grey line: training)", "accuracy")
+        finish(ax, "height of the image, pixels (gray line: training)", "accuracy")
     usual = policies(subject)[0] or "nothing to resize"
     note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, usual policy: {usual}"
     return Finding(table.drop(columns="line"), figure, note)

@@ -131,7 +131,7 @@ def analyze_scramble_image(subject: Subject) -> Finding:
 
 
 def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tensor]) -> Finding:
-    net, (images, labels), before = subject.net, subject.labelled(), subject.outputs()
+    net, (images, labels), before = subject.net, subject.labeled(), subject.outputs()
     generator = torch.Generator().manual_seed(0)
 
     def rows() -> Iterator[dict[str, object]]:

@@ -40,7 +40,7 @@ def analyze_shift(subject: Subject) -> Finding:
         ['fill', 'pixels', 'direction', 'acc1', 'acc1_low', 'acc1_high']
     """
     subject.need_classes("shift")
-    net, (images, labels), before, black = subject.net, subject.labelled(), subject.outputs(), subject.black()
+    net, (images, labels), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
     stride = net.img_size[0] // net.grid_size[0]
     rows = []
     for fill in get_args(Fill):
@@ -57,6 +57,6 @@ def analyze_shift(subject: Subject) -> Finding:
         ax.set_ylim(0, 1.05)
         ax.set_xticks(table["pixels"].unique())
         ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
-        finish(ax, "shift, pixels (grey line: a patch)", name)
+        finish(ax, "shift, pixels (gray line: a patch)", name)
     note = f"{len(images)} validation images, mean of four directions, patches of {stride} pixels"
     return Finding(table, figure, note)

@@ -32,12 +32,12 @@ class Subject:
 
     Args:
         net: The network, of vitlab or of timm; is set to evaluation.
-        data: The data set it was trained on, or a function from a PIL image to a normalised ``(C, H, W)``: then
+        data: The data set it was trained on, or a function from a PIL image to a normalized ``(C, H, W)``: then
             ``pictures`` are all the images there are, and nothing is said of right and wrong.
         arguments: The arguments it was built with.
         name: What it is called in figures.
         classifies: Whether its outputs are scores of the data's classes.
-        pictures: Images or their files, or normalised ``(B, C, H, W)``, to show maps of; None takes validation images.
+        pictures: Images or their files, or normalized ``(B, C, H, W)``, to show maps of; None takes validation images.
         num_images: Images to measure with, at most.
         layer: The block to look at, from 0; None leaves the choice to the analysis.
         head: The head to look at, from 0; None for all.
@@ -52,7 +52,7 @@ class Subject:
         >>> from vitlab.data import Digits
         >>> net = VisionTransformer(img_size=8, in_chans=1, patch_size=2, embed_dim=16, depth=2, num_heads=2)
         >>> subject = Subject(net, Digits(), num_images=16)
-        >>> subject.labelled()[0].shape
+        >>> subject.labeled()[0].shape
         torch.Size([16, 1, 8, 8])
         >>> Subject(net, lambda image: torch.zeros(1, 8, 8), pictures=[Image.new("L", (9, 9))]).shown().shape
         torch.Size([1, 1, 8, 8])
@@ -103,7 +103,7 @@ class Subject:
     def batches(
         self, split: SplitName = "val", limit: int | None = None, pipeline: Pipeline | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield normalised ``(B, C, H, W)`` images and their ``(B,)`` classes.
+        """Yield normalized ``(B, C, H, W)`` images and their ``(B,)`` classes.
 
         Args:
             split: Which images; never augmented. Where there are too many, always the same random ones.
@@ -140,7 +140,7 @@ class Subject:
         return self._known[name]
 
     def outputs(self) -> Tensor:
-        """Return the ``(n, K)`` outputs for the images of :meth:`labelled`."""
+        """Return the ``(n, K)`` outputs for the images of :meth:`labeled`."""
         return self.once("outputs", lambda: torch.cat([outputs(self.net, images) for images, _ in self.batches()]))
 
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -148,9 +148,9 @@ class Subject:
         data, pipeline = self.data, pipeline or self.data.pipeline
         order = EvalOrder(len(images), min(data.batch_size, 32))
         for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.complain):
-            yield pipeline.normalise(pixels.to(self.device), data.statistics()), labels.to(self.device)
+            yield pipeline.normalize(pixels.to(self.device), data.statistics()), labels.to(self.device)
 
-    def labelled(self) -> tuple[Tensor, Tensor]:
+    def labeled(self) -> tuple[Tensor, Tensor]:
         """Return the images and classes of :meth:`batches` in one piece."""
         images, labels = zip(*self.batches(), strict=True)
         return torch.cat(images), torch.cat(labels)
@@ -160,9 +160,9 @@ class Subject:
         return next(self.batches(limit=count))[0] if self.pictures is None else self.pictures[:count].to(self.device)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Return normalised ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at.
+        """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at.
 
-        Arrays, which have a unit of their own, are grey at their mean, black and white at 2.5 standard deviations.
+        Arrays, which have a unit of their own, are gray at their mean, black and white at 2.5 standard deviations.
         """
         if getattr(self.data, "arrays", False):
             images = images if images.shape[1] in (1, 3) else images.mean(dim=1, keepdim=True)
@@ -171,7 +171,7 @@ class Subject:
         return (images * std + mean).clamp(0, 1).permute(0, 2, 3, 1).cpu()
 
     def black(self) -> Tensor:
-        """Return the ``(C, 1, 1)`` normalised value of a black pixel."""
+        """Return the ``(C, 1, 1)`` normalized value of a black pixel."""
         mean, std = (torch.tensor(values, device=self.device)[:, None, None] for values in self.data.statistics())
         return -mean / std
 

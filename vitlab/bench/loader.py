@@ -28,7 +28,7 @@ Epoch = Callable[[], Iterable[object]]
 
 
 class _Pictures(Dataset[tuple[Tensor, int]]):
-    """The usual way: one PIL image at a time, cropped, mirrored and normalised."""
+    """The usual way: one PIL image at a time, cropped, mirrored and normalized."""
 
     def __init__(self, images: Tensor) -> None:
         from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
@@ -47,7 +47,7 @@ class _Pictures(Dataset[tuple[Tensor, int]]):
 
 def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) -> list[dict[str, Any]]:
     """Return a row for each loader: an epoch of small images, shifted by up to 4 pixels, and one of photos, of which
-    parts are cut out; mirrored by chance and normalised.
+    parts are cut out; mirrored by chance and normalized.
 
     Args:
         rounds: How often each loader is measured.
@@ -56,7 +56,7 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
         photos: Number of photos.
     """
     rows = []
-    for text, shape in (("28x28 grey, as Fashion-MNIST", (1, 28, 28)), ("32x32 RGB, as CIFAR", (3, 32, 32))):
+    for text, shape in (("28x28 gray, as Fashion-MNIST", (1, 28, 28)), ("32x32 RGB, as CIFAR", (3, 32, 32))):
         rows += _rows(text, count, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the cores belong to the workers: threads that wait for each other would count as work
@@ -100,7 +100,7 @@ def _small(count: int, shape: tuple[int, int, int]) -> dict[str, Epoch]:
     return {
         "DataLoader, PIL, 2 workers": lambda: usual[0],
         "DataLoader, PIL, 0 workers": lambda: usual[1],
-        "vitlab, in memory": lambda: (pipeline.normalise(batch[0], statistics) for batch in ours),
+        "vitlab, in memory": lambda: (pipeline.normalize(batch[0], statistics) for batch in ours),
     }
 
 

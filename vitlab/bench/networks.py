@@ -121,7 +121,7 @@ def _torchvision(net: VisionTransformer, arguments: dict[str, Any]) -> nn.Module
 def _vit_pytorch(net: VisionTransformer, arguments: dict[str, Any]) -> nn.Module:
     import vit_pytorch
 
-    return vit_pytorch.ViT(  # two more normalisations around the patches: weights of its own
+    return vit_pytorch.ViT(  # two more normalizations around the patches: weights of its own
         image_size=net.img_size[0],
         patch_size=arguments["patch_size"],
         num_classes=arguments.get("num_classes", 1000),

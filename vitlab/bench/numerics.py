@@ -12,7 +12,7 @@ MODELS = ("t2t_vit_7", "t2t_vit_t_14", "vit_ti16")
 
 
 def images_of(size: int = 224) -> dict[str, Tensor]:
-    """Return a normalised image of each kind; a photo where scikit-learn has its samples."""
+    """Return a normalized image of each kind; a photo where scikit-learn has its samples."""
     noise = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
     bars = noise.clone()
     bars[:, :, : size // 4] = bars[:, :, -size // 4 :] = torch.tensor([-2.118, -2.036, -1.804])[:, None, None]
@@ -20,7 +20,7 @@ def images_of(size: int = 224) -> dict[str, Tensor]:
     halves = torch.where(torch.arange(size) < size // 2, -2.0, 2.4).expand(1, 3, size, size)
     kinds = {"random": noise, "white": white, "letterbox": bars, "equal channels": torch.full_like(noise, 2.4)}
     texture = 1e-3 * noise[:, :1]
-    kinds |= {"grey": (2.2 + texture).expand_as(noise), "two greys": halves, "two textures": halves + texture}
+    kinds |= {"gray": (2.2 + texture).expand_as(noise), "two grays": halves, "two textures": halves + texture}
     photos = _photos(size)
     return kinds if photos is None else {**kinds, "photo": photos}
 

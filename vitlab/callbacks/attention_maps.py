@@ -89,11 +89,11 @@ def draw(images: Tensor, maps: Tensor) -> Tensor:
     H, W = images.shape[2:]
     size = [round(side * max(1.0, TILE / min(H, W))) for side in (H, W)]
     relative = maps / maps.amax(dim=(2, 3), keepdim=True)
-    colours = torch.from_numpy(matplotlib.colormaps["viridis"](relative.numpy())[..., :3])
-    colours = colours.permute(0, 1, 4, 2, 3).float()  # (B, A, 3, h, w)
+    colors = torch.from_numpy(matplotlib.colormaps["viridis"](relative.numpy())[..., :3])
+    colors = colors.permute(0, 1, 4, 2, 3).float()  # (B, A, 3, h, w)
     rows = [
         torch.cat([F.interpolate(image[None], size), F.interpolate(heads, size)])
-        for image, heads in zip(images, colours, strict=True)
+        for image, heads in zip(images, colors, strict=True)
     ]  # (1 + A, 3, height, width) each
     return make_grid(torch.cat(rows), nrow=len(rows[0]), pad_value=1.0).mul(255).round().to(torch.uint8)
 

@@ -1,4 +1,4 @@
-"""What a network's features are worth while it trains: neighbours, a linear probe, their rank."""
+"""What a network's features are worth while it trains: neighbors, a linear probe, their rank."""
 
 import warnings
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class FeatureQuality(Callback):
           callbacks:
             - {class_path: FeatureQuality, init_args: {every_n_epochs: 5}}
 
-    knn is the accuracy of the vote of neighbours by cosine, weighted by exp(similarity / 0.07), Wu et al. 2018
+    knn is the accuracy of the vote of neighbors by cosine, weighted by exp(similarity / 0.07), Wu et al. 2018
     (arXiv:1805.01978); probe that of a logistic regression; rankme the exponential of the entropy of the features'
     singular values, Garrido et al. 2023 (arXiv:2210.02885), between 1, where they have collapsed, and their width.
 
@@ -38,7 +38,7 @@ class FeatureQuality(Callback):
         every_n_epochs: Epochs between two measurements; the last epoch is measured, too.
         measures: Which; knn and probe need classes.
         images: Images of each split, at most, spread evenly over it.
-        k: Neighbours that vote.
+        k: Neighbors that vote.
 
     Example:
         >>> FeatureQuality(every_n_epochs=5, measures=["rankme"]).every_n_epochs
@@ -113,7 +113,7 @@ class FeatureQuality(Callback):
         loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.complain)
         with trainer.precision_plugin.forward_context():
             for pixels, labels, _ in loader:
-                images = data.pipeline.normalise(pixels.to(device), data.statistics())
+                images = data.pipeline.normalize(pixels.to(device), data.statistics())
                 found.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
         features, targets = (torch.cat(part) for part in zip(*found, strict=True))
         return features, targets
@@ -122,7 +122,7 @@ class FeatureQuality(Callback):
 def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:
     """Return the ``(m,)`` classes that a logistic regression of ``(n, D)`` features gives ``(m, D)`` queries.
 
-    Features are standardised; L-BFGS begins at zero, in float64.
+    Features are standardized; L-BFGS begins at zero, in float64.
 
     >>> probe(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]), torch.tensor([[-1.0], [2.0]]))
     tensor([0, 1])

@@ -3,7 +3,7 @@
 from vitlab.data.arrays import Arrays
 from vitlab.data.base import ImageData
 from vitlab.data.hugging_face import HuggingFace
-from vitlab.data.image_folder import ImageFolder, ImageNet, Unlabelled
+from vitlab.data.image_folder import ImageFolder, ImageNet, Unlabeled
 from vitlab.data.known.cifar import CIFAR10, CIFAR100
 from vitlab.data.known.digits import Digits
 from vitlab.data.known.fake import FakeData
@@ -29,6 +29,6 @@ __all__ = [
     "Photos",
     "PositionProbe",
     "Table",
-    "Unlabelled",
+    "Unlabeled",
     "WebDataset",
 ]

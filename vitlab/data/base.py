@@ -29,7 +29,7 @@ from vitlab.signature import Named
 
 
 class ImageData(Named, L.LightningDataModule):
-    """Labelled images in disjoint training, validation and test splits; only `test` and `predict` read the last.
+    """Labeled images in disjoint training, validation and test splits; only `test` and `predict` read the last.
 
     Args:
         native_size: Height and width of the images, in pixels; None where they differ.
@@ -188,9 +188,9 @@ class ImageData(Named, L.LightningDataModule):
     predict_dataloader = test_dataloader
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
-        """Normalise and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
+        """Normalize and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
         images, targets, step = *_, self.step = batch  # kept for a task whose random numbers depend on the samples
-        images = self.pipeline.normalise(images, self.statistics(), step)
+        images = self.pipeline.normalize(images, self.statistics(), step)
         if step.mix_seed is not None:
             images, targets = self.mix(images, targets, step)
         if step.mix_seed is None or self.sample_weights is None:
@@ -203,7 +203,7 @@ class ImageData(Named, L.LightningDataModule):
             yield self.on_after_batch_transfer(batch, 0)[:2]
 
     def eval_transform(self, image: Image.Image) -> Tensor:
-        """Map one decoded image to a normalised ``(C, H, W)``, as in evaluation."""
+        """Map one decoded image to a normalized ``(C, H, W)``, as in evaluation."""
         return self.pipeline.eval_image(image.convert(self.decoding.mode), self.statistics())
 
     @property

@@ -157,7 +157,7 @@ class ImageNet(ImageFolder):
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Unlabelled(ImageFolder):
+class Unlabeled(ImageFolder):
     """All photos below a folder, flat or nested, for tasks that learn without labels: MAE and DINO.
 
     They are one class, whatever their folders are called; validation is a share of them, and there is no test folder.
@@ -167,8 +167,8 @@ class Unlabelled(ImageFolder):
         **folder: Passed to :class:`ImageFolder`.
 
     Example:
-        >>> Unlabelled("photos", img_size=32).class_names  # of photos/cat/ and photos/dog/
-        ['unlabelled']
+        >>> Unlabeled("photos", img_size=32).class_names  # of photos/cat/ and photos/dog/
+        ['unlabeled']
     """
 
     def __init__(self, root: str, **folder: Unpack[PhotoArgs]) -> None:
@@ -183,7 +183,7 @@ class Unlabelled(ImageFolder):
         if not self.files and not RUN.get():
             raise ValueError(f"`data.root` has no files, got {self.root}")
         sizes = sizes_of(Folder(self.root), self.files[:: max(1, len(self.files) // 16)])
-        return Survey({"train": self.root.name}, ["unlabelled"], sizes, [])
+        return Survey({"train": self.root.name}, ["unlabeled"], sizes, [])
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return all files, unopened."""
@@ -194,7 +194,7 @@ class Unlabelled(ImageFolder):
 def kind_of(root: str) -> type[ImageFolder]:
     """Return what reads a folder of photos: ImageNet as it is downloaded, class folders, or photos without classes."""
     if is_flat(Path(root)) and not ilsvrc.tarred(Path(root)):
-        return Unlabelled
+        return Unlabeled
     is_download = (Path(root) / ilsvrc.TRAIN).is_file() or is_flat(Path(root) / "val")
     return ImageNet if is_download else ImageFolder
 
@@ -230,6 +230,6 @@ def _check_depth(root: Path, train: Path, class_names: list[str]) -> None:
         raise ValueError(f"`data.root` has one class folder, {class_names[0]}, got {root}; did you mean {inside}?")
     if not class_names:
         raise ValueError(
-            f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; --data=Unlabelled, for "
+            f"`data.root` has no class folders, got {root}; it should look like {_LOOKS}; --data=Unlabeled, for "
             "--model=MAE and DINO, needs none"
         )

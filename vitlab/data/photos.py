@@ -37,7 +37,7 @@ class Photos(ImageData):
         class_names: Name of each class.
         sizes: Height and width of some images.
         img_size: Side, or height and width, of the network's images, in pixels; default: 224, or as small images are.
-        in_chans: 3 for RGB, 1 for grey.
+        in_chans: 3 for RGB, 1 for gray.
         max_unreadable: Number of files that may be left out because they cannot be read.
         class_map: JSON file with the class of folders or labels that have another name.
         crop_scale: Smallest share of the area that a random crop keeps; default: .08, small images are shifted.

@@ -37,7 +37,7 @@ class Table(Listed):
         weight_column: Column of each row's weight in the training loss, if there is one; null leaves it aside.
         time_column: Column of numbers or dates for `split_by`.
         split_by: hash, or time: the latest rows are for test, those before them for validation; groups stay together.
-        in_chans: 3 for RGB, 1 for grey; arrays have as many as they have.
+        in_chans: 3 for RGB, 1 for gray; arrays have as many as they have.
         **photos: Passed to :class:`Photos`.
 
     >>> Table("no-such-table.csv", targets="age")

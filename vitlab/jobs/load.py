@@ -30,7 +30,7 @@ class Loaded(NamedTuple):
 
     Args:
         net: The network, in evaluation mode on the CPU; maps ``(B, C, H, W)`` to ``(B, K)``.
-        transform: Maps a PIL image to a normalised ``(C, H, W)``, as in evaluation.
+        transform: Maps a PIL image to a normalized ``(C, H, W)``, as in evaluation.
     """
 
     net: Any

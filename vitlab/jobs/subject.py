@@ -103,7 +103,7 @@ def named_subject(source: str, view: View) -> Subject:
                 net, transform = load_trained(source)
             else:
                 net = load_network(source)
-                say(f"images           {Path(source).name} does not say how they are normalised: as those of ImageNet")
+                say(f"images           {Path(source).name} does not say how they are normalized: as those of ImageNet")
         else:
             if view.weights is None and not source.startswith("timm:"):
                 raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
@@ -176,7 +176,7 @@ def _own_images(data: Any, net: Any) -> Any:
     """Return what prepares a picture for a network whose data module is not one of vitlab's."""
     if callable(own := getattr(data, "eval_transform", None)):
         return own
-    say("images           the data module has no `eval_transform`: pictures are normalised as those of ImageNet")
+    say("images           the data module has no `eval_transform`: pictures are normalized as those of ImageNet")
     return _prepare(net, IMAGENET, None, "bicubic")
 
 

@@ -19,12 +19,12 @@ class Attention(nn.Module):
         dim: Token width D.
         num_heads: Number of heads A; divides ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_norm: Whether to normalise queries and keys per head, Dehghani et al. 2023 (arXiv:2302.05442).
+        qk_norm: Whether to normalize queries and keys per head, Dehghani et al. 2023 (arXiv:2302.05442).
         qk_scale: Factor on the logits; ``None`` is ``(dim / num_heads) ** -0.5``.
         value_skip: Whether the values are added to what is returned, as T2T-ViT does between its splits.
         dropout: Share of outputs that training sets to zero, 0 to 1.
-        norm_layer: Kind of the normalisation that ``qk_norm`` adds.
-        norm_eps: Epsilon of that normalisation.
+        norm_layer: Kind of the normalization that ``qk_norm`` adds.
+        norm_eps: Epsilon of that normalization.
         se_reduction: How much narrower the gate of :class:`SqueezeExcite` behind the projection is; 0 leaves it out.
         ghost: Whether half of each of queries, keys and values is the other half, scaled.
         attn_dropout: Share of the attention's weights that training sets to zero, 0 to 1.

@@ -92,13 +92,13 @@ class Block(nn.Module):
         num_heads: Number of attention heads A; divides ``dim``.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_norm: Whether to normalise queries and keys.
+        qk_norm: Whether to normalize queries and keys.
         qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
         value_skip: Whether attention adds the values to what it returns.
         act_layer: Activation of the MLP.
         mlp_layer: Two layers with the activation between, swiglu, whose activation gates, or ghost, of cheap channels.
-        norm_layer: Kind of normalisation.
-        norm_eps: Epsilon of every normalisation.
+        norm_layer: Kind of normalization.
+        norm_eps: Epsilon of every normalization.
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
         dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
         drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.

@@ -1,4 +1,4 @@
-"""Normalisation layers by name."""
+"""Normalization layers by name."""
 
 from typing import Literal, get_args
 
@@ -12,7 +12,7 @@ NormChoice = NormName | str | ClassSpec
 
 
 def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:
-    """Build the normalisation of ``dim`` channels called ``norm_layer``, or one of torch.nn's, or of a class path.
+    """Build the normalization of ``dim`` channels called ``norm_layer``, or one of torch.nn's, or of a class path.
 
     LayerNorm: Ba et al. 2016 (arXiv:1607.06450); RMSNorm: Zhang and Sennrich 2019 (arXiv:1910.07467). A class gets
     ``dim`` (also under torch's names for it) and ``eps`` if it asks for them.

@@ -1,4 +1,4 @@
-"""Activations and normalisations that have no word of their own: any of torch.nn's, or a class path."""
+"""Activations and normalizations that have no word of their own: any of torch.nn's, or a class path."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from vitlab.classes import build, find_class, name_and_args
 
 
 class PerToken(nn.Module):
-    """A normalisation that expects channels second, such as BatchNorm1d, of tokens, whose channels are last.
+    """A normalization that expects channels second, such as BatchNorm1d, of tokens, whose channels are last.
 
     Args:
-        norm: The normalisation; each token is a sample to it.
+        norm: The normalization; each token is a sample to it.
 
     Example:
         >>> PerToken(nn.BatchNorm1d(8))(torch.randn(2, 5, 8)).shape

@@ -20,8 +20,8 @@ class AttentionPool(nn.Module):
         num_heads: Number of heads A; divides ``dim``.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         act_layer: Activation of the MLP.
-        norm_layer: Kind of normalisation before the MLP.
-        norm_eps: Epsilon of that normalisation.
+        norm_layer: Kind of normalization before the MLP.
+        norm_eps: Epsilon of that normalization.
 
     Example:
         >>> AttentionPool(16, num_heads=2)(torch.randn(3, 5, 16)).shape

@@ -38,7 +38,7 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
 
     Args:
         folder: Where to.
-        title: What was analysed.
+        title: What was analyzed.
         sections: Name, note and PNG image of each analysis; no image for one that could not be done.
     """
     parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]

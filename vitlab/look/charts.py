@@ -1,4 +1,4 @@
-"""Curves and matrices as inline SVG that takes the page's colours."""
+"""Curves and matrices as inline SVG that takes the page's colors."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -22,7 +22,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 
 def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str:
-    """Return curves with their axes, a colour and dashes for each name; a point tells its value when pointed at.
+    """Return curves with their axes, a color and dashes for each name; a point tells its value when pointed at.
 
     Example:
         >>> line_chart("loss", {"val": [(0.0, 2.0), (1.0, 1.0)]}).count("<circle")

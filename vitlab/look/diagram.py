@@ -19,7 +19,7 @@ STYLE = """<style>
 
 
 class Box(NamedTuple):
-    """A step: its name, what it is, its colour, and the shape that leaves it."""
+    """A step: its name, what it is, its color, and the shape that leaves it."""
 
     name: str
     words: str

@@ -10,11 +10,11 @@ function read(net, i, name) {
   const key = net + "/" + i + "/" + name;
   if (!cache.has(key)) {
     const one = nets[net].pictures[i];
-    cache.set(key, bytes(one[name] ?? one.maps[name] ?? one.colours[name]));
+    cache.set(key, bytes(one[name] ?? one.maps[name] ?? one.colors[name]));
   }
   return cache.get(key);
 }
-function colour(value) {
+function color(value) {
   const x = (value / 255) * (VIRIDIS.length - 1), i = Math.min(Math.floor(x), VIRIDIS.length - 2), t = x - i;
   return VIRIDIS[i].map((low, k) => low + (VIRIDIS[i + 1][k] - low) * t);
 }
@@ -22,7 +22,7 @@ function paint(canvas, values, [h, w], rgb = false, over = false) { // over a pi
   canvas.width = w; canvas.height = h;
   const data = new ImageData(w, h);
   for (let n = 0; n < h * w; n++) {
-    const c = rgb ? [values[3 * n], values[3 * n + 1], values[3 * n + 2]] : colour(values[n]);
+    const c = rgb ? [values[3 * n], values[3 * n + 1], values[3 * n + 2]] : color(values[n]);
     data.data.set([...c, rgb || !over ? 255 : 70 + 0.6 * values[n]], 4 * n);
   }
   canvas.getContext("2d").putImageData(data, 0, 0);
@@ -51,7 +51,7 @@ function draw() {
     const small = document.createElement("canvas"), image = net.images[state.picture];
     const layered = state.map === "attention";
     if (layered) paint(small, ...shown(n, layer), false, true);
-    else if (state.map in (net.pictures[state.picture].colours ?? {})) paint(small, read(n, state.picture, state.map), grid, true);
+    else if (state.map in (net.pictures[state.picture].colors ?? {})) paint(small, read(n, state.picture, state.map), grid, true);
     else if (state.map in net.pictures[state.picture].maps) paint(small, read(n, state.picture, state.map), grid, false, true);
     const context = stage.getContext("2d");
     stage.width = stage.height = 416;
@@ -84,7 +84,7 @@ function build() {
     el("img", button, { src: one.src, alt: "" });
   });
   for (const name of ["attention", ...Object.keys(nets[0].pictures[0].maps)]) el("option", select, { value: name, textContent: name });
-  for (const name of Object.keys(nets[0].pictures[0].colours)) el("option", select, { value: name, textContent: "PCA colours, " + name + " blocks passed" });
+  for (const name of Object.keys(nets[0].pictures[0].colors)) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
   select.onchange = () => { state.map = select.value; draw(); };
   const layer = document.getElementById("layer");
   layer.max = Math.max(...nets.map((net) => net.shape.depth)) - 1;

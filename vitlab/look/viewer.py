@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.analysis.attribution.maps import METHODS, caught_maps
 from vitlab.analysis.subject import Subject
-from vitlab.analysis.views.pca import pca_colours
+from vitlab.analysis.views.pca import pca_colors
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens, outputs
 
@@ -38,7 +38,7 @@ def pictures_of(
     maps = {name: METHODS[name](net, images, classes) for name in names_of_maps if has_head}
     tokens = block_tokens(net, images)
     layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
-    colours = {str(i): pca_colours(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
+    colors = {str(i): pca_colors(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
     names = subject.class_names
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
@@ -54,7 +54,7 @@ def pictures_of(
         if net.num_prefix_tokens:
             entry["token"] = _text(attention[:, :, 0, net.num_prefix_tokens :])
         entry["maps"] = {name: _text(each[i]) for name, each in maps.items()}
-        entry["colours"] = {name: _text(each[i] * 255, scale=False) for name, each in colours.items()}
+        entry["colors"] = {name: _text(each[i] * 255, scale=False) for name, each in colors.items()}
         found.append(entry)
     return found
 

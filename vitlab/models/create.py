@@ -179,7 +179,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
 
 
 def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
-    """Return our names of timm's normalisation and activation, or refuse what we have no layer for."""
+    """Return our names of timm's normalization and activation, or refuse what we have no layer for."""
     block, embed = theirs.blocks[0], getattr(theirs, "patch_embed", None) or theirs.embeds
     if type(block).__name__ not in ("Block", "EvaBlock"):
         raise ValueError(f"this network of timm has no counterpart here: it has block_fn={type(block).__name__}")

@@ -26,14 +26,14 @@ def forward_intermediates(
     output_fmt: Literal["NCHW", "NLC"] = "NCHW",
     intermediates_only: bool = False,
 ) -> list[Tokens] | tuple[Tensor, list[Tokens]]:
-    """Map ``(B, C, H, W)`` images to the normalised ``(B, P + N, D)`` tokens and what leaves the blocks asked for.
+    """Map ``(B, C, H, W)`` images to the normalized ``(B, P + N, D)`` tokens and what leaves the blocks asked for.
 
     Args:
         net: The network, a :class:`VisionTransformer`, whose method this is.
         images: The images.
         indices: Numbers of blocks from 0, negative ones from the end, or how many of the last; None takes all.
         return_prefix_tokens: Whether each one is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
-        norm: Whether the final normalisation is applied to each.
+        norm: Whether the final normalization is applied to each.
         stop_early: Whether no block runs after the last one asked for; the first result is then what it leaves.
         output_fmt: Patches as ``(B, D, h, w)`` maps, or as ``(B, N, D)`` tokens.
         intermediates_only: Whether to return the list alone.
@@ -78,7 +78,7 @@ def get_intermediate_layers(
         n: How many of the last blocks, or the blocks' numbers from 0.
         reshape: Whether each is a ``(B, D, h, w)`` map.
         return_prefix_tokens: Whether each is ``(patches, prefix tokens)``.
-        norm: Whether the final normalisation is applied to each; DINO's code does, timm's does not.
+        norm: Whether the final normalization is applied to each; DINO's code does, timm's does not.
 
     Example:
         >>> from vitlab.models import VisionTransformer

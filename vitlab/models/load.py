@@ -232,7 +232,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
     if found:
         after = "fc_norm.weight" in differences["unexpected"]
-        hint = "; timm's fc_norm normalises after pooling: set `model.fc_norm=True`" if after else ""
+        hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
         raise ValueError(f"{path} does not fit the model: {'; '.join(found)}{hint}")
     try:
         model.load_state_dict(state)

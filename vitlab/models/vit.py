@@ -49,12 +49,12 @@ class VisionTransformer(Named, nn.Module):
         mlp_ratio: Hidden width of every MLP, in units of embed_dim.
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_scale: Factor on the attention logits; None is (embed_dim / num_heads) ** -0.5.
-        qk_norm: Whether to normalise queries and keys per head.
+        qk_norm: Whether to normalize queries and keys per head.
         value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
         act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
         mlp_layer: MLP of every block: two layers with act_layer between; swiglu, where it gates (take silu); or ghost.
-        norm_layer: Normalisation in the backbone; any of torch.nn's by name, or a class path.
-        norm_eps: Epsilon of every normalisation, the tokenizer's included.
+        norm_layer: Normalization in the backbone; any of torch.nn's by name, or a class path.
+        norm_eps: Epsilon of every normalization, the tokenizer's included.
         pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
         pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
         pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
@@ -63,8 +63,8 @@ class VisionTransformer(Named, nn.Module):
         class_token: Whether to prepend a class token.
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
         global_pool: What the head reads: the class token, or the patch tokens' mean, maximum or attention pooling.
-        pre_norm: Whether the tokens are normalised before the first block, as CLIP's are.
-        fc_norm: Whether what the head reads is normalised after pooling, and not all tokens before it.
+        pre_norm: Whether the tokens are normalized before the first block, as CLIP's are.
+        fc_norm: Whether what the head reads is normalized after pooling, and not all tokens before it.
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
         init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
         se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
@@ -216,7 +216,7 @@ class VisionTransformer(Named, nn.Module):
         return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
 
     def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalised tokens, prefix tokens first.
+        """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalized tokens, prefix tokens first.
 
         With ``keep``, ``(B, K)`` numbers of patch tokens, the tokenizer's others are left out: ``(B, P + K, D)``.
         """
@@ -227,7 +227,7 @@ class VisionTransformer(Named, nn.Module):
         return self.head(self.fc_norm(self.pool(x)))
 
     def _tokens(self, images: Tensor, first_only: bool = False, keep: Tensor | None = None) -> Tensor:
-        """Return normalised tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
+        """Return normalized tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
         pos_embed = self.positions(images, keep)
         x, last = self.embed(images, pos_embed), len(self.blocks) - 1
         for i in range(last + 1):

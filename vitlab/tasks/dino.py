@@ -23,7 +23,7 @@ class DINO(Task):
 
     The student sees two large and several small crops of an image, from data with ``augment: [MultiCrop]``; the
     teacher, the student's moving average, sees the large ones; the student learns the teacher's view of every other
-    crop. `net` is the teacher, which is what is measured, saved, analysed and started from; `student` is trained.
+    crop. `net` is the teacher, which is what is measured, saved, analyzed and started from; `student` is trained.
     Defaults are those of the authors' code; ``centering: sinkhorn`` and `koleo_weight` are DINOv2's, Oquab et al. 2023
     (arXiv:2304.07193). Gradients are clipped by their norm together; the authors clip each parameter's.
 
@@ -32,8 +32,8 @@ class DINO(Task):
     trained patch: for patches the same as iBOT's vector in their token's place, where a patch has as many values as a
     token; T2T's overlapping windows would show them else. iBOT hides rectangles, here it is squares.
 
-    Centres and Sinkhorn's sums are over all processes, so that two of them take the step of one on the same global
-    batch, but for rounding; KoLeo's nearest neighbours, as DINOv2's, are those of each process.
+    Centers and Sinkhorn's sums are over all processes, so that two of them take the step of one on the same global
+    batch, but for rounding; KoLeo's nearest neighbors, as DINOv2's, are those of each process.
 
     Args:
         prototypes: Outputs K of the head.
@@ -104,7 +104,7 @@ class DINO(Task):
         if ibot_weight and any(rest for _, rest in sides):
             raise ValueError(f"`ibot_weight` needs images {net.img_size} that the grid {net.grid_size} divides")
         patch = torch.zeros(net.in_chans, *(side for side, _ in sides))
-        self.cover = nn.Parameter(patch) if ibot_weight else None  # the mean of normalised images
+        self.cover = nn.Parameter(patch) if ibot_weight else None  # the mean of normalized images
         self.register_buffer("center", torch.zeros(prototypes))
         self.register_buffer("patch_center", torch.zeros(prototypes) if ibot_weight else None)
         self._is_new = True
@@ -229,7 +229,7 @@ class DINO(Task):
         meter.update(torch.special.entr(targets).sum(dim=1), torch.ones(len(targets), device=targets.device), found)
 
     def _targets(self, scores: Tensor, temperature: float, center: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the teacher's probabilities of ``(..., K)`` scores, at ``mask`` alone; the centre moves on."""
+        """Return the teacher's probabilities of ``(..., K)`` scores, at ``mask`` alone; the center moves on."""
         wanted = scores if mask is None else scores[mask]
         if self.hparams["centering"] == "sinkhorn":
             return losses.sinkhorn(wanted, temperature)

@@ -14,7 +14,7 @@ from vitlab.models import start
 class ProjectionHead(nn.Module):
     """Map features to scores of prototypes, Caron et al. 2021 (arXiv:2104.14294): an MLP, unit length, a linear layer.
 
-    The prototypes of the last layer have unit length too: weight normalisation (Salimans and Kingma 2016,
+    The prototypes of the last layer have unit length too: weight normalization (Salimans and Kingma 2016,
     arXiv:1602.07868), whose lengths are fixed at 1 or trained.
 
     Args:

@@ -24,7 +24,7 @@ class MAE(Task):
     squared error. Labels are not looked at. Which tokens are hidden depends on (seed, epoch, image) alone, in
     evaluation on the image alone.
 
-    Tokens of overlapping windows, as T2T's, tell of their neighbours' pixels. There the pixels themselves are hidden,
+    Tokens of overlapping windows, as T2T's, tell of their neighbors' pixels. There the pixels themselves are hidden,
     before the first split, under a trained patch, and the network sees all tokens, as in SimMIM, Xie et al. 2022
     (arXiv:2111.09886): a step takes longer by the tokens that MAE leaves out, and the network learns with patches in
     its input that are in no image. SimMIM's own loss is the mean absolute error of a linear decoder.
@@ -76,7 +76,7 @@ class MAE(Task):
         patch = (net.in_chans, *(side // cells for side, cells in zip(net.img_size, net.grid_size, strict=True)))
         if self.leaves_out:  # what cannot be is refused now
             net.positions(torch.empty(1, net.in_chans, *net.img_size), torch.zeros(1, 1, dtype=torch.long))
-        self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # the mean of normalised images
+        self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # the mean of normalized images
         self.decoder = Decoder(net, math.prod(patch), decoder_dim, decoder_depth, decoder_heads, self.leaves_out)
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -99,7 +99,7 @@ class MAE(Task):
     def fill(self, images: Tensor, order: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return ``(B, C, H, W)`` images with hidden patches as predicted, and which of the ``(B, N)`` were hidden.
 
-        Where the task normalises patches, each hidden one keeps its own mean and spread, which are not predicted.
+        Where the task normalizes patches, each hidden one keeps its own mean and spread, which are not predicted.
 
         Args:
             images: ``(B, C, H, W)``.

@@ -19,7 +19,7 @@ class Teacher(nn.Module):
 
     Args:
         net: The network; maps ``(B, C, H, W)`` images to ``(B, K)`` logits.
-        mean: Mean of each channel that its images were normalised with, of values in [0, 1].
+        mean: Mean of each channel that its images were normalized with, of values in [0, 1].
         std: Standard deviation of each channel, likewise.
         size: Channels, height and width of the images it takes; height and width are None where any will do.
         classes: Names of its classes, or their number where the names are unknown.
@@ -40,7 +40,7 @@ class Teacher(nn.Module):
         self.eval().requires_grad_(False)
 
     def meet(self, data: Any) -> None:
-        """Take images as ``data`` normalises them from now on, or refuse what cannot be taken."""
+        """Take images as ``data`` normalizes them from now on, or refuse what cannot be taken."""
         size = (data.in_chans, *data.img_size)
         if any(mine not in (None, given) for mine, given in zip(self.size, size, strict=True)):
             takes, has = ("x".join("any" if n is None else str(n) for n in s) for s in (self.size, size))
@@ -57,7 +57,7 @@ class Teacher(nn.Module):
         self.scale, self.shift = (columns[1] / std).float(), ((columns[0] - mean) / std).float()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map ``(B, C, H, W)`` images, normalised as the data does it, to ``(B, K)`` logits."""
+        """Map ``(B, C, H, W)`` images, normalized as the data does it, to ``(B, K)`` logits."""
         scale, shift = self.scale.to(images), self.shift.to(images)
         return self.net(torch.addcmul(shift, images, scale)).float()
 

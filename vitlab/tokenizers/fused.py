@@ -122,14 +122,14 @@ def split_linear(x: Tensor, split: Square, linear: nn.Linear) -> Tensor:
 def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is_image: bool) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
 
-    With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalisation's,
+    With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalization's,
     W norm(u) + b is r W' (u - m) + shift; and W' (u - m) = (W' less the mean of each of its rows) u. So the convolution
     needs no m, and r comes from two box filters of one channel.
 
-    The precision is that of normalising first. An image is flat in places, where r is large and what remains of W' u is
+    The precision is that of normalizing first. An image is flat in places, where r is large and what remains of W' u is
     rounding: so its statistics are float64, its convolution is float32, under autocast too, and takes each pixel as it
     differs from its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: float32 statistics,
-    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalised yet can
+    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalized yet can
     overflow.
 
     Example:

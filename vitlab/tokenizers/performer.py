@@ -24,11 +24,11 @@ class TokenPerformer(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         value_skip: Whether the values are added to what attention returns.
         act_layer: Activation of the MLP.
-        norm_layer: Kind of both normalisations.
+        norm_layer: Kind of both normalizations.
         norm_eps: Their epsilon.
         dropout: Share of values that training sets to zero after attention and MLP, 0 to 1.
         features: Number of random features m; None is ``dim // 2``.
-        relu: Whether a feature is ``relu(w x) + 0.001``, their generalised attention, in place of the exponential.
+        relu: Whether a feature is ``relu(w x) + 0.001``, their generalized attention, in place of the exponential.
 
     Example:
         >>> TokenPerformer(49, 64)(torch.randn(1, 9, 49)).shape

@@ -60,10 +60,10 @@ class T2TTokenizer(nn.Module):
         t2t_attn: Attention of the layer between two splits: linear with exponential or ReLU features, or softmax.
         t2t_kernels: Window side, or rows and columns, of each split, in cells of the grid before it: pixels first.
         t2t_strides: Step of each split, in the same units; None is half the window, rounded up.
-        t2t_dilations: Distance of the cells that a window takes, one for each split; None is 1, its neighbours.
+        t2t_dilations: Distance of the cells that a window takes, one for each split; None is 1, its neighbors.
         t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
         t2t_dim: Token width between the splits, one or one for each token layer.
-        norm_eps: Epsilon of the normalisations in the token layers.
+        norm_eps: Epsilon of the normalizations in the token layers.
         fused: Whether to take the fast way, where its convolutions round no more than products; exports take the other.
         **layer: Options of the token layers, see :func:`vitlab.tokenizers.token_layers.build_token_layer`.
 

@@ -33,14 +33,14 @@ def build_token_layer(
         t2t_attn: Its attention: linear with exponential or ReLU features, or softmax.
         in_dim: Width of the tokens that come in.
         t2t_dim: Width of the tokens that leave.
-        norm_eps: Epsilon of its normalisations.
+        norm_eps: Epsilon of its normalizations.
         t2t_num_heads: Heads of the token layers' softmax attention; divides t2t_dim. For t2t_attn transformer.
         t2t_mlp_ratio: Hidden width of the token layers' MLP, in units of t2t_dim.
         t2t_qkv_bias: Whether the token layers' queries, keys and values have a bias; None: performers do.
         t2t_qk_scale: Factor on the logits; None is (input width / heads) ** -0.5, as published. For transformer.
         t2t_value_skip: Whether token layers add the values to what attention returns, as published.
         t2t_act_layer: Activation of the token layers' MLP, as act_layer is.
-        t2t_norm_layer: Normalisation in the token layers, as norm_layer is.
+        t2t_norm_layer: Normalization in the token layers, as norm_layer is.
         t2t_dropout: Share of values dropped after attention and MLP, 0 to 1; None is 0.1 in performers, 0 otherwise.
         t2t_features: Random features m of performers; None is half of t2t_dim.
 
@@ -134,7 +134,7 @@ class TokenTransformer(nn.Module):
         qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``.
         value_skip: Whether the values are added to what attention returns.
         act_layer: Activation of the MLP.
-        norm_layer: Kind of both normalisations.
+        norm_layer: Kind of both normalizations.
         norm_eps: Their epsilon.
         dropout: Share of values that training sets to zero after attention and MLP, 0 to 1.
 

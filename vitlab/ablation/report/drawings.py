@@ -18,7 +18,7 @@ from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.measured import Results
 from vitlab.stats import interval
 
-COLOURS: tuple[str, ...] = (
+COLORS: tuple[str, ...] = (
     "#0072B2",
     "#D55E00",
     "#009E73",
@@ -28,7 +28,7 @@ COLOURS: tuple[str, ...] = (
     "#000000",
     "#8C6D1F",
 )  # Okabe and Ito
-COLOURS += ("#7F7F7F", "#882255", "#117733", "#332288")  # and Tol
+COLORS += ("#7F7F7F", "#882255", "#117733", "#332288")  # and Tol
 MARKS = "osD^vPX*"
 STYLES = ("-", "--", ":", "-.")
 SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
@@ -45,17 +45,17 @@ class Drawing:
 
 
 def look(results: Results, name: str) -> tuple[str, str]:
-    """Return colour and mark of an arm: by its level of the compared axis, and by its levels of the others."""
+    """Return color and mark of an arm: by its level of the compared axis, and by its levels of the others."""
     return look_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
 
 
 def look_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
-    """Return colour and mark of some levels."""
+    """Return color and mark of some levels."""
     axis = next(iter(ablation.baseline))
     i = list(ablation.axes[axis]).index(levels[axis])
     others = list(dict.fromkeys(_others(arm.levels, axis) for arm in ablation.arms))
     j = others.index(_others(levels, axis)) if len(others) > 1 else i  # of one axis both tell arms apart
-    return COLOURS[i % len(COLOURS)], MARKS[(j + i // len(COLOURS)) % len(MARKS)]
+    return COLORS[i % len(COLORS)], MARKS[(j + i // len(COLORS)) % len(MARKS)]
 
 
 def style(results: Results, name: str) -> str:
@@ -133,20 +133,20 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
     for y, row in enumerate(rows):
         arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
-        colour, mark = look(results, arm.name)
+        color, mark = look(results, arm.name)
         low, high = row.low, row.high
         if low == low:
-            ax.plot([low, high], [y, y], color=colour, lw=1.5, zorder=1)
-        ax.plot(values, [y] * len(values), mark, color=colour, ms=4.5, alpha=0.75, mew=0)
-        ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=colour, lw=2)
+            ax.plot([low, high], [y, y], color=color, lw=1.5, zorder=1)
+        ax.plot(values, [y] * len(values), mark, color=color, ms=4.5, alpha=0.75, mew=0)
+        ax.plot([row.mean] * 2, [y - 0.28, y + 0.28], color=color, lw=2)
         if row.verdict.startswith("baseline"):
             of = [results.ablation.baseline_of(a) for a in results.ablation.arms]
             theirs = [a.name for a, base in zip(results.ablation.arms, of, strict=True) if base is arm]
             reach = [i for i, other in enumerate(rows) if other.arm in (arm.name, *theirs)]
             ends = [min(reach) - 0.4, max(reach) + 0.4]
-            ax.plot([row.mean] * 2, ends, color=colour, lw=0.8, ls="--", zorder=0, alpha=0.7)
+            ax.plot([row.mean] * 2, ends, color=color, lw=0.8, ls="--", zorder=0, alpha=0.7)
             place: Any = {"xy": (row.mean, y), "xytext": (4, 4), "textcoords": "offset points"}
-            ax.annotate(row.arm, **place, fontsize=7, color=colour)
+            ax.annotate(row.arm, **place, fontsize=7, color=color)
     _arms(ax, [(row.arm, row.n, row.planned) for row in rows])
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
 
@@ -159,11 +159,11 @@ def _forest(ax: Axes, results: Results, rows: Rows) -> None:
     base = ", ".join(results.ablation.baseline.values())
     ax.annotate(base, (0, 0), (3, 3), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
     for y, row in enumerate(rows):
-        colour, mark = look(results, row["arm"])
-        ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=colour, lw=1.5)
-        ax.plot([row["difference"]], [y], mark, color=colour)
+        color, mark = look(results, row["arm"])
+        ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=color, lw=1.5)
+        ax.plot([row["difference"]], [y], mark, color=color)
     _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
-    band = f" (grey: the margin of ±{margin:g})" if margin else ""
+    band = f" (gray: the margin of ±{margin:g})" if margin else ""
     ax.set_xlabel(f"difference in {results.ablation.primary} to {base}{band}")
 
 
@@ -189,8 +189,8 @@ def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str
     shown = [(name, arms, key) for name, arms in families(results.ablation) for key in keys]
     for ax, (name, arms, key) in zip(axes, shown, strict=True):
         for arm in arms:
-            colour, mark = look(results, arm)
-            line: Any = {"color": colour, "ls": style(results, arm), "label": arm, "lw": 0.9, "alpha": 0.8}
+            color, mark = look(results, arm)
+            line: Any = {"color": color, "ls": style(results, arm), "label": arm, "lw": 0.9, "alpha": 0.8}
             for seed in results.ablation.seeds:
                 mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm, seed, key)]
                 if mine:
@@ -231,7 +231,7 @@ def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
             shift = 0.07 * (i - (len(ablation.axes[b]) - 1) / 2)
             means = {row[a]: row for row in mine}
             x = [levels.index(name) + shift for name in means]
-            shown: Any = {"color": COLOURS[i % len(COLOURS)]}
+            shown: Any = {"color": COLORS[i % len(COLORS)]}
             ax.plot(
                 x, [r["mean"] for r in means.values()], marker=MARKS[i % len(MARKS)], ms=5, lw=1, label=level, **shown
             )

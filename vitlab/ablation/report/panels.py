@@ -72,21 +72,21 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], columns: int, *axes:
             continue
         for arm in dict.fromkeys(row["arm"] for row in rows):
             line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
-            colour, mark = look(found.results, arm)
+            color, mark = look(found.results, arm)
             x = [row["x"] for row in line]
             ax.plot(
                 x,
                 [row["mean"] for row in line],
                 mark,
                 ls=style(found.results, arm),
-                color=colour,
+                color=color,
                 lw=1.1,
                 ms=3.5,
                 label=arm,
             )
             if all(row["n"] > 1 for row in line):
                 low, high = ([row[end] for row in line] for end in ("low", "high"))
-                ax.fill_between(x, low, high, color=colour, alpha=0.13, lw=0)
+                ax.fill_between(x, low, high, color=color, alpha=0.13, lw=0)
         curve, measure = CURVES[rows[0]["analysis"]], rows[0]["measure"]
         _scale(ax, curve.x, measure, sorted({row["x"] for row in rows}))
         ax.set_title(title, fontsize=9)

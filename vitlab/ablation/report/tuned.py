@@ -97,11 +97,11 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
     place: dict[Any, Any] = {v: v if numbers else i for i, v in enumerate(values)}
     best = min if results.ablation.mode == "min" else max
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        colour, mark = look(results, arm)
+        color, mark = look(results, arm)
         mine = [row for row in rows if row["arm"] == arm]
-        shown: Any = {"color": colour, "ls": style(results, arm), "lw": 1.1}
+        shown: Any = {"color": color, "ls": style(results, arm), "lw": 1.1}
         ax.plot(
-            [place[r[key]] for r in mine], [r["to_best"] for r in mine], mark, color=colour, ms=3.5, alpha=0.7, mew=0
+            [place[r[key]] for r in mine], [r["to_best"] for r in mine], mark, color=color, ms=3.5, alpha=0.7, mew=0
         )
         if not isinstance(space, Range):
             line = {
@@ -109,7 +109,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
             }
             ax.plot([place[v] for v in line], list(line.values()), **shown)
         for row in (r for r in mine if r["chosen"]):
-            ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=colour, ms=9, mew=1.3)
+            ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=color, ms=9, mew=1.3)
         ax.plot([], [], marker=mark, ms=3.5, label=arm, **shown)
     if numbers and min(values) > 0 and max(values) / min(values) >= 8:
         ax.set_xscale("log")

@@ -20,7 +20,7 @@ MOST = 48  # images: each is passed a hundred times, and once for each patch
 
 
 def deleted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return ``(B, C, H, W)`` images whose ``count`` patches of the largest of ``(B, N)`` values have the mean colour.
+    """Return ``(B, C, H, W)`` images whose ``count`` patches of the largest of ``(B, N)`` values have the mean color.
 
     Example:
         >>> net = VisionTransformer(img_size=4, patch_size=2, embed_dim=16, depth=1, num_heads=2)
@@ -34,7 +34,7 @@ def deleted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) 
 
 
 def inserted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return the mean colour but for the ``count`` best patches, the opposite of :func:`deleted`."""
+    """Return the mean color but for the ``count`` best patches, the opposite of :func:`deleted`."""
     return images * _best(net, values, count)
 
 
@@ -82,7 +82,7 @@ def analyze_faithfulness(subject: Subject) -> Finding:
         finish(ax, f"share of patches {'deleted' if kind == 'deletion' else 'inserted'}", "probability of the class")
     no = [f"{name} ({kind})" for (kind, name), is_better in verdicts.items() if not is_better and name != "random"]
     lost = f"NO BETTER THAN RANDOM: {', '.join(no)}" if no else "all maps are better than random"
-    note = f"{len(images)} images, patches take the mean colour, bands are 95 % intervals over images; {lost}"
+    note = f"{len(images)} images, patches take the mean color, bands are 95 % intervals over images; {lost}"
     return Finding(table, figure, note)
 
 

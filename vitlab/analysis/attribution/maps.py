@@ -101,9 +101,9 @@ def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) ->
 
 
 def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
-    """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean colour, by patch.
+    """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean color, by patch.
 
-    A patch has the sum over its pixels; all of them add up to the output less that of the mean colour.
+    A patch has the sum over its pixels; all of them add up to the output less that of the mean color.
     """
     total = torch.zeros_like(images)
     for step in range(STEPS):
@@ -114,7 +114,7 @@ def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor
 
 
 def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
-    """Return by how much the class's probability falls if a patch takes the mean colour, each patch in turn.
+    """Return by how much the class's probability falls if a patch takes the mean color, each patch in turn.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
     """
@@ -133,9 +133,9 @@ def cells(net: VisionTransformer, values: Tensor) -> Tensor:
 
 def by_patch(net: VisionTransformer, pixels: Tensor) -> Tensor:
     """Map ``(B, C, H, W)`` values of pixels to their sums over each patch, ``(B, N)``."""
-    grey = pixels.sum(dim=1, keepdim=True)
-    area = grey.shape[2] * grey.shape[3] / (net.grid_size[0] * net.grid_size[1])
-    return F.adaptive_avg_pool2d(grey, net.grid_size).flatten(1) * area
+    gray = pixels.sum(dim=1, keepdim=True)
+    area = gray.shape[2] * gray.shape[3] / (net.grid_size[0] * net.grid_size[1])
+    return F.adaptive_avg_pool2d(gray, net.grid_size).flatten(1) * area
 
 
 METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {

@@ -16,7 +16,7 @@ from vitlab.models.vit import VisionTransformer
 MOST = 16  # images
 
 
-def randomised(net: VisionTransformer, blocks: int, tokens: bool = False) -> VisionTransformer:
+def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> VisionTransformer:
     """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
 
     Args:
@@ -26,7 +26,7 @@ def randomised(net: VisionTransformer, blocks: int, tokens: bool = False) -> Vis
 
     Example:
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
-        >>> other = randomised(net, blocks=1)
+        >>> other = randomized(net, blocks=1)
         >>> [bool((a.attn.qkv.weight == b.attn.qkv.weight).all()) for a, b in zip(net.blocks, other.blocks)]
         [True, False]
     """
@@ -42,7 +42,7 @@ def randomised(net: VisionTransformer, blocks: int, tokens: bool = False) -> Vis
 def analyze_sanity(subject: Subject) -> Finding:
     """Compare each map with that of a network whose weights become random from the head down.
 
-    The cascading randomisation of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches.
+    The cascading randomization of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches.
 
     Example:
         >>> finding = analyze_sanity(subject)
@@ -57,7 +57,7 @@ def analyze_sanity(subject: Subject) -> Finding:
     own = {name: method(net, images, classes) for name, method in METHODS.items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
-        other = randomised(net, blocks, tokens)
+        other = randomized(net, blocks, tokens)
         for name, method in METHODS.items():
             alike = rank_correlation(own[name], method(other, images, classes))
             found = over_images("correlation", alike.numpy())

@@ -74,7 +74,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
     figure, (axes,) = one_axes(3.6, 3.6)
-    axes.plot([0, 1], [0, 1], color="grey", linestyle="--", linewidth=1)
+    axes.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
     axes.bar(table["low"], table["accuracy"], width=1 / BINS, align="edge", color=COLORS[5], edgecolor="white")
     reach = np.abs(table[["accuracy_low", "accuracy_high"]].to_numpy().T - table["accuracy"].to_numpy())
     style = {"color": COLORS[0], "marker": "o", "markersize": 4, "linewidth": 1.2, "capsize": 2}

@@ -31,5 +31,5 @@ def analyze_heads(subject: Subject) -> Finding:
                 {"layer": layer, "head": head, "row": n // w, "column": n % w, "weight": float(value)}
                 for n, value in enumerate(values.flatten())
             ]
-    note = f"attention of the {token_name(subject)} in one picture; colours span each map's own range"
+    note = f"attention of the {token_name(subject)} in one picture; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)

@@ -1,4 +1,4 @@
-"""Patch features as colours."""
+"""Patch features as colors."""
 
 import pandas as pd
 import torch
@@ -9,15 +9,15 @@ from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import block_tokens
 
 
-def pca_colours(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Map ``(B, N, D)`` tokens to colours ``(B, N, 3)`` in [0, 1], and to the components' shares of variance ``(3,)``.
+def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Map ``(B, N, D)`` tokens to colors ``(B, N, 3)`` in [0, 1], and to the components' shares of variance ``(3,)``.
 
     The first three principal components over all patches of all images, as DINOv2 shows them (Oquab et al. 2024,
     arXiv:2304.07193); each spans its 2nd to 98th percentile, and its sign is that of its largest weight.
 
     Example:
-        >>> colours, shares = pca_colours(torch.randn(2, 16, 8))
-        >>> colours.shape, bool(shares.sum() <= 1)
+        >>> colors, shares = pca_colors(torch.randn(2, 16, 8))
+        >>> colors.shape, bool(shares.sum() <= 1)
         (torch.Size([2, 16, 3]), True)
     """
     flat = tokens.detach().double().flatten(0, 1).cpu()
@@ -26,13 +26,13 @@ def pca_colours(tokens: Tensor) -> tuple[Tensor, Tensor]:
     components = components[:3] * components[:3].gather(1, components[:3].abs().argmax(dim=1)[:, None]).sign()
     values = torch.nn.functional.pad(flat @ components.T, (0, 3 - len(components)))
     low, high = values.quantile(0.02, dim=0), values.quantile(0.98, dim=0)
-    colours = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+    colors = ((values - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     shares = singular[:3].square() / singular.square().sum().clamp(min=1e-24)
-    return colours.view(*tokens.shape[:2], 3).float(), shares
+    return colors.view(*tokens.shape[:2], 3).float(), shares
 
 
 def analyze_pca(subject: Subject) -> Finding:
-    """Show the patch features that enter the blocks and leave some of them, as colours.
+    """Show the patch features that enter the blocks and leave some of them, as colors.
 
     Example:
         >>> finding = analyze_pca(subject)
@@ -48,8 +48,8 @@ def analyze_pca(subject: Subject) -> Finding:
     for i, pixels in enumerate(subject.pixels(images).numpy()):
         picture(axes[i, 0], pixels, "image" if i == 0 else "")
     for j, layer in enumerate(layers, start=1):
-        colours, shares = pca_colours(tokens[layer][:, net.num_prefix_tokens :])
-        for i, each in enumerate(colours):
+        colors, shares = pca_colors(tokens[layer][:, net.num_prefix_tokens :])
+        for i, each in enumerate(colors):
             title = f"{layer} blocks passed\n{float(shares.sum()):.0%} of variance" if i == 0 else ""
             picture(axes[i, j], each.view(h, w, 3).numpy(), title)
             rows += [
@@ -58,6 +58,6 @@ def analyze_pca(subject: Subject) -> Finding:
                 for n, (r, g, b) in enumerate(each.tolist())
             ]
     note = (
-        f"{len(images)} pictures together, each layer with components of its own: colours of two layers do not compare"
+        f"{len(images)} pictures together, each layer with components of its own: colors of two layers do not compare"
     )
     return Finding(pd.DataFrame(rows), figure, note)

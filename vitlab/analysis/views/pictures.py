@@ -19,13 +19,13 @@ class OwnPictures(ImageData):
     """What stands for a data set where there is but a function that prepares images.
 
     Args:
-        transform: Maps a PIL image to a normalised ``(C, H, W)``.
+        transform: Maps a PIL image to a normalized ``(C, H, W)``.
         img_size: Height and width of what it makes.
         in_chans: Number of its channels.
 
     Example:
         >>> data = OwnPictures(lambda image: torch.tensor([[[image.getpixel((0, 0)) / 255 - 0.5]]]), (1, 1), 1)
-        >>> data.statistics()  # what black and white become tells how pixels are normalised
+        >>> data.statistics()  # what black and white become tells how pixels are normalized
         ((0.5,), (1.0,))
     """
 
@@ -34,7 +34,7 @@ class OwnPictures(ImageData):
         self.transform, self.targets = transform, {"kind": "none"}
 
     def eval_transform(self, image: Image.Image) -> Tensor:
-        """Map one image to a normalised ``(C, H, W)``."""
+        """Map one image to a normalized ``(C, H, W)``."""
         return self.transform(image.convert(self.decoding.mode))
 
     def statistics(self) -> Statistics:
@@ -43,8 +43,8 @@ class OwnPictures(ImageData):
             h, w = self.img_size
             sizes = (max(w, 8), max(h, 8))
             low, high = (
-                self.eval_transform(Image.new(self.decoding.mode, sizes, colour)).flatten(1).mean(dim=1).double()
-                for colour in ("black", "white")
+                self.eval_transform(Image.new(self.decoding.mode, sizes, color)).flatten(1).mean(dim=1).double()
+                for color in ("black", "white")
             )
             std = 1 / (high - low)
             mean = [round(float(value), 6) for value in -low * std]
@@ -53,7 +53,7 @@ class OwnPictures(ImageData):
 
 
 def as_tensor(pictures: Tensor | Sequence[Any], data: ImageData) -> Tensor:
-    """Return images, or files of images, as normalised ``(B, C, H, W)``; what is a tensor is it already."""
+    """Return images, or files of images, as normalized ``(B, C, H, W)``; what is a tensor is it already."""
     if isinstance(pictures, Tensor):
         return pictures
     images = [decode(str(p), data.decoding) if isinstance(p, str | Path) else p for p in pictures]

@@ -30,7 +30,7 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     task = subject.task
     if not hasattr(task, "fill"):
         raise UsageError(f"reconstruction is for masked autoencoders (--model=MAE), and {subject.name} is none")
-    images, _ = subject.labelled()
+    images, _ = subject.labeled()
     if len(images) < 2:
         raise UsageError("reconstruction compares what two pictures tell, and needs two at least")
     seeds = stream(np.arange(len(images)), MASK)
@@ -51,8 +51,8 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     pictures = subject.shown(SHOWN)
     own, others = order[: len(pictures)], images[: len(pictures)].roll(1, 0)
     filled, is_hidden = task.fill(pictures, own)
-    grey = torch.where(_pixels_of(is_hidden, subject.net.grid_size, pictures), 0.0, pictures)
-    columns = {"picture": pictures, "seen": grey, "filled in": filled}
+    gray = torch.where(_pixels_of(is_hidden, subject.net.grid_size, pictures), 0.0, pictures)
+    columns = {"picture": pictures, "seen": gray, "filled in": filled}
     columns["from another"], _ = task.fill(pictures, own, others)
     figure, axes = grid_of_axes(len(pictures), len(columns), size=1.5)
     for j, (title, values) in enumerate(columns.items()):

@@ -5,14 +5,14 @@ import pandas as pd
 
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.analysis.views.pca import pca_colours
+from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import split_features, t2t_of
 
 SHOWN = 3  # channels
 
 
 def analyze_splits(subject: Subject) -> Finding:
-    """Show the features after each split: principal components as colours, and the channels that vary most.
+    """Show the features after each split: principal components as colors, and the channels that vary most.
 
     As figure 2 of Yuan et al. 2021 (arXiv:2101.11986).
 
@@ -26,10 +26,10 @@ def analyze_splits(subject: Subject) -> Finding:
     rows = []
     for i, (_, features) in enumerate(split_features(tokenizer, images)):
         (h, w), maps = tokenizer.grids[i], features[0].cpu().numpy()
-        colours, shares = pca_colours(features.flatten(2).transpose(1, 2))
+        colors, shares = pca_colors(features.flatten(2).transpose(1, 2))
         picture(axes[i, 0], subject.pixels(images).numpy()[0], "image" if i == 0 else "")
         title = f"after split {i + 1}, {h} x {w}\n{float(shares.sum()):.0%} of variance"
-        picture(axes[i, 1], colours.view(h, w, 3).numpy(), title)
+        picture(axes[i, 1], colors.view(h, w, 3).numpy(), title)
         for j, channel in enumerate(np.argsort(-maps.var(axis=(1, 2)))[:SHOWN].tolist()):
             heat(axes[i, 2 + j], maps[channel], f"channel {channel}")
             rows += [

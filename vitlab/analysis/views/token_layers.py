@@ -97,7 +97,7 @@ def analyze_token_layers(subject: Subject) -> Finding:
                 | {**far, "uniform": uniform}
                 for n, value in enumerate(values.flatten())
             ]
-    note = "attention of the cell at the cross; layers add values, not inputs, to it; colours span each map's own range"
+    note = "attention of the cell at the cross; layers add values, not inputs, to it; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)
 
 

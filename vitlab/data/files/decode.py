@@ -37,7 +37,7 @@ class Decoding:
     """What is made of an image file.
 
     Args:
-        mode: RGB, or L for grey.
+        mode: RGB, or L for gray.
         value_range: Values that become 0 and 255 where a file has more than 8 bits; default: its own range.
         max_pixels: Most pixels that an image may have.
 
@@ -146,7 +146,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
-    """Return the lower bytes of a colour image of 16 bits, of which Pillow decodes the higher ones."""
+    """Return the lower bytes of a color image of 16 bits, of which Pillow decodes the higher ones."""
     tiles = getattr(image, "tile", [])
     args = tiles[0].args if tiles else None
     raw, rest = (args, ()) if isinstance(args, str) else (args[0], args[1:]) if args else ("", ())
@@ -160,7 +160,7 @@ def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
 
 
 def _join(image: Image.Image, lower: Image.Image, value_range: Sequence[float] | None) -> None:
-    """Bring a colour image of 16 bits to 8 bits where it is: all colours on one scale, opacity as it was."""
+    """Bring a color image of 16 bits to 8 bits where it is: all colors on one scale, opacity as it was."""
     eight = np.array(image)
     values = eight[..., :3] * 256.0 + np.asarray(lower)[..., :3]
     eight[..., :3] = _scaled(values, value_range)
@@ -181,11 +181,11 @@ def _to_mode(image: Image.Image, how: Decoding) -> Image.Image:
 
 def _to_8_bits(image: Image.Image, value_range: Sequence[float] | None) -> Image.Image:
     values = np.asarray(image).astype(np.float64)
-    grey = Image.fromarray(_scaled(values, value_range))
+    gray = Image.fromarray(_scaled(values, value_range))
     transparent = image.info.get("transparency")
     if isinstance(transparent, int):
-        grey.paste(255, mask=Image.fromarray(values == transparent))
-    return grey
+        gray.paste(255, mask=Image.fromarray(values == transparent))
+    return gray
 
 
 def _scaled(values: np.ndarray, value_range: Sequence[float] | None) -> np.ndarray:
@@ -193,7 +193,7 @@ def _scaled(values: np.ndarray, value_range: Sequence[float] | None) -> np.ndarr
     if not finite.any():
         raise ValueError("no pixel has a finite value")
     low, high = value_range or (values[finite].min(), values[finite].max())
-    if low == high:  # one colour: as bright as it is in the range of 16 bits
+    if low == high:  # one color: as bright as it is in the range of 16 bits
         scaled = np.full_like(values, np.clip(high / 257, 0, 255))
     else:
         scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))

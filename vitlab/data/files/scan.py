@@ -210,8 +210,8 @@ def look_of(image: Image.Image) -> np.ndarray:
     >>> look_of(Image.linear_gradient("L").rotate(90)).tolist() == [2**64 - 1] * 4
     True
     """
-    grey = np.asarray(image.convert("L").resize((17, 16), Image.Resampling.BOX), dtype=np.int16)
-    return np.packbits(grey[:, 1:] > grey[:, :-1] + 2).view(np.uint64)  # 2 of 255: more than an encoder's noise
+    gray = np.asarray(image.convert("L").resize((17, 16), Image.Resampling.BOX), dtype=np.int16)
+    return np.packbits(gray[:, 1:] > gray[:, :-1] + 2).view(np.uint64)  # 2 of 255: more than an encoder's noise
 
 
 def moments(image: Image.Image) -> np.ndarray:

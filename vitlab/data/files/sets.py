@@ -1,4 +1,4 @@
-"""Labelled images as a data set has them, before augmentation."""
+"""Labeled images as a data set has them, before augmentation."""
 
 import hashlib
 import os
@@ -20,7 +20,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard de
 
 
 class TensorImages:
-    """Labelled images in memory.
+    """Labeled images in memory.
 
     Args:
         images: ``(N, C, H, W)`` uint8, or float32 in a unit of its own.
@@ -58,7 +58,7 @@ class TensorImages:
 
     @property
     def split_hash(self) -> str:
-        """16 hex digits that name this set of labelled images and their contents."""
+        """16 hex digits that name this set of labeled images and their contents."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int) -> Image.Image:
@@ -86,7 +86,7 @@ class TensorImages:
 
 
 class FileImages:
-    """Labelled image files, decoded when they are asked for.
+    """Labeled image files, decoded when they are asked for.
 
     Args:
         store: Where they lie.
@@ -132,7 +132,7 @@ class FileImages:
 
     @property
     def split_hash(self) -> str:
-        """16 hex digits that name this set of labelled files and their contents."""
+        """16 hex digits that name this set of labeled files and their contents."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int, shrink: int | None = None) -> Image.Image:
@@ -147,7 +147,7 @@ class FileImages:
         return decode_bytes(data, path, self.how, shrink)
 
     def pixels(self, index: int) -> np.ndarray:
-        """Return one image as uint8 ``(H, W, 3)`` or, grey, ``(H, W)``; without a copy where its store has that."""
+        """Return one image as uint8 ``(H, W, 3)`` or, gray, ``(H, W)``; without a copy where its store has that."""
         stored = self._stored(index)
         fits = stored is not None and (stored.ndim == 2) == (self.how.mode == "L")
         return stored if stored is not None and fits else np.asarray(self.image(index))

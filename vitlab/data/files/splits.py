@@ -140,7 +140,7 @@ def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[Spli
 
 
 def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
-    """Return 16 hex digits that name a set of labelled samples, whatever their order."""
+    """Return 16 hex digits that name a set of labeled samples, whatever their order."""
     total = 0
     for identity, label in zip(ids, labels.tolist(), strict=True):
         digest = hashlib.blake2b(identity + b"\0" + str(label).encode(), digest_size=8).digest()

@@ -22,7 +22,7 @@ willow_tree wolf woman worm
 
 
 class CIFAR10(ImageData):
-    """60,000 colour photos of 32 x 32 pixels, 10 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
+    """60,000 color photos of 32 x 32 pixels, 10 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
 
     Args:
         root: Folder that holds cifar-10-batches-py.
@@ -71,7 +71,7 @@ class CIFAR10(ImageData):
 
 
 class CIFAR100(CIFAR10):
-    """60,000 colour photos of 32 x 32 pixels, 100 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
+    """60,000 color photos of 32 x 32 pixels, 100 classes, Krizhevsky 2009 (Learning Multiple Layers of Features).
 
     Args:
         **cifar: Passed to :class:`CIFAR10`.

@@ -14,7 +14,7 @@ from vitlab.data.files.sets import TensorImages
 
 
 class Digits(ImageData):
-    """1,797 handwritten digits of 8 x 8 pixels and 17 grey levels, Alpaydin and Kaynak 1998 (UCI 80).
+    """1,797 handwritten digits of 8 x 8 pixels and 17 gray levels, Alpaydin and Kaynak 1998 (UCI 80).
 
     Args:
         **data: Passed to :class:`ImageData`.
@@ -38,7 +38,7 @@ class Digits(ImageData):
 
 
 def _table() -> NDArray[np.float64]:
-    """Return the 64 grey levels and the class of each digit; to import scikit-learn for them would take a second."""
+    """Return the 64 gray levels and the class of each digit; to import scikit-learn for them would take a second."""
     home = find_spec("sklearn")
     file = Path((home.submodule_search_locations or ["."])[0] if home else ".") / "datasets/data/digits.csv.gz"
     if file.is_file():

@@ -17,7 +17,7 @@ _PREFIX = {"train": "train", "test": "t10k"}
 
 
 class FashionMNIST(ImageData):
-    """70,000 grey pictures of clothes, 28 x 28, 10 classes, Xiao et al. 2017 (arXiv:1708.07747).
+    """70,000 gray pictures of clothes, 28 x 28, 10 classes, Xiao et al. 2017 (arXiv:1708.07747).
 
     Args:
         root: Folder that holds FashionMNIST/raw with the four published files, compressed or not.

@@ -19,7 +19,7 @@ _CLASSES = {
 _GRID = 4  # cells in a row and in a column
 _CELL = 4  # pixels in a row and in a column of a cell
 _SEEDS = {"markers": 0, "train": 1, "test": 2}
-_UNIT = 24  # grey levels of 1.0, the scale of noise (std 0.5) and markers (std 1.5): black and white lie at 5.3
+_UNIT = 24  # gray levels of 1.0, the scale of noise (std 0.5) and markers (std 1.5): black and white lie at 5.3
 
 
 class PositionProbe(ImageData):

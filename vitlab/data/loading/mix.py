@@ -10,10 +10,10 @@ from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
 
 
 class Mix:
-    """Erase rectangles (Zhong et al. 2017, arXiv:1708.04896), then mix neighbours by mixup (Zhang et al. 2017,
+    """Erase rectangles (Zhong et al. 2017, arXiv:1708.04896), then mix neighbors by mixup (Zhang et al. 2017,
     arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one of them a batch.
 
-    Every rectangle depends on its sample's seed and every mixture on the step's, and the partners are neighbours in
+    Every rectangle depends on its sample's seed and every mixture on the step's, and the partners are neighbors in
     the global batch: the same images whatever the number of processes, if each takes an even number of them.
 
     Args:
@@ -48,7 +48,7 @@ class Mix:
             )
 
     def __call__(self, images: Tensor, targets: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Map normalised ``(B, C, H, W)`` images and ``(B,)`` classes to mixed ones, ``(B, K)`` shares if mixed."""
+        """Map normalized ``(B, C, H, W)`` images and ``(B,)`` classes to mixed ones, ``(B, K)`` shares if mixed."""
         if self.erasing:
             images = self._erase(images, step)
         if self.mixing is None:

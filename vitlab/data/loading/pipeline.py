@@ -28,7 +28,7 @@ from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.loading.transforms import (
     Augment,
     Augmented,
-    CentreCrop,
+    CenterCrop,
     Interpolation,
     RandomCropFlip,
     ShiftFlip,
@@ -45,7 +45,7 @@ _KEPT = 3  # batches: one in use, one to come, one of another size
 
 
 class Buffers:
-    """Memory for batches on a CPU, used again once nobody holds the batch: new pages cost more than normalising."""
+    """Memory for batches on a CPU, used again once nobody holds the batch: new pages cost more than normalizing."""
 
     def __init__(self) -> None:
         self.known = [np.empty(0, np.float32)]
@@ -63,7 +63,7 @@ class Buffers:
 
 
 class Pipeline:
-    """Cut, augment, resize and normalise.
+    """Cut, augment, resize and normalize.
 
     Images of one native size are shifted over a black ground and resized by the batch; photos are cropped and resized
     one by one. Images in memory that need no policy are handled by the chunk.
@@ -110,7 +110,7 @@ class Pipeline:
         """Say what training cuts out of an image, and evaluation.
 
         >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
-        'random crops of 30 to 100 % of the area, evaluated on the centre, 100 % of the shorter side'
+        'random crops of 30 to 100 % of the area, evaluated on the center, 100 % of the shorter side'
         """
         then = "".join(f", {told(step)}" for step in self.steps) + (f", {self.sizes}" if self.sizes.steps[1:] else "")
         if self.native_size:
@@ -119,12 +119,12 @@ class Pipeline:
         if self.native:
             part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
             return f"{part}{then}, evaluated on whole images, {self.native}"
-        centre = f"evaluated on the centre, {100 * self.crop_pct:.4g} % of the shorter side"
+        center = f"evaluated on the center, {100 * self.crop_pct:.4g} % of the shorter side"
         if self.crops:
-            return f"{self.crops}, {centre}"
+            return f"{self.crops}, {center}"
         if not self.moves:
-            return f"trained and {centre}{then}"
-        return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {centre}"
+            return f"trained and {center}{then}"
+        return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {center}"
 
     def facts(self) -> dict[str, Any]:
         """Return what follows from the files, for the record of a run."""
@@ -159,10 +159,10 @@ class Pipeline:
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
-    def normalise(self, images: Any, statistics: Statistics, step: Step | None = None) -> Any:
-        """Map uint8 ``(B, C, H, W)`` images to normalised ones of the step's size, on the device where they are.
+    def normalize(self, images: Any, statistics: Statistics, step: Step | None = None) -> Any:
+        """Map uint8 ``(B, C, H, W)`` images to normalized ones of the step's size, on the device where they are.
 
-        Those of their own sizes, whose patches are normalised, keep them.
+        Those of their own sizes, whose patches are normalized, keep them.
         """
         if isinstance(images, Packed):
             return images.on(self._scaled(images.patches, statistics, tuple(images.patches.shape[2:])))
@@ -196,14 +196,14 @@ class Pipeline:
         return Packed.of(images, self.native.patch) if self.native else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
-        """Map one grey or RGB image to a normalised ``(C, H, W)``, as in evaluation."""
-        crop = CentreCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._centre()
-        return self.normalise(to_tensor(crop(image))[None], statistics)[0]
+        """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
+        crop = CenterCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._center()
+        return self.normalize(to_tensor(crop(image))[None], statistics)[0]
 
     def eval_file(
         self, path: Path, how: Decoding, in_chans: int, statistics: Statistics, arrays: bool = False
     ) -> Tensor:
-        """Map a file, an image or one of ``arrays``, to a normalised ``(C, H, W)``, as in evaluation.
+        """Map a file, an image or one of ``arrays``, to a normalized ``(C, H, W)``, as in evaluation.
 
         Raises:
             ImageError: The file cannot be read, or is an array of another number of channels.
@@ -220,25 +220,25 @@ class Pipeline:
             raise ImageError(str(path), str(error)) from None
         if len(array) != in_chans:
             raise ImageError(str(path), f"an array of {len(array)} channels, the network takes {in_chans}")
-        return self.normalise(torch.from_numpy(array)[None], statistics)[0]
+        return self.normalize(torch.from_numpy(array)[None], statistics)[0]
 
     def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
         """Return what is done to each image of training, or of evaluation; None for nothing."""
-        move: Transform | None = None if self.native_size else native or self._centre()
+        move: Transform | None = None if self.native_size else native or self._center()
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
             crop = NativeCropFlip(native, self.crop_scale) if native else crop
             move = ShiftFlip(self.pad) if self.native_size else crop
         return Augmented(move, self.steps, mean) if train and self.steps else move
 
-    def _centre(self) -> CentreCrop:
-        return CentreCrop(self.img_size, self.crop_pct, self.interpolation)
+    def _center(self) -> CenterCrop:
+        return CenterCrop(self.img_size, self.crop_pct, self.interpolation)
 
 
 @lru_cache(8)
 @torch.inference_mode(False)  # evaluation may be the first to ask
 def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what normalises, made once: a step that made it would wait for the GPU."""
+    """Return what normalizes, made once: a step that made it would wait for the GPU."""
     mean, std = (torch.tensor(values)[:, None, None] for values in statistics)
     return (1 / (scale * std)).to(device), (mean / std).to(device)
 

@@ -30,7 +30,7 @@ class TensorLoader(Loader):
         order: Which samples this process takes at each step.
         window: Height and width of what is cut out.
         pad: Black pixels added on every side before cutting.
-        augment: Draw place and mirroring from each sample's seed; else the centre is cut out.
+        augment: Draw place and mirroring from each sample's seed; else the center is cut out.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class TensorLoader(Loader):
         if self.augment:
             images = self._cut_at_random(indices, uniforms(np.concatenate([step.seeds for step in group]), 3))
         else:
-            images = self._cut_centre(indices)
+            images = self._cut_center(indices)
         for step, x, y in zip(group, images.split(sizes), labels.split(sizes), strict=True):
             yield x, y, step
 
-    def _cut_centre(self, indices: Indices) -> Tensor:
+    def _cut_center(self, indices: Indices) -> Tensor:
         return self._view(self.room[0] // 2, self.room[1] // 2)[self._index(indices)]
 
     def _cut_at_random(self, indices: Indices, draws: NDArray[np.float64]) -> Tensor:

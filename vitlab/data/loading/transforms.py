@@ -34,8 +34,8 @@ class Transform(Protocol):
     def __call__(self, image: Image.Image, seed: int) -> Image.Image: ...
 
 
-class CentreCrop:
-    """Cut out the centre of an image at the network's size; the seed is not used.
+class CenterCrop:
+    """Cut out the center of an image at the network's size; the seed is not used.
 
     Args:
         size: Height and width of the result, in pixels.
@@ -144,10 +144,10 @@ class Augmented:
 
 def try_on(size: Size, steps: Sequence[str | ClassSpec]) -> None:
     """Refuse steps that cannot take, or do not keep, an image of a size."""
-    trial, grey = Augmented(None, steps, (0.5,)), Image.new("RGB", size[::-1], "gray")
+    trial, gray = Augmented(None, steps, (0.5,)), Image.new("RGB", size[::-1], "gray")
     with torch.device("cpu"):  # where the steps draw, wherever networks are built
         for seed in range(8):
-            trial(grey, seed)
+            trial(gray, seed)
 
 
 def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
@@ -213,13 +213,13 @@ def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Return a grey or RGB image as uint8 ``(C, H, W)``."""
+    """Return a gray or RGB image as uint8 ``(C, H, W)``."""
     pixels = torch.from_numpy(np.array(image))
     return pixels[None] if pixels.ndim == 2 else pixels.permute(2, 0, 1).contiguous()
 
 
 def to_image(pixels: Tensor) -> Image.Image:
-    """Return uint8 ``(C, H, W)`` as a grey or RGB image."""
+    """Return uint8 ``(C, H, W)`` as a gray or RGB image."""
     array = pixels.permute(1, 2, 0).contiguous().numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 

@@ -12,7 +12,7 @@ from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Store, look
 from vitlab.data.pack.shards import ROW
 
-_GREY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colours
+_GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colors
 
 
 class Source(NamedTuple):
@@ -63,8 +63,8 @@ class Encoded(Dataset[Photo]):
         except ImageError as error:
             return Photo(np.zeros((), ROW)["facts"], error.reason)
         image = resized(image, what.size)
-        is_grey = bytes(facts["kind"]).split()[-1] in _GREY
-        data = pixels(image.convert("L") if is_grey else image)
+        is_gray = bytes(facts["kind"]).split()[-1] in _GRAY
+        data = pixels(image.convert("L") if is_gray else image)
         return Photo(facts, "", data, zlib.crc32(data), (image.height, image.width))
 
 

@@ -106,11 +106,11 @@ class PosEmbed(Resizable):
             keep: ``(B, K)`` numbers of patch tokens, as many of each image.
 
         Raises:
-            ValueError: The method mixes neighbouring tokens.
+            ValueError: The method mixes neighboring tokens.
         """
         if type(self).leave is not PosEmbed.leave:
             raise ValueError(
-                f"{type(self).__name__} mixes neighbouring tokens: it needs all of an image, not `keep` alone"
+                f"{type(self).__name__} mixes neighboring tokens: it needs all of an image, not `keep` alone"
             )
         other = copy.copy(self)
         other.order = keep if self.order is None else self.order[keep]

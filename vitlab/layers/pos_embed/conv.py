@@ -1,4 +1,4 @@
-"""The position embedding that mixes neighbouring tokens."""
+"""The position embedding that mixes neighboring tokens."""
 
 import torch
 from torch import Tensor, nn

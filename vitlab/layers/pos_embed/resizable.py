@@ -138,7 +138,7 @@ def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: f
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         trained_grid: Where given, cells are measured in cells of this grid over the same image.
-        half_cell: Where in a cell its zero lies: 0.0 keeps the first cell's at 0, 0.5 aligns the centres of the grids.
+        half_cell: Where in a cell its zero lies: 0.0 keeps the first cell's at 0, 0.5 aligns the centers of the grids.
 
     Example:
         >>> y, x = grid_cells((2, 3))

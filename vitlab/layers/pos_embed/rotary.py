@@ -18,7 +18,7 @@ PairName = Literal["interleaved", "half"]
 class RotaryPosEmbed(PosEmbed):
     """Turn each pair of channels of a query or key by an angle that its cell gives.
 
-    Pairs are neighbours (2i, 2i + 1), or with ``pairs = "half"`` channels i of either half of the head.
+    Pairs are neighbors (2i, 2i + 1), or with ``pairs = "half"`` channels i of either half of the head.
 
     Prefix tokens turn by 0. With an unturned class token attention can tell absolute positions: its query meets a key
     at the angle of the key's cell.
@@ -66,7 +66,7 @@ class RotaryPosEmbed(PosEmbed):
 class RoPE2d(RotaryPosEmbed):
     """Axial rotation, Heo et al. 2024 (arXiv:2403.13298): half of the channels turn with the column, half with the row.
 
-    With normalised coordinates, half pairs and axes "yx" it is that of DINOv3, Simeoni et al. 2025 (arXiv:2508.10104):
+    With normalized coordinates, half pairs and axes "yx" it is that of DINOv3, Simeoni et al. 2025 (arXiv:2508.10104):
     cells lie in [-1, 1] on either axis, and angles are 2 pi times as large. There training may move all coordinates of
     a batch: ``shift`` them by up to this much, one draw an axis, stretch each axis (``jitter``) or both (``rescale``)
     by a factor up to this or its inverse.
@@ -76,10 +76,10 @@ class RoPE2d(RotaryPosEmbed):
         head_dim: Width d of a head, divisible by 4.
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies, above 1.
-        coordinates: Cells by their index, or normalised to [-1, 1]; None is index.
-        pairs: Which channels turn together: neighbours (interleaved), or those of two halves; None is interleaved.
+        coordinates: Cells by their index, or normalized to [-1, 1]; None is index.
+        pairs: Which channels turn together: neighbors (interleaved), or those of two halves; None is interleaved.
         axes: Which coordinate turns the first half of the pairs: "xy" or "yx"; None is "xy".
-        shift: Largest shift of normalised coordinates in training; 0 is none.
+        shift: Largest shift of normalized coordinates in training; 0 is none.
         jitter: Largest factor on each axis in training; 1 is none.
         rescale: Largest factor on both axes in training; 1 is none.
         register_theta: Base for prefix tokens, of which the last turn by a square grid of their own; None turns none.
