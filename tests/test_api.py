@@ -109,11 +109,13 @@ def test_an_analysis_is_a_table_with_a_figure(run):
     assert set(several) == {"cost", "position"}
 
 
-def test_a_run_is_continued_as_by_the_command(place, run):
+def test_a_run_is_continued_as_by_the_command_also_with_another_saving_interval_and_bar(place, run):
     stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
     longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)
     assert longer.path == stopped.path
     assert longer.metrics["epoch"].max() == 1
+    more = {"trainer.max_epochs": 3, "checkpoint.every_minutes": 5, "trainer.enable_progress_bar": False}
+    assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2
 
 
 def test_one_call_starts_a_run_and_continues_it(place, run):
@@ -121,11 +123,6 @@ def test_one_call_starts_a_run_and_continues_it(place, run):
         found = vitlab.fit("t2t", {**SHORT, "trainer.max_epochs": epochs}, name="either", auto_resume=True, quiet=True)
         assert found.metrics["epoch"].max() == epochs - 1
     assert found.record["attempts"] == 2
-
-
-def test_a_run_is_resumed_with_another_saving_interval_and_bar(place, run):
-    more = {"trainer.max_epochs": 3, "checkpoint.every_minutes": 5, "trainer.enable_progress_bar": False}
-    assert vitlab.fit(overrides=more, resume="longer", quiet=True).metrics["epoch"].max() == 2
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_a_worker_that_is_warned_saves_is_requeued_and_continues(login, undistur
         return login.processes[-1]
 
     shell = started(TOY_SLEEP="0.5")
-    while not list(login.path.rglob("s0-*/checkpoints/last.ckpt")):
+    while not list((login.path / "runs/ablations/toy").glob("*/s0-*/checkpoints/last.ckpt")):
         time.sleep(0.05)
     (worker,) = subprocess.check_output(["pgrep", "-P", str(shell.pid)], text=True).split()
     os.kill(int(worker), signal.SIGUSR1)
