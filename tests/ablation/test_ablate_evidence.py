@@ -161,6 +161,8 @@ def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory
     table = pd.read_csv("evidence/seeds.csv")
     assert set(table["seed"]) == {0, 1} and {"acc1", "resolution/acc1@8"} <= set(table["metric"])
     assert not list(Path("evidence").rglob("*.ckpt"))
+    slim = pd.read_parquet(next(Path("evidence").rglob("predictions/*.parquet")))
+    assert {"index", "target", "prediction"} <= set(slim.columns) and "probabilities" not in slim.columns
     with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
         lab_there.run()
 

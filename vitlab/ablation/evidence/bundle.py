@@ -3,8 +3,11 @@
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+
+import pandas as pd
 
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
@@ -27,7 +30,7 @@ OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", 
 
 
 def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
-    """Write the folder and return its files; checkpoints stay where they are.
+    """Write the folder and return its files; without checkpoints, and predictions without probabilities.
 
     Raises:
         UsageError: The folder is there and not empty.
@@ -45,6 +48,8 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
+            for path in (folder / cell.name).glob("predictions/*.parquet"):
+                _drop_probabilities(path)
         if (failed := cell.beside(".failed.json")).is_file():
             _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -81,6 +86,14 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
             place = target / path.relative_to(source)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
+
+
+def _drop_probabilities(path: Path) -> None:
+    """Rewrite a table of predictions without the probabilities: most of its bytes, and no number of a report."""
+    with suppress(OSError, ValueError):  # a damaged table is exported as it is
+        table = pd.read_parquet(path).drop(columns=["probability", "probabilities"], errors="ignore")
+        whole = {name: pd.to_numeric(table[name], downcast="integer") for name in table.select_dtypes("integer")}
+        table.assign(**whole).to_parquet(path, index=False, compression="zstd")
 
 
 def _sum(path: Path) -> str:
