@@ -40,17 +40,17 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
     return str(value["class_path"]), dict(value.get("init_args") or {})
 
 
-def told(value: Any) -> Any:
+def choice_text(value: Any) -> Any:
     """Return a word or class path with its arguments as tables and titles show it; anything else as it is.
 
-    >>> told({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), told(["learned", "rope2d"])
+    >>> choice_text({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), choice_text(["learned", "rope2d"])
     ('mypkg.Coordinates(width=64)', 'learned + rope2d')
     """
     if isinstance(value, list | tuple):
-        return " + ".join(str(told(one)) for one in value)
+        return " + ".join(str(choice_text(one)) for one in value)
     if not isinstance(value, Mapping) or "class_path" not in value:
         return value
-    args = ", ".join(f"{name}={told(arg)}" for name, arg in (value.get("init_args") or {}).items())
+    args = ", ".join(f"{name}={choice_text(arg)}" for name, arg in (value.get("init_args") or {}).items())
     return f"{value['class_path']}({args})" if args else value["class_path"]
 
 

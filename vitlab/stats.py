@@ -118,7 +118,7 @@ def correlation(a: Values, b: Values) -> float:
 
 
 def holm(p: Sequence[float]) -> list[tuple[float, float]]:
-    """Adjust p values for being many (Holm 1979); what could not be tested stays NaN and does not count.
+    """Adjust p values for multiple comparisons (Holm 1979); what could not be tested stays NaN and does not count.
 
     Returns:
         The adjusted p of each, and by how much its own p was multiplied for it.

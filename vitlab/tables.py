@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.errors import UsageError, printable
-from vitlab.runs.directory import whole, write_text
+from vitlab.runs.directory import atomic_write, write_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,13 +59,13 @@ def marks(name: str) -> tuple[str, str]:
     return f"<!-- {name} -->", f"<!-- /{name} -->"
 
 
-def put(text: str, path: Path, name: str) -> None:
+def replace_section(text: str, path: Path, name: str) -> None:
     """Write ``text`` into a page, between the two marks of ``name``.
 
     Example:
         >>> page = Path("page.md")
         >>> _ = page.write_text("Measured:\\n<!-- results -->\\n<!-- /results -->\\n")
-        >>> put("| 98 % |", page, "results")
+        >>> replace_section("| 98 % |", page, "results")
         >>> page.read_text().splitlines()[2]
         '| 98 % |'
     """
@@ -111,7 +111,7 @@ def write(table: "pd.DataFrame", path: Path) -> None:
         ...     print((Path(folder) / "table.csv").read_text().split())
         ['path', "'=a.png"]
     """
-    with whole(path) as beside:
+    with atomic_write(path) as beside:
         match path.suffix:
             case ".csv":
                 text = table.select_dtypes("str")

@@ -61,7 +61,7 @@ def test_a_run_says_of_files_what_its_network_says_of_the_data(run, tmp_path):
         images.image(i).save(tmp_path / f"{i:02}.png")
     assert predict(run, tmp_path, "-o", tmp_path / "out.csv", "--topk", "10") == 0
     table = pd.read_csv(tmp_path / "out.csv", dtype={f"class_{k}": str for k in range(1, 11)})
-    batch = next(cli.datamodule.finished(cli.datamodule.test_dataloader()))[0][:20]
+    batch = next(cli.datamodule.iterate_batches(cli.datamodule.test_dataloader()))[0][:20]
     with torch.no_grad():
         expected = cli.model(batch).softmax(dim=1)
     assert expected.argmax(dim=1).unique().numel() > 2  # it has learned enough to tell images apart

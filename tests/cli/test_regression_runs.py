@@ -102,7 +102,7 @@ def test_a_regressor_that_was_trained_on_class_numbers_still_measures():
     net = {"img_size": 32, "patch_size": 8, "embed_dim": 8, "depth": 1, "num_heads": 2}
     task, data = Regressor(**net, targets={"kind": "class"}), FakeData(batch_size=8)
     data.setup("test")
-    images, labels = next(data.finished(data.test_dataloader()))
+    images, labels = next(data.iterate_batches(data.test_dataloader()))
     outputs = task(images)
     assert torch.allclose(task.eval_loss(outputs, task.as_targets(labels)), ((outputs[:, 0] - labels) ** 2).mean())
 

@@ -17,7 +17,7 @@ from vitlab.config.callbacks import keep_inside
 from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
 from vitlab.errors import UsageError
-from vitlab.jobs.train.endings import told
+from vitlab.jobs.train.endings import explain_exception
 from vitlab.runs.directory import RunDir
 
 CONFIG = str(Path(__file__).parents[2] / "configs" / "vit.yaml")
@@ -250,8 +250,8 @@ def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, 
 def test_only_memory_that_runs_out_is_told_as_such(tmp_path):
     run = RunDir(tmp_path)
     for error in (OSError(12, "Cannot allocate memory"), RuntimeError("unable to mmap: Cannot allocate memory (12)")):
-        assert "out of memory" in str(told(error, run, 64, 1))
-    assert told(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
+        assert "out of memory" in str(explain_exception(error, run, 64, 1))
+    assert explain_exception(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_a_file_is_what_its_arrays_are_and_each_channel_is_normalized_by_the_tra
         rows = [int(name) for name in data.splits["train"].names]
         assert len(rows) == 26 and np.allclose(data.mean, images[rows].mean((0, 2, 3)))
         assert np.allclose(data.std, images[rows].std((0, 2, 3)))
-        batch, numbers = next(data.finished(data.val_dataloader()))
+        batch, numbers = next(data.iterate_batches(data.val_dataloader()))
         first = int(data.splits["val"].names[0])
         mean, std = (np.array(x)[:, None, None] for x in data.statistics())
         assert np.allclose(batch[0], (images[first] - mean) / std, atol=1e-5) and batch.shape == (4, 2, 6, 10)

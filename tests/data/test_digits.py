@@ -18,21 +18,21 @@ def test_fit_builds_training_and_validation_only():
     data = Digits()
     data.setup("fit")
     assert set(data.splits) == {"train", "val"}
-    images, targets = next(data.finished(data.train_dataloader()))
+    images, targets = next(data.iterate_batches(data.train_dataloader()))
     assert images.shape == (128, 1, 8, 8) and images.dtype == torch.float32 and targets.dtype == torch.int64
 
 
 def test_training_images_have_mean_zero_and_variance_one():
     data = Digits(batch_size=1)
     data.setup("fit")
-    images = torch.cat([x for x, _ in data.finished(data.train_dataloader())])
+    images = torch.cat([x for x, _ in data.iterate_batches(data.train_dataloader())])
     assert abs(images.mean()) < 1e-5 and abs(images.std() - 1) < 1e-4
 
 
 def test_images_are_resized_on_demand():
     data = Digits(img_size=[16, 12])
     data.setup("validate")
-    images, _ = next(data.finished(data.val_dataloader()))
+    images, _ = next(data.iterate_batches(data.val_dataloader()))
     assert images.shape[2:] == (16, 12)
 
 

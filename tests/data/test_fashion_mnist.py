@@ -38,7 +38,7 @@ def test_compressed_and_plain_files_are_read_and_the_official_test_set_is_the_te
     assert set(data.splits) == {"train", "val"}
     data.setup("test")
     assert {name: len(images) for name, images in data.splits.items()} == {"train": 90, "val": 10, "test": 30}
-    images, labels = next(data.finished(data.test_dataloader()))
+    images, labels = next(data.iterate_batches(data.test_dataloader()))
     assert images.shape == (10, 1, 28, 28) and labels.tolist() == list(range(10))
 
 

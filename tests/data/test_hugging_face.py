@@ -132,7 +132,7 @@ def test_unreadable_rows_are_refused_with_the_list_or_left_out_and_listed(tmp_pa
     data = _open(path, max_unreadable=2, num_workers=num_workers)
     assert sorted(data.unreadable) == ["train/3", "train/6"]
     assert sum(len(data.splits[name]) for name in ("train", "val")) == 18
-    assert sum(len(images) for images, _ in data.finished(data.train_dataloader())) in (14, 15)
+    assert sum(len(images) for images, _ in data.iterate_batches(data.train_dataloader())) in (14, 15)
 
 
 def test_fit_does_not_look_at_the_test_split(tmp_path):

@@ -171,7 +171,7 @@ def test_suffixes_odd_names_links_and_hidden_files(tmp_path):
     data = _open(tmp_path / "photos", val_share=0.2)
     assert data.class_names == ["cat \u00e9\u732b", "dog"]
     assert len(data.splits["train"]) == 4 and len(_files(data)["train"] | _files(data)["val"]) == 5
-    assert len(list(data.finished(data.train_dataloader()))) == 2
+    assert len(list(data.iterate_batches(data.train_dataloader()))) == 2
     data.fingerprint()
 
 
@@ -217,7 +217,7 @@ def test_the_class_map_of_a_trained_run_wins(tmp_path):
 
 def test_gray_images_have_one_channel(tmp_path):
     data = _open(_fill(tmp_path / "photos", {"cat": 10, "dog": 10}), in_chans=1)
-    images, _ = next(data.finished(data.train_dataloader()))
+    images, _ = next(data.iterate_batches(data.train_dataloader()))
     assert images.shape[1:] == (1, 8, 8) and len(data.mean) == 1
 
 

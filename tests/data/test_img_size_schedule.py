@@ -37,7 +37,7 @@ def test_an_epoch_has_its_size_and_the_images_that_it_has_without_a_schedule():
         small = F.interpolate(raw.float(), (side, side), mode="bicubic", antialias=True).clamp(0, 255)
         small = small if side < 8 else raw.float()
         torch.testing.assert_close(images, (small / 255 - grown.mean[0]) / grown.std[0])
-    assert next(grown.finished(grown.val_dataloader()))[0].shape[2:] == (8, 8)
+    assert next(grown.iterate_batches(grown.val_dataloader()))[0].shape[2:] == (8, 8)
 
 
 def test_photos_of_any_size_grow_too_whatever_the_number_of_workers(tmp_path):

@@ -62,7 +62,7 @@ def test_every_image_is_the_same_on_any_number_of_processes(world):
 
     def steps(rank, world):
         order = TrainOrder(len(data.splits["train"]), 16, 0, rank, world)
-        return list(data.finished(data._loader("train", order)))
+        return list(data.iterate_batches(data._loader("train", order)))
 
     alone = steps(0, 1)
     ranks = [steps(rank, world) for rank in range(world)]
@@ -86,7 +86,7 @@ def test_evaluation_is_never_mixed():
     plain = FakeData(batch_size=9)
     plain.setup("test")
     for (x, y), (x_plain, y_plain) in zip(
-        data.finished(data.test_dataloader()), plain.finished(plain.test_dataloader()), strict=True
+        data.iterate_batches(data.test_dataloader()), plain.iterate_batches(plain.test_dataloader()), strict=True
     ):
         assert torch.equal(x, x_plain) and torch.equal(y, y_plain)
 

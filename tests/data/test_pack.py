@@ -41,7 +41,7 @@ def _batches(data):
     for stage in ("fit", "test"):
         data.setup(stage)
     loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader()
-    return [batch for loader in loaders for batch in data.finished(loader)]
+    return [batch for loader in loaders for batch in data.iterate_batches(loader)]
 
 
 def _same(first, second):

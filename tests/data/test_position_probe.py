@@ -103,14 +103,14 @@ def accuracy(task, pos_embed, global_pool="token", lr_mult=1.0, seed=1):
     steps = EPOCHS[task] * (len(data.splits["train"]) // 128)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: warmed_up(step + 1, 0.1 * steps, steps))
     for _ in range(EPOCHS[task]):
-        for images, labels in data.finished(data.train_dataloader()):
+        for images, labels in data.iterate_batches(data.train_dataloader()):
             F.cross_entropy(net(images), labels, label_smoothing=0.1).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()
     with torch.no_grad():
-        right = [(net(x).argmax(1) == y).float() for x, y in data.finished(data.test_dataloader())]
+        right = [(net(x).argmax(1) == y).float() for x, y in data.iterate_batches(data.test_dataloader())]
     return 100 * torch.cat(right).mean().item()
 
 

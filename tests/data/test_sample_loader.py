@@ -34,7 +34,7 @@ def _epochs(data, epochs=(0, 1)):
     batches = []
     for epoch in epochs:
         loader.sampler.set_epoch(epoch)
-        batches += list(data.finished(loader))
+        batches += list(data.iterate_batches(loader))
     return batches
 
 
@@ -65,7 +65,7 @@ def test_batches_after_a_resume_are_those_that_were_left(folder, num_workers):
     loader = data.train_dataloader()
     loader.load_state_dict({"epoch": 1, "batches": 1})
     loader.sampler.set_epoch(1)
-    assert _equal(list(data.finished(loader)), whole[-2:])
+    assert _equal(list(data.iterate_batches(loader)), whole[-2:])
 
 
 def test_policies_leave_the_global_generators_alone(folder):
@@ -101,7 +101,7 @@ def test_a_file_that_vanishes_is_left_out_of_evaluation(folder):
     data = _data(folder, max_unreadable=1)
     (folder / data.splits["val"].files[0]).unlink()
     n = len(data.splits["val"])
-    assert sum(len(x) for x, _ in data.finished(data.val_dataloader())) == n - 1
+    assert sum(len(x) for x, _ in data.iterate_batches(data.val_dataloader())) == n - 1
 
 
 @pytest.mark.parametrize("n", [4, 5])
@@ -122,4 +122,4 @@ def test_workers_survive_an_epoch_that_was_left_early(folder):
     loader = data.train_dataloader()
     next(iter(loader))
     loader.sampler.set_epoch(1)
-    assert _equal(list(data.finished(loader)), whole[-len(loader) :])
+    assert _equal(list(data.iterate_batches(loader)), whole[-len(loader) :])

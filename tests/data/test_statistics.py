@@ -51,8 +51,8 @@ def test_fit_and_validate_pass_where_the_test_part_raises_and_test_raises():
     data = Guarded(batch_size=8)
     for stage in ("fit", "validate"):
         data.setup(stage)
-    list(data.finished(data.train_dataloader()))
-    list(data.finished(data.val_dataloader()))
+    list(data.iterate_batches(data.train_dataloader()))
+    list(data.iterate_batches(data.val_dataloader()))
     data.fingerprint()
     data.state_dict()
     with pytest.raises(RuntimeError, match="the test part was read"):
@@ -111,7 +111,7 @@ def test_a_flat_channel_is_not_divided_by_zero():
 def test_prediction_sees_an_image_as_evaluation_does(augment):
     data = FakeData(n=100, native_size=12, img_size=20, augment=augment, num_workers=0)
     data.setup("test")
-    (images, _), *_ = data.finished(data.test_dataloader())
+    (images, _), *_ = data.iterate_batches(data.test_dataloader())
     for i in range(len(images)):
         assert torch.allclose(data.eval_transform(data.splits["test"].image(i)), images[i], atol=1e-6)
 

@@ -42,7 +42,7 @@ def test_arrays_stay_numbers_and_are_normalized_by_the_training_split(tmp_path):
     rows = [int(path.decode().removesuffix(".npy")) for path in data.splits["train"].ids]
     train = arrays[rows].astype(float)
     assert np.allclose(data.mean, train.mean((0, 2, 3))) and np.allclose(data.std, train.std((0, 2, 3)))
-    images, targets = next(data.finished(data.val_dataloader()))
+    images, targets = next(data.iterate_batches(data.val_dataloader()))
     first = int(data.splits["val"].ids[0].decode().removesuffix(".npy"))
     mean, std = (np.array(x)[:, None, None] for x in data.statistics())
     assert np.allclose(images[0], (arrays[first] - mean) / std, atol=1e-5)
@@ -72,7 +72,7 @@ def test_photos_in_a_table_are_photos_in_a_folder(tmp_path):
     pd.DataFrame(rows).to_csv(tmp_path / "table.tsv", index=False, sep="\t")
     data = _open(tmp_path, "table.tsv", targets="kind", img_size=16, in_chans=1, augment="crop-flip")
     assert data.class_names == ["cat", "dog"] and data.targets == {"kind": "class"}
-    images, labels = next(data.finished(data.train_dataloader()))
+    images, labels = next(data.iterate_batches(data.train_dataloader()))
     assert images.shape == (4, 1, 16, 16) and labels.dtype == torch.int64
     assert data.notes[0].startswith("targets are classes (kind), by type ")
 

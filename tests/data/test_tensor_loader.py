@@ -25,7 +25,7 @@ def _refuse(reason):
 def _loaders(order, channels=3, pad=2):
     data = _set(channels=channels)
     fast = TensorLoader(data.images, data.labels, order, (9, 7), pad=pad, augment=True)
-    return fast, SampleLoader(data, order, ShiftFlip(pad), num_workers=0, complain=_refuse)
+    return fast, SampleLoader(data, order, ShiftFlip(pad), num_workers=0, on_unreadable=_refuse)
 
 
 @pytest.mark.parametrize("channels, large", [(1, False), (3, False), (3, True)])
@@ -131,6 +131,6 @@ def test_memory_that_a_gradient_needs_is_kept():
 
 def test_normalized_batches_that_are_kept_differ():
     data = FakeData(n=64, batch_size=8, num_workers=0)
-    kept = [images for images, _ in data.finished(data.train_dataloader())]
-    again = [images.clone() for images, _ in data.finished(data.train_dataloader())]
+    kept = [images for images, _ in data.iterate_batches(data.train_dataloader())]
+    again = [images.clone() for images, _ in data.iterate_batches(data.train_dataloader())]
     assert len(kept) > 3 and all(map(torch.equal, kept, again))

@@ -88,7 +88,7 @@ def test_the_teacher_sees_the_students_images_as_it_was_trained_to_see_them():
     net = torch.nn.Identity()
     net.register_forward_pre_hook(lambda net, inputs: seen.append(inputs[0]))
     teacher = Teacher(net, (0.1, 0.2, 0.3), (0.5, 0.6, 0.7), (3, None, None), 10)
-    teacher.meet(data)
+    teacher.align_with_data(data)
     raw = torch.rand(2, 3, 8, 8)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.std))
     teacher((raw - mean) / std)
@@ -106,7 +106,9 @@ def test_the_teacher_sees_the_students_images_as_it_was_trained_to_see_them():
 )
 def test_a_teacher_of_other_images_or_classes_is_refused(size, classes, told):
     with pytest.raises(ValueError, match=told):
-        Teacher(torch.nn.Identity(), (0.5,), (0.5,), size, classes).meet(Digits() if classes == 9 else FakeDigits())
+        Teacher(torch.nn.Identity(), (0.5,), (0.5,), size, classes).align_with_data(
+            Digits() if classes == 9 else FakeDigits()
+        )
 
 
 class FakeDigits(FakeData):

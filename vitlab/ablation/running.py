@@ -1,4 +1,4 @@
-"""What ``vitlab ablate run`` does: work off the cells here, or hand them to SLURM's nodes."""
+"""What ``vitlab ablate run`` does: train the cells here, or hand them to SLURM."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.resolve import known, resolve
 from vitlab.ablation.work.slurm import is_elsewhere, script, submit, task_count
-from vitlab.ablation.work.tuning import given_up, trials, tuned, work_off
+from vitlab.ablation.work.tuning import given_up, run_trials, trials, tuned
 from vitlab.errors import UsageError
 
 Say = Callable[[str], None]
@@ -30,7 +30,7 @@ def run_here(
             _forget_failures(cells)
         if ablation.tune:
             arms = list({cell.arm.name: cell.resolved for cell in cells}.values())
-            failed = work_off(ablation, arms, lambda todo: Pool(todo, workers, say, heard, fail_fast))
+            failed = run_trials(ablation, arms, lambda todo: Pool(todo, workers, say, heard, fail_fast))
             if failed or heard.count:
                 return failed, heard.code
             for name, why in given_up(ablation, trials(ablation, arms)).items():
@@ -38,7 +38,7 @@ def run_here(
                 tell(f"given up {name}: {why}; it is not measured")
         cells = _tuned(ablation, cells)
         pool = Pool(cells, workers, say, heard, fail_fast)
-        pool.work_off()
+        pool.run_all()
     return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], heard.code
 
 

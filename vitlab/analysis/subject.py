@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitlab.analysis.views.pictures import OwnPictures, as_tensor
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName
@@ -21,7 +21,7 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import as_transformer, outputs
-from vitlab.runs.directory import whole
+from vitlab.runs.directory import atomic_write
 
 T = TypeVar("T")
 
@@ -93,7 +93,7 @@ class Subject:
     @property
     def pos_embed(self) -> str:
         """The name of the network's position embedding."""
-        return told(self.arguments.get("pos_embed", type(self.net.pos_embed).__name__))
+        return choice_text(self.arguments.get("pos_embed", type(self.net.pos_embed).__name__))
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +147,7 @@ class Subject:
         """Yield batches of some images of the data set, as :meth:`batches` does."""
         data, pipeline = self.data, pipeline or self.data.pipeline
         order = EvalOrder(len(images), min(data.batch_size, 32))
-        for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.complain):
+        for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable):
             yield pipeline.normalize(pixels.to(self.device), data.statistics()), labels.to(self.device)
 
     def labeled(self) -> tuple[Tensor, Tensor]:
@@ -241,7 +241,7 @@ class Finding:
         """Write table and figure as ``name`` with suffixes csv, png and svg, each in one step; return the files."""
         paths = [folder / f"{name}.{suffix}" for suffix in ("csv", "png", "svg")]
         for path in paths:
-            with whole(path) as beside:
+            with atomic_write(path) as beside:
                 if path.suffix == ".csv":
                     self.table.to_csv(beside, index=False, float_format="%.6g")
                 else:

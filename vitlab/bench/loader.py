@@ -120,8 +120,8 @@ def _photos(folder: Path, count: int) -> dict[str, Epoch]:
     usual = _torchvision(folder / "photos")
     return {
         _USUAL: lambda: usual,
-        "ImageFolder, 2 workers": partial(decoded.finished, decoded.train_dataloader()),
-        "Packed, 2 workers": partial(packed.finished, packed.train_dataloader()),
+        "ImageFolder, 2 workers": partial(decoded.iterate_batches, decoded.train_dataloader()),
+        "Packed, 2 workers": partial(packed.iterate_batches, packed.train_dataloader()),
     }
 
 

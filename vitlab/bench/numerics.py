@@ -1,4 +1,4 @@
-"""``vitlab bench numerics``: the short ways give the numbers of the plain ones, on ordinary and on flat images."""
+"""``vitlab bench numerics``: the fast paths give the numbers of the plain ones, on ordinary and on flat images."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ def speed_table(folder: Path) -> str:
     keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows if row["contender"] != "vitlab")
     lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
     machine = found[0]["machine"]
-    busy = " Other work ran beside it: the ratios hold, img/s would not." if any(row["noisy"] for row in rows) else ""
+    busy = " The machine was shared: trust the ratios, not absolute img/s." if any(row["noisy"] for row in rows) else ""
     commits = ", ".join(dict.fromkeys(result["machine"]["commit"] for result in found))
     note = (
         f"Our speed and memory relative to `against`: medians of rounds in which all took turns [95 % interval]; "

@@ -110,7 +110,7 @@ class FeatureQuality(Callback):
         n, found = len(data.splits[split]), []
         order = type(data.val_dataloader().sampler)(min(n, most), data.batch_size)
         order.indices = np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)
-        loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.complain)
+        loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.on_unreadable)
         with trainer.precision_plugin.forward_context():
             for pixels, labels, _ in loader:
                 images = data.pipeline.normalize(pixels.to(device), data.statistics())

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 WORDS = {
     "plan": "resolve every arm; show the grid, what is done, fairness, the smallest effect it can show, the time",
-    "run": "work off the cells that are not done; again continues",
-    "status": "show how far it is; reads files alone",
+    "run": "train the cells that are not done; rerun to continue",
+    "status": "show the progress; only reads files",
     "report": "write tables, figures and verdicts from what is done",
     "register": "freeze claims and protocol, before the first cell; reports tell of every later change",
     "verify": "compute every number again from the predictions beside it",

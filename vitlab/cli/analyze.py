@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--num_images", type=int, default=512, help="images to measure with, at most (default: %(default)s)")
     add("--split", choices=("train", "val", "test"), default="val", help="images of errors, confusion and calibration "
         "(default: %(default)s)")  # fmt: skip
-    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser
 

@@ -15,11 +15,11 @@ _TEXT = {
     "model": "img/s of networks against each other, with memory",
     "attention": "the two kernels of attention, and where the rule that chooses is wrong",
     "limit": "what products and copies allow",
-    "numerics": "short ways against float64; exit code 1 if they differ",
+    "numerics": "fast paths against a float64 reference; exit code 1 if they differ",
     "overhead": "what the Trainer and a task add to a step",
     "loader": "img/s out of memory and packed files, against loaders with workers",
     "ddp": "img/s of two processes that average gradients, against one",
-    "table": "nothing new: the README's speed table out of saved runs",
+    "table": "no measurement: make the README's speed table from saved runs",
 }
 
 
@@ -154,11 +154,11 @@ _RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
 
 def _saved_table(options: argparse.Namespace) -> int:
     from vitlab.bench.saved import speed_table
-    from vitlab.tables import put
+    from vitlab.tables import replace_section
 
     text = speed_table(Path(options.saved))
     if options.readme:
-        put(text, Path(options.readme), "speed")
+        replace_section(text, Path(options.readme), "speed")
     else:
         sys.stdout.write(text + "\n")
     return 0

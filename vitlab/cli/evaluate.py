@@ -122,13 +122,15 @@ def _parser(command: "Command") -> argparse.ArgumentParser:
     text = f"Measure a run on its {split} split: results.json, predictions/{split}.parquet."
     parser = run_parser(command, text, or_given=True)
     parser.add_argument(
-        "--resize", choices=POLICIES, help="how to carry positions to another image size (the usual way)"
+        "--resize",
+        choices=POLICIES,
+        help="how to resample positions for another size (default: the method's own way)",
     )
     parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
     parser.add_argument(
         "--with_training_images", action="store_true",
         help="measure a split that was changed since the training although it holds training images",
     )  # fmt: skip
-    parser.add_argument("--quiet", action="store_true", help="print nothing but mistakes")
+    parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
     return parser

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
     add("--to", required=True, choices=list(SUFFIXES), help="form of the file")
     add("-o", "--output", metavar="FILE", help="file to write (default: RUN/export/CHECKPOINT.SUFFIX)")
     add("--check", action="store_true", help="compare the file's outputs with the run's; fail above 0.0001")
-    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     options = parser.parse_args(argv)
     run, checkpoint = find_run(options.run)

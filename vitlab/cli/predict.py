@@ -79,7 +79,7 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
     add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
     if not features:
         add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
-    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     words, rest = _split(argv)
     options = parser.parse_intermixed_args(words)

@@ -10,7 +10,7 @@ from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError
 from vitlab.jobs.results import markdown, record
 from vitlab.runs.directory import find_directory, write_text
-from vitlab.tables import marks, put
+from vitlab.tables import marks, replace_section
 
 
 def main(argv: list[str]) -> int:
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         new = [record for record in records if record not in known]
         write_text(Path(options.keep), "".join(json.dumps(record) + "\n" for record in [*known, *new]))
     if options.into:
-        put(markdown(records), Path(options.into), "results")
+        replace_section(markdown(records), Path(options.into), "results")
     else:
         sys.stdout.write(markdown(records) + "\n")
     return 0

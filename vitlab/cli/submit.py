@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
         "vitlab submit",
         usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
         description="Write a SLURM batch script that trains as `vitlab fit` does, and submit it. The run saves and is "
-        "requeued when its time is up or its place is taken, and continues in the same directory.",
+        "requeued at its time limit or when it is preempted, and continues in the same directory.",
         epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -99,7 +99,7 @@ def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
         if word.startswith("-") and key in COUNTS:
             raise UsageError(f"`--{key}` comes from {COUNTS[key]}; leave it out")
         if word.startswith("-") and SECRET.search(key):
-            raise UsageError(f"`--{key}` looks like a secret: it would stand in the script; export it in your shell")
+            raise UsageError(f"`--{key}` looks like a secret: the script would contain it; export it in your shell")
 
 
 def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int) -> None:

@@ -76,7 +76,7 @@ def options_parser() -> argparse.ArgumentParser:
     add(
         "--resize",
         choices=POLICIES,
-        help="with --init_from: how to carry positions to another image size (the usual way)",
+        help="with --init_from: how to resample positions for another image size (default: the method's own way)",
     )
     add(
         "--init_grid",
@@ -92,6 +92,6 @@ def options_parser() -> argparse.ArgumentParser:
         help="seconds that a step, a validation batch or the loader may take, and 20 times its median (600; 0: any)",
     )
     add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
-    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

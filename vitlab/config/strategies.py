@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitlab.classes import name_and_args, told
+from vitlab.classes import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.generations import NotSaved, WholeFiles, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write
@@ -156,4 +156,6 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
         if opt is None:
             raise UsageError("`trainer.strategy=fsdp2` shards networks of vitlab alone; use ddp")
         if name_and_args("opt", opt)[0] != "adamw":
-            raise UsageError(f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={told(opt)}`")
+            raise UsageError(
+                f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={choice_text(opt)}`"
+            )

@@ -87,7 +87,7 @@ def _import(name: str, shown: str) -> Any:
                 f"{shown}: there is no module {error.name}, neither installed nor in {os.getcwd()}"
             ) from error
         raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
-    except Exception as error:  # code of the user's own fails as it likes
+    except Exception as error:  # the user's code may raise anything
         raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
 
 

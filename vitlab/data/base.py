@@ -41,8 +41,8 @@ class ImageData(Named, L.LightningDataModule):
         native_patch: Side of the network's patches, in pixels: photos keep their aspect ratio, and a step takes as many
             as have the patches of batch_size images of img_size, the largest that they get; default: all get img_size.
         num_workers: Processes that decode images, beside each training process; images in memory need none.
-        augment: Of training images: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or a list:
-            crop-flip first or not at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
+        augment: Training augmentation: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or
+            a list: crop-flip first if at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
         sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), all alike (balanced).
         repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
@@ -57,7 +57,7 @@ class ImageData(Named, L.LightningDataModule):
 
     >>> from vitlab.data import Digits
     >>> data = Digits(batch_size=4)
-    >>> next(data.finished(data.val_dataloader()))[0].shape
+    >>> next(data.iterate_batches(data.val_dataloader()))[0].shape
     torch.Size([4, 1, 8, 8])
     """
 
@@ -140,7 +140,7 @@ class ImageData(Named, L.LightningDataModule):
         """Divide block 1, or all images of a set without a test split of its own."""
         return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
-    def admit(self, images: Images) -> Images:
+    def filter_readable(self, images: Images) -> Images:
         """Return what can be used of a split."""
         return images
 
@@ -197,7 +197,7 @@ class ImageData(Named, L.LightningDataModule):
             return images, targets
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 
-    def finished(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
+    def iterate_batches(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the batches of a loader as a task gets them, for use without a Trainer."""
         for batch in loader:
             yield self.on_after_batch_transfer(batch, 0)[:2]
@@ -234,7 +234,7 @@ class ImageData(Named, L.LightningDataModule):
         """Describe the splits built so far and the statistics, for the record of a run."""
         return record(self)
 
-    def complain(self, error: ImageError) -> None:
+    def on_unreadable(self, error: ImageError) -> None:
         """Take note of a sample that could not be read after all, or raise."""
         raise error
 
@@ -247,4 +247,4 @@ class ImageData(Named, L.LightningDataModule):
         if name not in self._ready:
             self._ready[name] = self.ready(images)
         order = order or EvalOrder(len(images), self.batch_size, *self._place(), self.pipeline.tokens(images))
-        return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.complain)
+        return self.pipeline.loader(self._ready[name], order, self.mean, self.num_workers, device, self.on_unreadable)

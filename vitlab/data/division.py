@@ -25,7 +25,7 @@ class Source(Protocol):
     def indices(self, images: Images) -> dict[SplitName, Indices]:
         """Divide block 1 or all."""
 
-    def admit(self, images: Images) -> Images:
+    def filter_readable(self, images: Images) -> Images:
         """Return what can be used of a split."""
 
 
@@ -34,7 +34,7 @@ def build(data: Source, wanted: SplitName) -> None:
     if wanted in data.splits:
         return
     for name, images in _divided(data, ("test",) if wanted == "test" else ("train", "val")).items():
-        images = data.admit(images)
+        images = data.filter_readable(images)
         if not len(images) and (name == wanted or wanted == "train"):
             raise ValueError(f"the {name} split has no image{data.rule.why_empty(name, data.has_test_split)}")
         data.splits[name] = images

@@ -88,9 +88,9 @@ class Listed(Photos):
         """Divide block 1 or all rows; groups stay together, and given splits stay what they are."""
         return self._division
 
-    def admit(self, images: Images) -> Images:
+    def filter_readable(self, images: Images) -> Images:
         """Return what can be used of a split."""
-        return images if self.arrays else super().admit(images)
+        return images if self.arrays else super().filter_readable(images)
 
     def identity(self, path: str) -> bytes:
         """Return what decides to which split a row belongs."""

@@ -51,10 +51,10 @@ class Packed(Photos):
         files = [self.files[i] for i in chosen]
         return FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts_of(self.rows[chosen]))
 
-    def admit(self, images: Images) -> Images:
+    def filter_readable(self, images: Images) -> Images:
         """Return a split whose images are those that were packed."""
         assert isinstance(images, FileImages)
         for file in images.files if self.verify else []:
             if self.store.damaged(file):
                 raise ValueError(f"{self.root} is damaged: {os.fsdecode(file)} is not as it was packed; pack it again")
-        return super().admit(images)
+        return super().filter_readable(images)

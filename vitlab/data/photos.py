@@ -119,7 +119,7 @@ class Photos(ImageData):
             return images
         return images.in_memory(self.num_workers)
 
-    def admit(self, images: Images) -> Images:
+    def filter_readable(self, images: Images) -> Images:
         """Return the files that can be read; more unreadable ones than allowed are an error that lists them."""
         assert isinstance(images, FileImages)
         readable, reasons = images.scanned(self.num_workers)
@@ -135,7 +135,7 @@ class Photos(ImageData):
             )
         return readable
 
-    def complain(self, error: ImageError) -> None:
+    def on_unreadable(self, error: ImageError) -> None:
         """Count a file that has become unreadable since it was scanned."""
         self.unreadable[error.path] = error.reason
         if len(self.unreadable) > self.max_unreadable:

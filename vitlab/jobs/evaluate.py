@@ -23,7 +23,7 @@ from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
-from vitlab.runs.directory import RunDir, whole
+from vitlab.runs.directory import RunDir, atomic_write
 from vitlab.runs.shards import is_sharded, read_checkpoint
 
 LOG = logging.getLogger("vitlab")
@@ -166,7 +166,7 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
         run.update("results.json", variations=[*others, {"split": split, **result}])
     else:
         if len(predictions):
-            with whole(run.path / "predictions" / f"{split}.parquet") as beside:  # first: who finds the result finds it
+            with atomic_write(run.path / "predictions" / f"{split}.parquet") as beside:  # before the result
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})
         numbers = {f"{split}/{k}": v for k, v in result.items() if isinstance(v, int | float)}

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.errors import UsageError
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
@@ -99,7 +99,8 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
-    foreign = [f"`{name}: {told(network[name])}`" for name, values in possible.items() if network[name] not in values]
+    words = {name: network[name] for name, values in possible.items() if network[name] not in values}
+    foreign = [f"`{name}: {choice_text(word)}`" for name, word in words.items()]
     if foreign:
         raise UsageError(
             f"timm's VisionTransformer has no counterpart of {' and '.join(foreign)}; use --to safetensors, onnx or pt2"

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
@@ -43,8 +43,8 @@ def record(run: RunDir) -> dict[str, Any]:
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]),
-        "tokenizer": told(network["tokenizer"]),
-        "pos_embed": told(network["pos_embed"]),
+        "tokenizer": choice_text(network["tokenizer"]),
+        "pos_embed": choice_text(network["pos_embed"]),
         "parameters": model["parameters"],
         "macs": model["macs"],
         "data": data["data"],

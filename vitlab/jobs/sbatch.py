@@ -93,7 +93,7 @@ class Site:
             if not isinstance(line, str) or "\n" in line:
                 raise ValueError(f"`setup` must be a list of shell lines, got {line!r}")
             if SECRET.search(line):
-                raise ValueError("`setup` must hold no secret: it would stand in the script; export it in your shell")
+                raise ValueError("`setup` must hold no secret: the script would contain it; export it in your shell")
 
     def header(self, name: str, log: Path, **more: Any) -> str:
         """Return the lines that sbatch reads, with ``more`` in place of its own options; None leaves one out."""
@@ -134,7 +134,7 @@ def _check_option(name: str, value: Any) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
         raise ValueError(f"`sbatch` takes the long names of sbatch's options without dashes, got {name!r}")
     if SECRET.search(option):
-        raise ValueError(f"`sbatch.{name}` looks like a secret: it would stand in the script")
+        raise ValueError(f"`sbatch.{name}` looks like a secret: the script would contain it")
     if value is not True and (not isinstance(value, str | int) or isinstance(value, bool) or "\n" in str(value)):
         raise ValueError(f"`sbatch.{name}` must be a word, a number or true, got {value!r}")
 

@@ -24,7 +24,7 @@ from vitlab.jobs.restore import load_checkpoint, restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import create_model
-from vitlab.models.load import load_network, load_weights, of_network
+from vitlab.models.load import load_network, load_weights, network_args
 from vitlab.models.sizes import SIZES
 from vitlab.models.walk import as_transformer
 from vitlab.models.weights_file import read_weights
@@ -153,7 +153,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
-            arguments={**of_network(cli.model.hparams), "num_classes": _num_outputs(net)},
+            arguments={**network_args(cli.model.hparams), "num_classes": _num_outputs(net)},
             name=run.path.name,
             classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),

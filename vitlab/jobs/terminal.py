@@ -79,6 +79,6 @@ def say(text: str) -> None:
     LOG.info(text)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """Print why something failed, also where nothing else is printed."""
     LOG.error(text)

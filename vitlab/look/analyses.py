@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES
-from vitlab.runs.directory import whole
+from vitlab.runs.directory import atomic_write
 
 _HEAD = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -52,6 +52,6 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
             note = f"{note}. Numbers: {name}.csv"
         parts.append(f'<p class="note">{as_html(note)}</p>\n')
     path = folder / "analysis.html"
-    with whole(path) as beside:
+    with atomic_write(path) as beside:
         beside.write_text("".join(parts) + "</html>\n", encoding="utf-8")
     return path

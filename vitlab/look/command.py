@@ -98,6 +98,6 @@ def _parser() -> CommandParser:
     add("--weights", metavar="FILE", help="weights of a network that is named")
     add("--img_size", type=int, metavar="N", help="side of the images of a network that is named, in pixels")
     add("--diagram", metavar="FILE", help="write the drawing of the architecture alone, an SVG file")
-    add("--quiet", action="store_true", help="print nothing but mistakes")
+    add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

@@ -16,7 +16,7 @@ from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.convert import no_grid, same_table, to_ours, to_patches
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.weights_file import WeightsFile, read_weights, some
+from vitlab.models.weights_file import WeightsFile, preview, read_weights
 from vitlab.tokenizers.splits import pair
 
 State = dict[str, Tensor]
@@ -41,7 +41,7 @@ def load_network(path: str | Path) -> VisionTransformer:
         (4, 4)
     """
     file = read_weights(path)
-    arguments = of_network(file.arguments)
+    arguments = network_args(file.arguments)
     if not arguments:
         raise ValueError(
             f"{path} does not say how its network was built; build it by its arguments: create_model(..., weights=...)"
@@ -112,11 +112,11 @@ def outputs_of(state: State) -> int:
     return rows[-1] if rows else 0
 
 
-def of_network(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def network_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of a task's arguments that its network takes.
 
     Example:
-        >>> of_network({"depth": 3, "lr": 1e-3})
+        >>> network_args({"depth": 3, "lr": 1e-3})
         {'depth': 3}
     """
     names = inspect.signature(VisionTransformer).parameters
@@ -139,7 +139,7 @@ def _told_grid(
     if "img_size" not in arguments:
         return None, []
     with torch.device("meta"):
-        trained = VisionTransformer(**of_network(arguments))
+        trained = VisionTransformer(**network_args(arguments))
     kinds = [type(m.pos_embed).__name__ for m in (trained, model)]
     doubt = [f"positions: trained with {kinds[0]}, the model has {kinds[1]}"] if len(set(kinds)) > 1 else []
     return (trained.grid_size[0], trained.grid_size[1]), doubt
@@ -229,7 +229,7 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         "unexpected": [name for name in state if name not in own and not name.endswith(resized)],
         "of another shape": shapes,
     }
-    found = [f"{len(names)} {kind} ({some(names)})" for kind, names in differences.items() if names]
+    found = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]
     if found:
         after = "fc_norm.weight" in differences["unexpected"]
         hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""

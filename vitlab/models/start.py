@@ -18,15 +18,15 @@ from vitlab.layers.pos_embed.conv import ConvPosEmbed
 
 
 @contextmanager
-def own_numbers(root: int, part: str) -> Iterator[None]:
+def isolated_rng(root: int, part: str) -> Iterator[None]:
     """Draw random numbers that depend on ``root`` and the part's name alone, not on what other parts have drawn.
 
     So with one seed two networks share every part that both have, whatever else differs.
 
     Example:
-        >>> with own_numbers(7, "head"):
+        >>> with isolated_rng(7, "head"):
         ...     one = torch.rand(3)
-        >>> with own_numbers(7, "head"):
+        >>> with isolated_rng(7, "head"):
         ...     print(torch.equal(torch.rand(3), one))
         True
     """
@@ -87,7 +87,7 @@ def build_blocks(
         **block: Arguments of every block.
 
     Example:
-        >>> part, init = partial(own_numbers, 0), lambda module: None
+        >>> part, init = partial(isolated_rng, 0), lambda module: None
         >>> build_blocks(part, init, 3, 0.0, ((2, 1), 8, PosEmbed()), 16, num_heads=2)[1]  # 16, 24, 32 halved, 24
         24
     """

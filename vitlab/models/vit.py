@@ -55,7 +55,7 @@ class VisionTransformer(Named, nn.Module):
         mlp_layer: MLP of every block: two layers with act_layer between; swiglu, where it gates (take silu); or ghost.
         norm_layer: Normalization in the backbone; any of torch.nn's by name, or a class path.
         norm_eps: Epsilon of every normalization, the tokenizer's included.
-        pos_embed: How patch tokens come to know where they are; a class path of a :class:`PosEmbed`, or a list.
+        pos_embed: Position embedding: a word, a class path of a :class:`PosEmbed`, or a list of several.
         pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
         pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
         pos_embed_resize: How positions are carried over to images of another size; None is the method's usual way.
@@ -66,7 +66,7 @@ class VisionTransformer(Named, nn.Module):
         pre_norm: Whether the tokens are normalized before the first block, as CLIP's are.
         fc_norm: Whether what the head reads is normalized after pooling, and not all tokens before it.
         head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
-        init_std: Spread of the initial linear and convolution weights; narrow networks in short runs like 0.1.
+        init_std: Spread of the initial linear and convolution weights; 0.1 suits narrow networks and short runs.
         se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
         ghost: Whether half of every block's queries, keys and values is the other half, scaled; for mlp_layer ghost.
         dense_blocks: Blocks of each stage of a dense backbone, whose results join what came in; None is one stream.
@@ -154,7 +154,7 @@ class VisionTransformer(Named, nn.Module):
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint, self.pos_embed_resize = grad_checkpoint, pos_embed_resize
         self.skips_unread_tokens = False  # set it, and forward leaves out what no head reads in the last block
-        part = partial(start.own_numbers, int(torch.randint(2**62, (), device="cpu")))
+        part = partial(start.isolated_rng, int(torch.randint(2**62, (), device="cpu")))
         init = partial(start.init_weights, std=init_std)
         with part("tokenizer"):
             patches: dict[str, Any] = {"patch_size": patch_size, "flexi_patch": flexi_patch, "norm_eps": norm_eps}

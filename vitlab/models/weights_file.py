@@ -71,9 +71,9 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
             break
     state_dict = {name: value for name, value in content.items() if isinstance(value, Tensor)}
     if not state_dict or len(state_dict) < len(content):
-        raise ValueError(f"{path} holds no state dict: its entries are {some(content)}")
+        raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
     state_dict, outside = _strip_prefixes(state_dict)
-    sentences += [f"weights: left out what lies outside the network, {some(outside)}"] if outside else []
+    sentences += [f"weights: left out what lies outside the network, {preview(outside)}"] if outside else []
     return WeightsFile(state_dict, arguments or _beside(path), sentences, path)
 
 
@@ -169,11 +169,11 @@ def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], l
     return inside, [name for name in state_dict if not name.startswith("net.")]
 
 
-def some(names: Any) -> str:
+def preview(names: Any) -> str:
     """Return the first few names, and how many there are beside them.
 
     Example:
-        >>> some(["a", "b", "c", "d", "e"])
+        >>> preview(["a", "b", "c", "d", "e"])
         'a, b, c and 2 more'
     """
     names = list(names)

@@ -151,7 +151,7 @@ class RunDir:
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a place beside ``path``; what is written there takes its name in one step, or goes if writing fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: some libraries go by it
@@ -164,7 +164,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str, sync: bool = False) -> None:
     """Write a text file in one step, with ``sync`` in one that a power failure cannot undo by half."""
-    with whole(path) as beside, beside.open("w") as file:
+    with atomic_write(path) as beside, beside.open("w") as file:
         file.write(text)
         if sync:
             file.flush()

@@ -69,7 +69,7 @@ class Distillation(Classifier):
         """Read the teacher and refuse one that does not know the images or classes of ``data``."""
         teacher = read_teacher(self.hparams["teacher"])
         if data is not None:
-            teacher.meet(data)
+            teacher.align_with_data(data)
         self._teacher = (teacher,)
         self._digest = teacher.digest()
 

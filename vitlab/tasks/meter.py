@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection, SumMetric
 
-from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
+from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
 
 FACTS: dict[str, Any] = {
     "class": lambda K: {"task": "multiclass", "num_classes": K},
@@ -38,7 +38,7 @@ def with_own(measured: MetricCollection, metrics: Sequence[str | ClassSpec], kin
         path, args = name_and_args("metrics", spec)
         metric = build("metrics", find_class("metrics", path, Metric, home="torchmetrics"), args, facts)
         _check(metric, path, K, kind)
-        name += str(told(spec)).removeprefix(path) if names.count(name) > 1 else ""
+        name += str(choice_text(spec)).removeprefix(path) if names.count(name) > 1 else ""
         if name in {*found, "loss", "n"}:
             raise ValueError(f"`metrics`: {name} is measured already; leave it out, or give it other arguments")
         found[name] = metric

@@ -39,7 +39,7 @@ class Teacher(nn.Module):
         self.scale, self.shift = torch.ones(()), torch.zeros(())
         self.eval().requires_grad_(False)
 
-    def meet(self, data: Any) -> None:
+    def align_with_data(self, data: Any) -> None:
         """Take images as ``data`` normalizes them from now on, or refuse what cannot be taken."""
         size = (data.in_chans, *data.img_size)
         if any(mine not in (None, given) for mine, given in zip(self.size, size, strict=True)):

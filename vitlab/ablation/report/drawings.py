@@ -44,12 +44,12 @@ class Drawing:
     pdf: bytes
 
 
-def look(results: Results, name: str) -> tuple[str, str]:
+def arm_style(results: Results, name: str) -> tuple[str, str]:
     """Return color and mark of an arm: by its level of the compared axis, and by its levels of the others."""
-    return look_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
+    return style_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
 
 
-def look_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
+def style_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
     """Return color and mark of some levels."""
     axis = next(iter(ablation.baseline))
     i = list(ablation.axes[axis]).index(levels[axis])
@@ -133,7 +133,7 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
     for y, row in enumerate(rows):
         arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
-        color, mark = look(results, arm.name)
+        color, mark = arm_style(results, arm.name)
         low, high = row.low, row.high
         if low == low:
             ax.plot([low, high], [y, y], color=color, lw=1.5, zorder=1)
@@ -159,7 +159,7 @@ def _forest(ax: Axes, results: Results, rows: Rows) -> None:
     base = ", ".join(results.ablation.baseline.values())
     ax.annotate(base, (0, 0), (3, 3), xycoords=("data", "axes fraction"), textcoords="offset points", fontsize=7)
     for y, row in enumerate(rows):
-        color, mark = look(results, row["arm"])
+        color, mark = arm_style(results, row["arm"])
         ax.plot([row["difference_low"], row["difference_high"]], [y, y], color=color, lw=1.5)
         ax.plot([row["difference"]], [y], mark, color=color)
     _arms(ax, [(row["arm"], row["n"], row["planned"]) for row in rows])
@@ -189,7 +189,7 @@ def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str
     shown = [(name, arms, key) for name, arms in families(results.ablation) for key in keys]
     for ax, (name, arms, key) in zip(axes, shown, strict=True):
         for arm in arms:
-            color, mark = look(results, arm)
+            color, mark = arm_style(results, arm)
             line: Any = {"color": color, "ls": style(results, arm), "label": arm, "lw": 0.9, "alpha": 0.8}
             for seed in results.ablation.seeds:
                 mine = [r for r in rows if (r["arm"], r["seed"], r["metric"]) == (arm, seed, key)]

@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from vitlab.ablation.report.drawings import Drawing, Rows, draw, families, legend, look, style
+from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, families, legend, style
 from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
@@ -72,7 +72,7 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], columns: int, *axes:
             continue
         for arm in dict.fromkeys(row["arm"] for row in rows):
             line = sorted((row for row in rows if row["arm"] == arm), key=lambda row: row["x"])
-            color, mark = look(found.results, arm)
+            color, mark = arm_style(found.results, arm)
             x = [row["x"] for row in line]
             ax.plot(
                 x,

@@ -5,7 +5,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.report.drawings import Drawing, Rows, draw, legend, look, style
+from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, legend, style
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section
 from vitlab.ablation.work.tuning import Trial, at_border, choices, given_up, trials
@@ -97,7 +97,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
     place: dict[Any, Any] = {v: v if numbers else i for i, v in enumerate(values)}
     best = min if results.ablation.mode == "min" else max
     for arm in dict.fromkeys(row["arm"] for row in rows):
-        color, mark = look(results, arm)
+        color, mark = arm_style(results, arm)
         mine = [row for row in rows if row["arm"] == arm]
         shown: Any = {"color": color, "ls": style(results, arm), "lw": 1.1}
         ax.plot(

@@ -143,7 +143,7 @@ def _family(
     sides: int = 2,
     is_declared: bool = True,
 ) -> dict[Question, Test]:
-    """Adjust the p values of a family for the looks and for being many; mirror images count once."""
+    """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once."""
     unique = dict(reversed(list(found.values())))
     whole = [looks.overall(2 * p / sides) * sides / 2 for p in unique.values()]
     adjusted = dict(zip(unique, stats.holm(whole), strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, arguments, batch_size
-from vitlab.classes import told
+from vitlab.classes import choice_text
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
@@ -46,7 +46,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
         found[f"{part} parameters"] = sum(sizes)
     positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
     found["steps"] = steps(arm)
-    found["lr_scheduler"] = told(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
+    found["lr_scheduler"] = choice_text(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
     found["sum_lr"] = sum_lr(arm)
     found["pos_embed_lr_scale"] = positions[-1]["lr_scale"] if positions else None
     found["sum_lr_pos_embed"] = sum_lr(arm) * positions[-1]["lr_scale"] if positions else None
@@ -112,7 +112,7 @@ def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str,
         ratio = r.start.get("pos_to_content") or 0.0
         if ratio <= 0:
             continue
-        method = "" if rule is not None else told(arguments(r.config, "model").get("pos_embed"))
+        method = "" if rule is not None else choice_text(arguments(r.config, "model").get("pos_embed"))
         name, usual = first.setdefault(method, (r.arm.name, ratio))
         if max(ratio / usual, usual / ratio) - 1 > (1.0 if rule is None else rule) + 1e-9:
             found[r.arm.name] = f"positions are {ratio:.2g} of the content at the start, {name}'s {usual:.2g}"

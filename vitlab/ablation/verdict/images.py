@@ -13,7 +13,7 @@ from vitlab.stats import mcnemar, seeds_and_images
 NOTE = "McNemar's exact test holds for these two checkpoints only: it speaks of the images, not of other seeds."
 JOINT = (
     "Seeds and images together: the interval would hold for other seeds and for other images of the same kind. No "
-    "verdict rests on it or on McNemar's p: neither is adjusted for being many."
+    "verdict rests on it or on McNemar's p: neither is adjusted for multiple comparisons."
 )
 
 

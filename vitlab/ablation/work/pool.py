@@ -65,7 +65,7 @@ class Pool:
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
 
-    def work_off(self) -> None:
+    def run_all(self) -> None:
         """Work until every cell is done or has failed, or until a signal."""
         with self.board:
             threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]

@@ -17,7 +17,7 @@ class Tokens(Callback):
         if data is None or not hasattr(data, "finished") or not isinstance(net, VisionTransformer):
             return
         loader = data.val_dataloader() or data.train_dataloader()
-        images, _ = next(iter(data.finished(loader)))
+        images, _ = next(iter(data.iterate_batches(loader)))
         found = spread(net, images.to(pl_module.device))
         RunDir(trainer.default_root_dir).write("start.json", found)
 

@@ -135,7 +135,7 @@ def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int
     return tried
 
 
-def work_off(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[list[Cell]], Pool]) -> list[str]:
+def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[list[Cell]], Pool]) -> list[str]:
     """Work off the trials, with whoever else is at it, until a signal; return those that failed."""
     while True:
         left = [trial for trial in trials(ablation, arms) if not trial.is_over]
@@ -143,7 +143,7 @@ def work_off(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[li
         if not todo:
             return []
         pool = pool_of(todo)
-        pool.work_off()
+        pool.run_all()
         states = [cell.state() for cell in todo]
         ended = zip(todo, states, strict=True)
         failed = [f"tune/{cell.name}" for cell, state in ended if cell.failure() and state != "diverged"]

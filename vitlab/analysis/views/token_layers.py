@@ -8,7 +8,7 @@ from vitlab.analysis.attention import distances, uniform_distance
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.errors import UsageError
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -60,7 +60,7 @@ def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
     """Return the tokenizer of T2T; a network that has another one cannot have this analysis."""
     tokenizer = subject.net.tokenizer
     if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
-        kind = told(subject.arguments.get("tokenizer", type(tokenizer).__name__))
+        kind = choice_text(subject.arguments.get("tokenizer", type(tokenizer).__name__))
         raise UsageError(
             f"{name} looks between the splits of T2T, and tokenizer={kind} has no layers there; use attention"
         )

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.runs.directory import whole
+from vitlab.runs.directory import atomic_write
 
 
 def write(path: Path, header: Any, rows: np.ndarray) -> None:
     """Write records, and a header of plain values."""
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
-    with whole(path) as beside, beside.open("wb") as file:
+    with atomic_write(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, rows=rows, header=text)
         file.flush()
         os.fsync(file.fileno())

@@ -174,13 +174,13 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
         except OSError as error:
             return record, error.strerror or str(error)
         try:
-            return look(data, self.how), ""
+            return inspect_image(data, self.how), ""
         except ImageError as error:
             record["digest"] = digest(data)
             return record, error.reason
 
 
-def look(data: bytes, how: Decoding, image: Image.Image | None = None, shrunk: int = LOOKED) -> np.ndarray:
+def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, shrunk: int = LOOKED) -> np.ndarray:
     """Return what an encoded image says of itself, or raise an ImageError.
 
     Args:

@@ -65,7 +65,7 @@ def _places(task: ProbeTask, labels: Tensor, rng: torch.Generator) -> list[tuple
     """Return marker, row and column, ``(n,)`` each, for every marker of the images with these labels."""
 
     def draw(stop: Tensor | int) -> Tensor:
-        return (torch.rand(len(labels), generator=rng) * stop).long()  # from 0 up to but without stop
+        return (torch.rand(len(labels), generator=rng) * stop).long()  # in [0, stop)
 
     first = torch.zeros_like(labels)
     match task:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.data.files.arrays import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
@@ -22,7 +22,7 @@ from vitlab.data.loading.loader import Loader
 from vitlab.data.loading.native import Native, NativeCropFlip, Tokens
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.prefetch import Prefetch
-from vitlab.data.loading.sample_loader import Complain, SampleLoader
+from vitlab.data.loading.sample_loader import OnUnreadable, SampleLoader
 from vitlab.data.loading.sizes import Sizes
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.data.loading.transforms import (
@@ -112,7 +112,8 @@ class Pipeline:
         >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
         'random crops of 30 to 100 % of the area, evaluated on the center, 100 % of the shorter side'
         """
-        then = "".join(f", {told(step)}" for step in self.steps) + (f", {self.sizes}" if self.sizes.steps[1:] else "")
+        then = "".join(f", {choice_text(step)}" for step in self.steps)
+        then += f", {self.sizes}" if self.sizes.steps[1:] else ""
         if self.native_size:
             crops = f"{self.crops}, evaluated on " if self.crops else ""
             return f"{crops}whole images" + (f", shifted by up to {self.pad} pixels" if self.moves else "") + then
@@ -120,10 +121,8 @@ class Pipeline:
             part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
             return f"{part}{then}, evaluated on whole images, {self.native}"
         center = f"evaluated on the center, {100 * self.crop_pct:.4g} % of the shorter side"
-        if self.crops:
-            return f"{self.crops}, {center}"
-        if not self.moves:
-            return f"trained and {center}{then}"
+        if self.crops or not self.moves:
+            return f"{self.crops}, {center}" if self.crops else f"trained and {center}{then}"
         return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {center}"
 
     def facts(self) -> dict[str, Any]:
@@ -139,7 +138,7 @@ class Pipeline:
         mean: tuple[float, ...],
         num_workers: int,
         device: torch.device,
-        complain: Complain,
+        on_unreadable: OnUnreadable,
     ) -> Loader:
         """Return the batches of a split: augmented ones in the order of training, plain ones else."""
         if train := isinstance(order, TrainOrder):
@@ -155,7 +154,7 @@ class Pipeline:
         else:
             native = self.native if order.tokens else None
             what = self.crops if train and self.crops else self.transform(train, mean, native)
-            loader = SampleLoader(images, order, what, num_workers, complain, native.patch if native else None)
+            loader = SampleLoader(images, order, what, num_workers, on_unreadable, native.patch if native else None)
             resident = False
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 

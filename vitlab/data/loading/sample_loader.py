@@ -18,7 +18,7 @@ from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed import Packed
 
-Complain = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
+OnUnreadable = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
 _Key = tuple[int, int]  # index and seed of a sample
 _Sample = tuple[Tensor, int] | ImageError  # image and class, or why there is none
 
@@ -34,7 +34,7 @@ class SampleLoader(Loader):
         order: Which samples this process takes at each step.
         transform: What makes an image of the wanted size out of a stored one; None for nothing.
         num_workers: Number of worker processes; 0 for none.
-        complain: Called with the error of each sample that cannot be read.
+        on_unreadable: Called with the error of each sample that cannot be read.
         patch: Side of the patches, in pixels, that images of their own sizes are cut into; None for images of one size.
     """
 
@@ -44,11 +44,11 @@ class SampleLoader(Loader):
         order: TrainOrder | EvalOrder,
         transform: Transform | MultiCrop | None,
         num_workers: int,
-        complain: Complain,
+        on_unreadable: OnUnreadable,
         patch: int | None = None,
     ) -> None:
         super().__init__(order)
-        self.complain = complain
+        self.on_unreadable = on_unreadable
         self.keys = _Keys(order)
         self.loader = DataLoader(
             _Samples(images, transform),
@@ -68,7 +68,7 @@ class SampleLoader(Loader):
         self.keys.start = start
         for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self._load(), strict=True):
             for error in errors:
-                self.complain(error)
+                self.on_unreadable(error)
             if not errors:
                 yield images, targets, step
             elif rows:

@@ -33,13 +33,13 @@ class Sizes:
         for (_, old), (epoch, new) in pairwise(self.steps):
             if new[0] < old[0] or new[1] < old[1]:
                 raise ValueError(
-                    f"`{_NAME}` must not go down, got {told(old)} and then {told(new)} from epoch {epoch} on"
+                    f"`{_NAME}` must not go down, got {size_text(old)} and then {size_text(new)} from epoch {epoch} on"
                 )
 
     def __str__(self) -> str:
-        spans = [f"{told(size)} for {b - a}" for (a, size), (b, _) in pairwise(self.steps)]
+        spans = [f"{size_text(size)} for {b - a}" for (a, size), (b, _) in pairwise(self.steps)]
         first = f"trained at {spans[0]} epoch{'s' * (self.steps[1][0] > 1)}"
-        return ", at ".join([first, *spans[1:]]) + f", then at {told(self.steps[-1][1])}"
+        return ", at ".join([first, *spans[1:]]) + f", then at {size_text(self.steps[-1][1])}"
 
     def at(self, epoch: int) -> Size:
         """Return height and width of the training images of an epoch, counted from 0."""
@@ -48,13 +48,15 @@ class Sizes:
     def check_end(self) -> None:
         """Refuse to train for another size than that of evaluation."""
         if (last := self.steps[-1][1]) != self.img_size:
-            raise ValueError(f"`{_NAME}` must end with `data.img_size`, {told(self.img_size)}, got {told(last)}")
+            raise ValueError(
+                f"`{_NAME}` must end with `data.img_size`, {size_text(self.img_size)}, got {size_text(last)}"
+            )
 
 
-def told(size: Size) -> str:
+def size_text(size: Size) -> str:
     """Return a size as the header says it.
 
-    >>> told((16, 24))
+    >>> size_text((16, 24))
     '16x24'
     """
     return f"{size[0]}x{size[1]}"

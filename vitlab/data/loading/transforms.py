@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
+from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.data.loading.streams import uniforms
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -121,7 +121,7 @@ class Augmented:
     """
 
     def __init__(self, first: Transform | None, steps: Sequence[str | ClassSpec], mean: tuple[float, ...]) -> None:
-        self.first, self.names = first, [told(step) for step in steps]
+        self.first, self.names = first, [choice_text(step) for step in steps]
         self.steps = [step_of(step, mean) for step in steps]
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
@@ -163,7 +163,7 @@ def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
     steps = steps[1:] if moves else steps
     if "crop-flip" in steps or "none" in steps:
         raise ValueError(
-            f"`data.augment` has crop-flip first or not at all, and none alone, got {list(map(told, augment))}"
+            f"`data.augment` has crop-flip first or not at all, and none alone, got {list(map(choice_text, augment))}"
         )
     return moves, steps
 

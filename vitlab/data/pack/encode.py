@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
-from vitlab.data.files.scan import Store, look
+from vitlab.data.files.scan import Store, inspect_image
 from vitlab.data.pack.shards import ROW
 
 _GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colors
@@ -54,10 +54,10 @@ class Encoded(Dataset[Photo]):
         try:
             data = what.store.read(file)
             if what.size is None:
-                facts = look(data, what.decoding)
+                facts = inspect_image(data, what.decoding)
                 return Photo(facts, "", data, zlib.crc32(data), tuple(facts["size"].tolist()))
             image = decode_bytes(data, "", what.decoding, shrink=2 * what.size)
-            facts = look(data, what.decoding, image, 2 * what.size)
+            facts = inspect_image(data, what.decoding, image, 2 * what.size)
         except OSError as error:
             return Photo(np.zeros((), ROW)["facts"], error.strerror or str(error))
         except ImageError as error:

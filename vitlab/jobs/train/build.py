@@ -24,7 +24,7 @@ from vitlab.config.strategies import check_strategy
 from vitlab.contract import deals_samples, recipe
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
-from vitlab.jobs.terminal import complain, say
+from vitlab.jobs.terminal import print_error, say
 from vitlab.jobs.train.describe import describe, header
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.job import Job
@@ -148,12 +148,12 @@ class FitCLI(VitlabCLI):
         describe(self.job)
 
     def _hung(self, what: str) -> None:
-        complain(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
+        print_error(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
         if self.trainer.is_global_zero:
             self._broken_off("preempted", what)
 
     def _lost(self, what: str) -> None:
-        complain(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
+        print_error(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
         self._broken_off("failed", what)
 
     def _broken_off(self, status: str, what: str) -> None:

@@ -12,7 +12,7 @@ from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import Guarded
 from vitlab.models.weights_file import weights_digest
-from vitlab.runs.directory import whole
+from vitlab.runs.directory import atomic_write
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.shards import read_checkpoint
 
@@ -78,5 +78,5 @@ def save_weights(checkpoint: Path, path: Path) -> None:
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
     metadata = {"format": "pt", "hyper_parameters": arguments, "sha256": weights_digest(weights, arguments)}
-    with whole(path) as beside:
+    with atomic_write(path) as beside:
         save_file(weights, beside, metadata=metadata)

@@ -15,18 +15,18 @@ import yaml
 from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.record import now_utc
-from vitlab.classes import told
+from vitlab.classes import choice_text
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.contract import deals_samples, fingerprint, path_of, recipe
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, numbers
-from vitlab.jobs.terminal import complain, log_to
+from vitlab.jobs.terminal import log_to, print_error
 from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
 from vitlab.optim import describe_groups
-from vitlab.runs.directory import RunDir, whole, write_text
+from vitlab.runs.directory import RunDir, atomic_write, write_text
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -61,7 +61,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     note = "" if free else "; its bias on attention rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
         note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
-    positions = told(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
+    positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
     return f"{tokens}, {len(net.blocks)} blocks, position embedding {positions}: {size}{note}"
 
 
@@ -125,14 +125,14 @@ def _recipe(task: Task, batch: int) -> str:
     hparams = task.hparams
     decayed = sum(p.numel() for g in task.optimizer_groups() if g["weight_decay"] for p in g["params"])
     lr = hparams["lr"] * (task.batch_factor(batch) if batch else 1)
-    return f"{told(hparams['opt'])}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
+    return f"{choice_text(hparams['opt'])}, lr {lr:g}, weight decay {hparams['weight_decay']:g} on {decayed:,} weights"
 
 
 def begin(job: Job) -> None:
     """Make the directory a run that can go on, before data, loggers or anything else is touched."""
     run = job.run
     for text in run.set_aside_damaged():
-        complain(text)
+        print_error(text)
     if not job.resumed:
         write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
     write_text(run.config, job.config_text, sync=True)
@@ -164,7 +164,7 @@ def describe(job: Job) -> None:
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))
     if isinstance(job.data, ImageData):
-        with whole(run.path / TRAINED_ON) as beside:
+        with atomic_write(run.path / TRAINED_ON) as beside:
             np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
     run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:

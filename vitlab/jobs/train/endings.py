@@ -17,7 +17,7 @@ OUT_OF_MEMORY = (
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
 
 
-def told(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
+def explain_exception(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
     """Return what a user must know of an error that a sound program meets, or None for a mistake of ours.
 
     Args:

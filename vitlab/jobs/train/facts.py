@@ -142,7 +142,7 @@ def _macs_of_forward(net: nn.Module, img_size: list[int], in_chans: int) -> int 
     meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
     images = torch.empty(1, in_chans, *img_size, device="meta")
     counter = FlopCounterMode(display=False)
-    with suppress(Exception), torch.no_grad(), counter:  # code of the user's own fails as it likes
+    with suppress(Exception), torch.no_grad(), counter:  # the user's code may raise anything
         functional_call(net, meta, (images,))
         return sum(counter.get_flop_counts()["Global"].values()) // 2
     return None

@@ -15,11 +15,11 @@ from vitlab.config.options import FitOptions
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.jobs.rebuild import training_args
-from vitlab.jobs.terminal import close_log, complain, open_terminal, say
+from vitlab.jobs.terminal import close_log, open_terminal, print_error, say
 from vitlab.jobs.train.build import build
 from vitlab.jobs.train.close import close, sum_up
 from vitlab.jobs.train.describe import begin, header
-from vitlab.jobs.train.endings import is_out_of_memory, told
+from vitlab.jobs.train.endings import explain_exception, is_out_of_memory
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import mismatch
 from vitlab.jobs.train.wandb import finish
@@ -130,11 +130,11 @@ def _fit(job: Job) -> None:
         raise
     except Exception as error:
         if "DataLoader timed out" in str(error):
-            complain(f"\n{told(error, job.run, job.batch, job.trainer.world_size)}")
+            print_error(f"\n{explain_exception(error, job.run, job.batch, job.trainer.world_size)}")
             ended = Stopped(signal.SIGTERM)
             ended.said = True
             raise ended from error
-        if sentence := told(error, job.run, job.batch, job.trainer.world_size):
+        if sentence := explain_exception(error, job.run, job.batch, job.trainer.world_size):
             raise _failed(sentence) from error
         sentence = mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
         if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
@@ -148,5 +148,5 @@ def _fit(job: Job) -> None:
 
 
 def _failed(sentence: str) -> RunFailed:
-    complain(f"\n{sentence}")
+    print_error(f"\n{sentence}")
     return RunFailed(sentence)

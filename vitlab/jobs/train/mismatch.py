@@ -46,7 +46,7 @@ def _is_own(file: str) -> bool:
 def _first(data: Any) -> str:
     try:
         return shape_of(next(iter(data.train_dataloader())))
-    except Exception as error:  # code of the user's own fails as it likes
+    except Exception as error:  # the user's code may raise anything
         return f"not there ({type(error).__name__})"
 
 

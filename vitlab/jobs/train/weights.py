@@ -6,7 +6,7 @@ from vitlab.config.parser import user_mistakes
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.models.create import load_timm
-from vitlab.models.load import load_weights, of_network
+from vitlab.models.load import load_weights, network_args
 from vitlab.runs.directory import find_run
 from vitlab.runs.manifest import check_whole
 
@@ -16,7 +16,7 @@ def load_initial_weights(job: Job, source: str, resize: str | None, grid: str | 
     how = {"resize": resize or "usual", "grid": [int(side) for side in grid.split(",")] if grid else None}
     with user_mistakes():
         if source.startswith("timm:"):
-            sentences = load_timm(job.task.net, source, of_network(job.task.hparams), **how)
+            sentences = load_timm(job.task.net, source, network_args(job.task.hparams), **how)
         else:
             path = Path(source) if Path(source).is_file() else find_run(source)[1]
             check_whole(path)

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vitlab.classes import ClassSpec, build, find_class, name_and_args, told
+from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos
@@ -104,7 +104,7 @@ def build_pos_embed(
         raise ValueError(f"`{said[0]}` is said to a part of a list of `pos_embed`, as in {form}, not to the list")
     parts = [(name_and_args("pos_embed", part)[0].rpartition(".")[2], part) for part in name]
     if len(dict(parts)) < len(parts):
-        raise ValueError(f"`pos_embed`: a list names each method once, got {told(name)}")
+        raise ValueError(f"`pos_embed`: a list names each method once, got {choice_text(name)}")
     return Together(grid_size, {word: _build_one(part, grid_size, offered) for word, part in parts})
 
 
@@ -119,14 +119,14 @@ def _build_one(
     word, args = name_and_args("pos_embed", name)
     trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
     cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
-    _check_options(told(name), cls, trainable, join, theta)
+    _check_options(choice_text(name), cls, trainable, join, theta)
     more = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
     more |= {} if theta is None else {"theta": theta}
     module: PosEmbed = build("pos_embed", cls, args, offered | more, grid_size)
     if scale != 1:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
             added = "that adds a vector to each token and takes a factor above 0"
-            raise ValueError(f"`scale` belongs to a method {added}, got {scale!r} for pos_embed={told(name)!r}")
+            raise ValueError(f"`scale` belongs to a method {added}, got {scale!r} for pos_embed={choice_text(name)!r}")
         module.scale = float(scale)
     return module.requires_grad_(trainable is not False)
 

@@ -21,7 +21,7 @@ class PackedPosEmbed(PosEmbed):
         pos_embed: The position embedding of the network.
         grids: Rows and columns of the patches of each image.
         num_prefix_tokens: Number of prefix tokens P of each image; they stand before its patches.
-        policy: How positions are carried over to a grid; None is the usual way.
+        policy: How to resample positions for another grid; None is the method's own way.
         device: Where the tokens are.
 
     >>> packed = PackedPosEmbed(PosEmbed(), [(2, 3), (1, 2), (3, 1)], num_prefix_tokens=1)
