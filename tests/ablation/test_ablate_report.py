@@ -227,8 +227,11 @@ def test_tables_and_figures_are_copied_to_where_they_are_kept(folder):
     drawn = [path for path in (folder / "figures").iterdir() if path.suffix != ".csv"]
     names = ["report.md", "summary.csv", "tables.tex", *(f"figures/{path.name}" for path in drawn)]
     assert "figures/dots.svg" in names and "figures/dots.pdf" in names
-    assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*.*")) == sorted(names)
+    assert sorted(str(path.relative_to(kept)) for path in kept.rglob("*.*")) == sorted([*names, "seeds.csv"])
     assert all((kept / name).read_bytes() == (folder / name).read_bytes() for name in names)
+    assert (kept / "seeds.csv").read_bytes() == (folder / "results.csv").read_bytes()
+    shown = re.findall(r"^!\[.+\]\((figures/.+\.svg)\)$", (kept / "report.md").read_text(), flags=re.M)
+    assert sorted(shown) == sorted(name for name in names if name.endswith(".svg"))
 
 
 def test_figures_say_what_they_show_in_text_and_tables_come_for_papers(folder):

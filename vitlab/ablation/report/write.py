@@ -61,7 +61,8 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     _keep(drawn, place / "figures")
     parts = sections(found)
     source = ablation.file.path.read_text()
-    write_text(place / "report.md", _markdown(ablation.name, parts, source))
+    titles = {name: title for name, (title, *_) in drawn.items()}
+    write_text(place / "report.md", _markdown(ablation.name, parts, source, titles))
     write_text(place / "tables.tex", _latex(parts))
     write_text(place / "report.html", page(ablation.name, parts, [(t, d.svg) for t, d, _ in drawn.values()], source))
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
@@ -69,6 +70,7 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
         Path(output).mkdir(parents=True, exist_ok=True)
         for name in ("report.md", "summary.csv", "tables.tex"):
             shutil.copyfile(place / name, Path(output) / name)
+        shutil.copyfile(place / "results.csv", Path(output) / "seeds.csv")
         drawings = shutil.ignore_patterns("*.csv")
         shutil.copytree(place / "figures", Path(output) / "figures", ignore=drawings, dirs_exist_ok=True)
     return Report(
@@ -106,7 +108,7 @@ def _latex(sections: list[Section]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _markdown(name: str, sections: list[Section], source: str) -> str:
+def _markdown(name: str, sections: list[Section], source: str, drawn: dict[str, str]) -> str:
     lines = [f"# {name}"]
     for title, sentences, tables in sections:
         lines += ["", f"## {title}", "", *(f"- {sentence}" for sentence in sentences)]
@@ -114,5 +116,8 @@ def _markdown(name: str, sections: list[Section], source: str) -> str:
             head, *rows = [[cell.replace("|", "\\|") for cell in row] for row in table]
             lines += ["", f"| {' | '.join(head)} |", "|" + " --- |" * len(head)]
             lines += [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", "## Figures"] if drawn else []
+    for figure, title in drawn.items():
+        lines += ["", f"![{title}](figures/{figure}.svg)", "", f"*{title}*"]
     lines += ["", "## The file", "", "```yaml", source.rstrip(), "```", ""]
     return "\n".join(lines)
