@@ -72,7 +72,9 @@ def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypat
     ablation = read(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
     results = Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
     seeds = pd.read_csv(path.with_name("seeds.csv"))
-    results.numbers = {(r.arm, int(r.seed)): {"acc1": r.right / r.images} for r in seeds.itertuples()}
+    if "metric" in seeds:
+        seeds = seeds[seeds["metric"] == "acc1"].assign(arm=seeds["cell"].str.split("/").str[0], acc1=seeds["value"])
+    results.numbers = {(r.arm, int(r.seed)): {"acc1": r.acc1} for r in seeds.itertuples()}
     found = find(results, Looks((len(ablation.seeds),), len(ablation.seeds), ablation.seeds))
     table, page = pd.read_csv(path), path.with_name("report.md").read_text()
     claims = table[table["kind"] == "claim"]

@@ -2,8 +2,10 @@ import pytest
 import torch
 from timm.models.swin_transformer_v2 import WindowAttention
 
+from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed.maps import ContinuousBias, Fourier, LieRE
 from vitlab.layers.pos_embed.rotary import RoPEMixed
+from vitlab.layers.pos_embed.string import String
 
 
 @pytest.mark.parametrize("trained", [None, (2, 3)])
@@ -56,3 +58,16 @@ def test_lie_rotations_of_two_channels_are_mixed_rotary():
 def test_widths_that_cannot_be_are_refused(make, sentence):
     with pytest.raises(ValueError, match=sentence):
         make()
+
+
+@pytest.mark.parametrize(("kind", "made"), [(LieRE, "rotations"), (String, "channels"), (RoPEMixed, "cos_sin")])
+def test_a_block_makes_its_rotation_once_for_queries_and_keys(kind, made, monkeypatch):
+    torch.manual_seed(0)
+    pos = kind((2, 3), head_dim=8, num_heads=2, num_prefix_tokens=1)
+    attention, x = Attention(16, num_heads=2, qk_norm=True), torch.randn(2, 7, 16)
+    calls, plain = [], getattr(kind, made)
+    monkeypatch.setattr(kind, made, lambda self, layer: calls.append(layer) or plain(self, layer))
+    stacked = attention(x, pos, layer=0)
+    assert calls == [0]
+    pos.rotates_stacked = False
+    assert torch.equal(attention(x, pos, layer=0), stacked) and len(calls) == 3

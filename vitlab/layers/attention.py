@@ -95,7 +95,11 @@ class Attention(nn.Module):
     def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, ``(B, A, L, d)`` each."""
         q, k, v = self._heads(self.qkv(x), 3)
-        return pos_embed.rotate(self.q_norm(q), layer), pos_embed.rotate(self.k_norm(k), layer), v
+        q, k = self.q_norm(q), self.k_norm(k)
+        if pos_embed.rotates_stacked:
+            q, k = pos_embed.rotate(torch.stack([q, k]), layer)
+            return q, k, v
+        return pos_embed.rotate(q, layer), pos_embed.rotate(k, layer), v
 
     def _first_qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the first token's query, ``(B, A, 1, d)``, and all keys and values."""

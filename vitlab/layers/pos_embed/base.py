@@ -37,6 +37,7 @@ class PosEmbed(Resizable):
 
     joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, its own choice first
     trains = False  # whether it has tensors that training changes, or can have
+    rotates_stacked = False  # whether rotate takes (2, B, A, L, d) too: queries and keys, with tables made once
     join: PosEmbedJoin | None = None
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters with values of every block, and the blocks' axis
     owner: Tensor | None = None  # (R, L), the image of each token, where a row holds tokens of several

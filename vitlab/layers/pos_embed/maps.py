@@ -158,6 +158,7 @@ class LieRE(PosEmbed):
     joins = ("every_layer", "every_layer_shared")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("rescale",)
+    rotates_stacked = True
     stacks = MappingProxyType({"generators": 1})
     keeps_float32 = True
     cells: Tensor  # (2, L): y, x

@@ -201,6 +201,7 @@ class RoPEMixed(RotaryPosEmbed):
 
     joins = ("every_layer", "every_layer_shared")
     trains = True
+    rotates_stacked = True
     stacks = MappingProxyType({"freqs": 1})
     cells: Tensor  # (2, L): y, x
 

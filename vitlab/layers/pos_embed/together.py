@@ -36,6 +36,7 @@ class Together(PosEmbed):
         _check(parts)
         for name, part in parts.items():
             self.add_module(name, part)
+        self.rotates_stacked = any(part.rotates_stacked for part in parts.values())  # at most one of them rotates
         self.policies = tuple(dict.fromkeys(policy for part in parts.values() for policy in part.policies))
 
     @property
