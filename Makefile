@@ -4,7 +4,7 @@ BIN := .venv/bin
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks faults faults-quick gpu setup
+.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -60,6 +60,10 @@ benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machi
 	$(BENCH) overhead --budget 30 --json benchmarks/overhead.json
 	$(BENCH) loader --budget 30 --json benchmarks/loader.json
 	$(BENCH) ddp --budget 30 --json benchmarks/ddp.json
+
+benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's, compiled, and every position embedding
+	$(BENCH) model --suite gpu --device cuda --compile --budget 600 --json benchmarks/gpu.json
+	$(BIN)/python benchmarks/positions.py benchmarks/positions-gpu.md --device cuda --side 224 --batch 128
 
 results: setup  ## the README's tables of accuracy and speed, out of the files in benchmarks/
 	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md

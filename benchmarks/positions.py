@@ -73,9 +73,9 @@ def main() -> None:
         "# What a position embedding costs",
         "",
         f"ViT-S/16, training steps (forward and backward) of {args.batch} images of {args.side} x {args.side} pixels; "
-        f"steps of all took turns, {ROUNDS} rounds. Speed is relative to `none`: the median of the rounds, and what all "
-        f"but one at either end lie between. {machine_line(facts(args.device))}. `{COMMAND} FILE --device {args.device} "
-        f"--side {args.side} --batch {args.batch}`.",
+        f"steps of all took turns, {ROUNDS} rounds. Speed is relative to `none`: the median of the rounds, and what "
+        f"all but one at either end lie between. {machine_line(facts(args.device))}. "
+        f"`{COMMAND} FILE --device {args.device} --side {args.side} --batch {args.batch}`.",
         "",
         "| `pos_embed` | speed | images a second | memory, GiB | first step, s |",
         "|---|---|---|---|---|",

@@ -343,3 +343,10 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
 def test_memory_is_measured_in_a_process_of_its_own():
     case = Case("cifar_vit", "train", "fp32", 2)
     assert 5 < model.memory(case, "vitlab") < 500
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_what_a_step_adds():
+    case = model.Case("cifar_vit", "train", "bf16", 32)
+    (row,) = (r for r in model.measure(case, [], 1, 1.0, "cuda") if r["contender"] == "vitlab")
+    assert 1 < row["memory"] < 8192 and row["memory_batch"] == 32 and row["first_seconds"] > 0

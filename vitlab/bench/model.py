@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, cast
 
@@ -78,6 +79,7 @@ def measure(
     if compiled:
         nets |= {f"{name} compiled": compiled_as_used(name, net) for name, net in nets.items()}
     works = {name: step(net, images, case) for name, net in nets.items()}
+    firsts = {name: first_steps(work, device) for name, work in works.items()}
     works["canary"], canary_flops = canary(DTYPES[case.dtype], device)
     times = interleave(works, rounds, budget)
     noisy = is_noisy(times["canary"])
@@ -90,8 +92,24 @@ def measure(
         row |= {"images_per_second": speed, "best_images_per_second": case.batch / row["best_seconds"]}
         row |= {"gflops": flops * speed / 1e9, "share_of_canary": flops * speed / rate, "noisy": noisy}
         row |= {"logit_difference": errors.get(name.removesuffix(" compiled")), "base": names[0], "missing": missing}
-        rows.append({**case._asdict(), "contender": name, **row, "all_seconds": times[name]})
+        rows.append({**case._asdict(), "contender": name, **row, **firsts[name], "all_seconds": times[name]})
+        if device == "cuda":
+            rows[-1]["memory_batch"] = case.batch
     return rows
+
+
+def first_steps(work: Work, device: str) -> dict[str, float]:
+    """Take the first step, which compiles, and return its seconds; on a GPU also the MiB that another step adds."""
+    begin = time.perf_counter()
+    work()
+    if device != "cuda":
+        return {"first_seconds": time.perf_counter() - begin}
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - begin
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    work()
+    return {"first_seconds": seconds, "memory": (torch.cuda.max_memory_allocated() - before) / 2**20}
 
 
 def compiled_as_used(name: str, net: nn.Module) -> nn.Module:

@@ -19,6 +19,7 @@ COLUMNS = {
         "img/s (best)": "{images_per_second:.1f} ({best_images_per_second:.1f})",
         "share of canary": "{share_of_canary:.0%}",
         "memory MiB (batch)": "{memory:.0f} ({memory_batch})",
+        "first step, s": "{first_seconds:.1f}",
         "logits differ": "{logit_difference:.0e}",
         "rounds": "{rounds}",
     },
