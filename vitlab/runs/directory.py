@@ -85,8 +85,10 @@ class RunDir:
             raise UsageError(f"{error}; start the run anew: {anew}") from error
 
     def checkpoint(self) -> Path:
-        """Return the checkpoint to use: of the best epoch, or the last one where the run kept no best."""
+        """Return the checkpoint to use: of the best epoch, or the last one; of a run that kept weights alone, these."""
         path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
+        weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
+        path = path or next((file for file in weights if file.is_file()), None)
         if path is None:
             raise UsageError(f"{self.path} has no checkpoint yet: it was stopped before its first epoch ended")
         return path
