@@ -175,7 +175,7 @@ def test_a_configuration_and_a_checkpoint_are_measured_like_their_run(capsys):
     Path("digits").mkdir()
     Image.new("L", (8, 8), 128).save("digits/a.png")
     assert main(["predict", "--config=mine.yaml", f"--ckpt_path={kept}", "digits"]) == 0
-    assert "mine.yaml and kept.ckpt; no run keeps it" in capsys.readouterr().out
+    assert "mine.yaml and kept.ckpt; not saved in a run" in capsys.readouterr().out
     Path("mine.yaml").write_text(Path("mine.yaml").read_text().replace("embed_dim: 8", "embed_dim: 16"))
     for words, answer in (
         (["--config=mine.yaml", f"--ckpt_path={kept}"], "kept.ckpt does not fit the network of the configuration: "),

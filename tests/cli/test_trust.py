@@ -169,7 +169,7 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monke
 def test_an_analysis_says_at_once_that_its_folder_cannot_be_written(run, capsys):
     (run / "analysis").write_text("a file")
     assert main(["analyze", "cost", str(run)]) == 2
-    assert "analysis cannot be written into; choose another with --output" in capsys.readouterr().err
+    assert "analysis; choose another folder with --output" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("file", ["results", "model"])

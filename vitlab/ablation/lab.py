@@ -82,7 +82,7 @@ class Lab:
         if check:
             from vitlab.ablation.verdict.check import check_lines
 
-            plan.starts, plan.starts_alike = check_lines(self.ablation)
+            plan.starts, plan.same_start = check_lines(self.ablation)
         return plan
 
     def run(

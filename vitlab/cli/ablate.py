@@ -1,4 +1,4 @@
-"""``vitlab ablate``: plan, run and report a comparison that one file describes; ``vitlab cv``: one of folds."""
+"""``vitlab ablate``: plan, run and report the comparison that a file describes; ``vitlab cv``: cross-validation."""
 
 import argparse
 import sys
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from vitlab.api import Lab
 
 WORDS = {
-    "plan": "resolve every arm; show the grid, what is done, fairness, the smallest effect it can show, the time",
+    "plan": "resolve every arm; show cells, progress, fairness, the smallest detectable effect and the time",
     "run": "train the cells that are not done; rerun to continue",
     "status": "show the progress; only reads files",
-    "report": "write tables, figures and verdicts from what is done",
-    "register": "freeze claims and protocol, before the first cell; reports tell of every later change",
-    "verify": "compute every number again from the predictions beside it",
-    "export": "write one folder from which others can verify and report",
+    "report": "write tables, figures and verdicts from the cells that are done",
+    "register": "freeze claims and protocol before the first cell; reports list every later change",
+    "verify": "recompute every number from the stored predictions",
+    "export": "write a folder from which others can verify and report",
     "list": "show the ablations in runs/ablations",
-    "compare": "print the arms and claims of several ablations on one page, from their reports",
+    "compare": "print arms and claims of several ablations side by side, from their reports",
 }
-STARTS = ("plan", "run")  # the words that start programs
+STARTS = ("plan", "run")  # subcommands that start programs
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
   vitlab ablate run experiments/position_embeddings/probe.yaml --workers 2
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "vitlab ablate",
-        description="Compare variants with seeds and statistics: one file, from question to verdict.",
+        description="Compare variants over seeds, with statistics: one file, from question to verdict.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -65,21 +65,21 @@ def _parser() -> argparse.ArgumentParser:
         text = "the YAML file of the ablation" + ("" if word in STARTS else ", or a folder of `vitlab ablate export`")
         sub.add_argument("file", metavar="FILE", nargs="?" if word == "report" else None, help=text)
         if word in STARTS:
-            sub.add_argument("--trust_command", action="store_true", help="start the program that `run.command` names")
-            sub.add_argument("--workers", type=_positive, help="cells at a time (default: as the file says)")
+            sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
+            sub.add_argument("--workers", type=_positive, help="cells to train at a time (default: the file's)")
         if word == "plan":
-            sub.add_argument("--check", action="store_true", help="build every arm: do arms of one seed start alike?")
+            sub.add_argument("--check", action="store_true", help="build every arm; compare their initial weights")
         if word == "run":
             sub.add_argument("--only", metavar="AXIS=LEVEL", action="append", help="only the arms with this level")
             sub.add_argument("--fail-fast", action="store_true", help="start no new cells after a failure")
             sub.add_argument("--retry-failed", action="store_true", help="try the failed cells again")
-            sub.add_argument("--dry_run", action="store_true", help="print each cell's commands or the batch script")
+            sub.add_argument("--dry_run", action="store_true", help="print the cells' commands, or the batch script")
         if word == "export":
-            sub.add_argument("folder", metavar="DIR", help="a folder that is not there yet")
+            sub.add_argument("folder", metavar="DIR", help="a new folder")
         if word == "report":
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
-            sub.add_argument("--accept-stale", action="store_true", help="take cells that other code has trained")
+            sub.add_argument("--accept-stale", action="store_true", help="include cells trained by other code versions")
     return parser
 
 
@@ -98,7 +98,7 @@ def _say(text: str) -> None:
 def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
     _say(str(plan))
-    if plan.starts_alike is False:
+    if plan.same_start is False:
         return 1
     return 2 if plan.is_refused else 0
 
@@ -142,7 +142,7 @@ def _verify(lab: "Lab", options: argparse.Namespace) -> int:
 
 def _export(lab: "Lab", options: argparse.Namespace) -> int:
     files = lab.export(options.folder)
-    _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` makes the same page")
+    _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
     return 0
 
 
@@ -160,7 +160,7 @@ DO = {
 FOLDS = """example:
   vitlab cv photos_t2t --data.root=photos --folds 5
 
-Every other argument changes the config as in `vitlab fit`. Started again, it continues.
+Every other argument changes the config as in `vitlab fit`. Run the command again to continue.
 """
 
 
@@ -169,27 +169,27 @@ def cv(argv: list[str]) -> int:
     parser = CommandParser(
         "vitlab cv",
         usage="vitlab cv CONFIG [CONFIG ...] [--folds K] [--seed N] [--name NAME] [--workers N] [--retry_failed] [...]",
-        description="Train K times, each time without another part of the images that are not for testing, measure on "
-        "that part, and collect mean and interval. The folds are an ablation in runs/ablations/NAME.",
+        description="Split the images outside the test split into K folds, train once without each fold, measure on "
+        "it, and report mean and interval. The runs form an ablation in runs/ablations/NAME.",
         epilog=FOLDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name, later over earlier")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name; later ones override")
     parser.add_argument("--folds", type=int, default=5, metavar="K", help="number of folds (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every fold (default: %(default)s)")
     parser.add_argument("--name", help="of the directory runs/ablations/NAME (default: cv- and the config's name)")
     parser.add_argument(
-        "--workers", type=int, metavar="N", help="folds at a time (default: one a GPU, or half the cores)"
+        "--workers", type=int, metavar="N", help="folds to train at a time (default: one per GPU, or half the cores)"
     )
-    parser.add_argument("--retry_failed", action="store_true", help="try folds again that have failed")
+    parser.add_argument("--retry_failed", action="store_true", help="try the failed folds again")
     options, rest = parser.parse_known_args(argv)
     from vitlab import cross_validate
     from vitlab.config.parser import settings
 
     for before, word in pairwise(["", *rest]):
         if not word.startswith("--") and ("=" in before or not before.startswith("--")):
-            parser.error(f"`{word}` is out of place: configs come first, then changes as --key=value")
+            parser.error(f"`{word}` is out of place: give configs first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
         options.retry_failed, _say,

@@ -32,9 +32,9 @@ def main(argv: list[str]) -> int:
     if options.against:
         find_run(options.against)
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UsageError(f"{folder} cannot be written into; choose another with --output")
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UsageError(f"cannot write into {folder}; choose another folder with --output")
     open_terminal(options.quiet)
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
 
 
 class _Progress:
-    """A line on the terminal that says which analysis runs and how long the others may take."""
+    """A progress line on the terminal: the current analysis and the time left."""
 
     def __init__(self, count: int, quiet: bool) -> None:
         self.count, self.start, self.shown = count, time.monotonic(), not quiet and sys.stderr.isatty()
@@ -72,7 +72,7 @@ class _Progress:
             sys.stderr.flush()
 
     def clear(self) -> None:
-        """Take the line away."""
+        """Erase the line."""
         if self.shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
@@ -81,31 +81,31 @@ class _Progress:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(
         "vitlab analyze",
-        description="Look at what a network has learned: a table and a figure for each analysis.",
-        epilog="what each does NOT show:\n"
+        description="Show what a network has learned: a table and a figure for each analysis.",
+        epilog="what each analysis does NOT show:\n"
         + "\n".join(f"  {name:<15} {no}" for name, (_, _, no) in ANALYSES.items())
         + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which makes one page of them too")
-    add("run", metavar="RUN", help="run directory, its name, a checkpoint in it, or last; a safetensors file of ours; "
-        "a name of `vitlab models` with --weights, or timm:NAME, which need --images")  # fmt: skip
-    add("--weights", metavar="FILE", help="weights of a network that is named (default: those that timm fetches)")
-    add("--img_size", type=int, metavar="N", help="side of the images of a network that is named, in pixels")
-    add("--data", metavar="NAME", help="another data set than that of the training, for fewshot and knn")
-    add("--root", metavar="DIR", help="where that data set lies")
+    add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which also writes one page")
+    add("run", metavar="RUN", help="run directory, run name, checkpoint in a run, or last; a safetensors file of "
+        "vitlab; with --images also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
+    add("--weights", metavar="FILE", help="weights of a named network (default: those that timm downloads)")
+    add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
+    add("--data", metavar="NAME", help="a data set other than the training one, for fewshot and knn")
+    add("--root", metavar="DIR", help="folder of that data set")
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
-    add("--against", metavar="RUN", help="another run to compare with: another seed for cka, one without positions")
-    add("--images", metavar="DIR", help="pictures to show maps of, a folder or a file (default: validation images)")
+    add("--against", metavar="RUN", help="run to compare with, such as another seed for cka, or one without positions")
+    add("--images", metavar="DIR", help="folder or file of images to draw maps for (default: validation images)")
     add("-o", "--output", metavar="DIR", help="folder for tables and figures (default: RUN/analysis)")
-    add("--layer", type=int, help="block to look at, from 0 (default: the last, or all)")
-    add("--head", type=int, help="head to look at, from 0 (default: all)")
+    add("--layer", type=int, help="block to analyze, from 0 (default: the last, or all)")
+    add("--head", type=int, help="head to analyze, from 0 (default: all)")
     add("--query", metavar="ROW,COLUMN", type=_query, help="patch whose attention is shown (default: class token)")
-    add("--num_images", type=int, default=512, help="images to measure with, at most (default: %(default)s)")
-    add("--split", choices=("train", "val", "test"), default="val", help="images of errors, confusion and calibration "
-        "(default: %(default)s)")  # fmt: skip
+    add("--num_images", type=int, default=512, help="largest number of images to measure with (default: %(default)s)")
+    add("--split", choices=("train", "val", "test"), default="val", help="split that errors, confusion and calibration "
+        "use (default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

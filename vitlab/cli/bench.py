@@ -1,4 +1,4 @@
-"""``vitlab bench``: speed, memory and numerics, measured so that a busy machine does not decide."""
+"""``vitlab bench``: speed, memory and numerics, measured side by side so that a busy machine affects all alike."""
 
 import argparse
 import itertools
@@ -12,12 +12,12 @@ from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, did_you_mean
 
 _TEXT = {
-    "model": "img/s of networks against each other, with memory",
-    "attention": "the two kernels of attention, and where the rule that chooses is wrong",
-    "limit": "what products and copies allow",
+    "model": "img/s and memory of networks, ours against peers",
+    "attention": "the two attention kernels, and where the rule that picks one is wrong",
+    "limit": "upper bounds: matrix products and memory copies",
     "numerics": "fast paths against a float64 reference; exit code 1 if they differ",
-    "overhead": "what the Trainer and a task add to a step",
-    "loader": "img/s out of memory and packed files, against loaders with workers",
+    "overhead": "time that the Trainer and a task add to a step",
+    "loader": "img/s from memory and from packed files, against loaders with workers",
     "ddp": "img/s of two processes that average gradients, against one",
     "table": "no measurement: make the README's speed table from saved runs",
 }
@@ -56,16 +56,16 @@ def main(argv: list[str]) -> int:
     return 1 if failures else 0
 
 
-Found = tuple[list[dict[str, Any]], list[str], list[str]]  # rows, failures, notes
+Measured = tuple[list[dict[str, Any]], list[str], list[str]]  # rows, failures, notes
 
 
-def _model(options: argparse.Namespace) -> Found:
+def _model(options: argparse.Namespace) -> Measured:
     from vitlab.bench import model, overhead, report
 
     cases = [case for case in model.SUITES[options.suite] if case.dtype in (options.dtype or case.dtype)]
     if options.models:
-        of = (options.models, options.dtype or ["fp32"], options.mode)
-        cases = [model.Case(m, mode, dtype, options.batch or 8) for m, dtype, mode in itertools.product(*of)]
+        grid = itertools.product(options.models, options.dtype or ["fp32"], options.mode)
+        cases = [model.Case(m, mode, dtype, options.batch or 8) for m, dtype, mode in grid]
     rows: list[dict[str, Any]] = []
     failures: list[str] = []
     for case in cases:
@@ -99,49 +99,49 @@ def _model(options: argparse.Namespace) -> Found:
     return rows, failures, notes
 
 
-def _attention(options: argparse.Namespace) -> Found:
+def _attention(options: argparse.Namespace) -> Measured:
     from vitlab.bench import attention
 
     return attention.measure(options.rounds, options.budget, options.device), [], []
 
 
-def _limit(options: argparse.Namespace) -> Found:
+def _limit(options: argparse.Namespace) -> Measured:
     from vitlab.bench import limit
 
     rates, rows = limit.measure(options.rounds, options.device)
     return rows, [], [f"{row['what']}: {row['rate']:.1f} {row['unit']}" for row in rates]
 
 
-def _numerics(options: argparse.Namespace) -> Found:
+def _numerics(options: argparse.Namespace) -> Measured:
     from vitlab.bench import numerics
 
     rows = numerics.measure()
     text = "{model} on {images}: logits off by {logits:.1e}, gradients by {gradients:.1e}, the limit is {limit:.0e}"
-    note = "relative to float64 the plain way: largest difference by largest logit, and norms of all gradients"
+    note = "relative to a plain float64 implementation: largest difference by largest logit, and norms of all gradients"
     return rows, [text.format(**row) for row in rows if not row["passes"]], [note]
 
 
-def _overhead(options: argparse.Namespace) -> Found:
+def _overhead(options: argparse.Namespace) -> Measured:
     from vitlab.bench import overhead
 
     rows = overhead.measure(options.rounds, options.budget)
     return rows, list(overhead.too_much(rows)), []
 
 
-def _loader(options: argparse.Namespace) -> Found:
+def _loader(options: argparse.Namespace) -> Measured:
     from vitlab.bench import loader
 
     return loader.measure(options.rounds, options.budget), [], []
 
 
-def _ddp(options: argparse.Namespace) -> Found:
+def _ddp(options: argparse.Namespace) -> Measured:
     from vitlab.bench import ddp
 
-    note = "each of two processes does what the one does: ideal is 1; they share the memory, which costs the second row"
+    note = "each of the two processes does the work of the one: 1 is ideal; sharing the memory costs the second row"
     return ddp.measure(options.rounds, options.budget), [], [note]
 
 
-_RUN: dict[str, Callable[[argparse.Namespace], Found]] = {
+_RUN: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "model": _model,
     "attention": _attention,
     "limit": _limit,
@@ -167,7 +167,7 @@ def _saved_table(options: argparse.Namespace) -> int:
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
         "vitlab bench",
-        description="Measure. Contenders take turns, so ratios hold on a busy machine too.\n\n"
+        description="Measure speed, memory and numerics. Contenders take turns, so ratios hold on a busy machine.\n\n"
         + "\n".join(f"  {name:<10} {text}" for name, text in _TEXT.items()),
         epilog="example: vitlab bench model --suite cpu-quick --json benchmarks/quick.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -192,10 +192,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each case (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=60, help="seconds for all cases (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the result there, and as Markdown beside it")
+    parser.add_argument("--json", metavar="FILE", help="write the result to FILE, and as Markdown beside it")
     parser.add_argument("--baseline", metavar="FILE", help="an earlier --json: list ratios outside its intervals")
-    parser.add_argument("--saved", metavar="DIR", default="benchmarks", help="table: of which runs (%(default)s)")
-    parser.add_argument("--readme", metavar="FILE", help="table: put it there, between <!-- speed --> and its end")
+    parser.add_argument(
+        "--saved", metavar="DIR", default="benchmarks", help="table: where saved runs are (%(default)s)"
+    )
+    parser.add_argument("--readme", metavar="FILE", help="table: write it between the <!-- speed --> marks of FILE")
     options = parser.parse_args(argv)
     _check(options)
     return options
@@ -217,7 +219,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.rounds < 3:
         raise UsageError(f"`--rounds` must be at least 3, got {options.rounds}")
     if options.baseline and not Path(options.baseline).is_file():
-        raise UsageError(f"there is no file {options.baseline}")
+        raise UsageError(f"`--baseline`: there is no file {options.baseline}")
 
 
 def _words(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""``vitlab data FOLDER``: what is in a folder of photos."""
+"""``vitlab data FOLDER``: report what a folder of images holds."""
 
 import json
 import sys
@@ -11,14 +11,14 @@ from vitlab.errors import UsageError
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab data``."""
-    parser = CommandParser("vitlab data", description="Look at every file of a folder of photos.", allow_abbrev=False)
+    parser = CommandParser("vitlab data", description="Check every file of a folder of images.", allow_abbrev=False)
     parser.add_argument("folder", metavar="FOLDER", help="FOLDER/CLASS/IMAGE or FOLDER/{train,val,test}/CLASS/IMAGE")
-    parser.add_argument("--config", "-c", metavar="FILE", help="configuration whose data.* are pictured")
-    parser.add_argument("--augment", help="a word or a list as of data.augment (default: the config's, or crop-flip)")
-    parser.add_argument("--img_size", type=int, help="side of the pictured images (default: as training sees them)")
+    parser.add_argument("--config", "-c", metavar="FILE", help="config whose data.* settings the picture shows")
+    parser.add_argument("--augment", help="value of data.augment to show (default: the config's, or crop-flip)")
+    parser.add_argument("--img_size", type=int, help="side of the images in the picture (default: the training size)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
     parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the report there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the report to FILE")
     options = parser.parse_args(argv)
     if Path(options.output).suffix not in (".png", ".jpg"):
         raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         if found["images"].get("train"):
             picture(data, options.output)
             sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")
-    except BrokenPipeError:  # nobody reads the report to its end
+    except BrokenPipeError:  # an OSError, but no mistake of the user's
         raise
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
@@ -48,13 +48,13 @@ def main(argv: list[str]) -> int:
 
 
 def _data_of(config: str) -> dict[str, Any]:
-    """Return what a configuration says of its data and folders of photos have, too; not where they lie."""
+    """Return the data settings of a configuration that ``ImageFolder`` takes, without the root."""
     from inspect import signature
 
     from vitlab.config.explain import read_yaml
     from vitlab.data.image_folder import ImageFolder
     from vitlab.shipped import find_file
 
-    said = read_yaml(find_file(config, "--config")).get("data") or {}
+    data = read_yaml(find_file(config, "--config")).get("data") or {}
     names = set(signature(ImageFolder).parameters) - {"root"}
-    return {key: value for key, value in (said | (said.get("init_args") or {})).items() if key in names}
+    return {key: value for key, value in (data | (data.get("init_args") or {})).items() if key in names}

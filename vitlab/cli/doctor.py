@@ -1,4 +1,4 @@
-"""``vitlab doctor``: whether this machine can train, and what to do where it cannot."""
+"""``vitlab doctor``: check whether this machine can train, and say what to do where it cannot."""
 
 import importlib.metadata
 import os
@@ -27,22 +27,22 @@ KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is w
         ("==2.6.2", "malware (GHSA-w37p-236h-pfx3): remove it, and change every password this machine holds"),
         ("==2.6.3", "malware (GHSA-w37p-236h-pfx3): remove it, and change every password this machine holds"),
         ("<2.6.6", "CVE-2026-58659; install lightning>=2.6.6,<2.7"),
-        (">=2.7", "not tried with vitlab; install lightning>=2.6.6,<2.7"),
+        (">=2.7", "not tested with vitlab; install lightning>=2.6.6,<2.7"),
     ],
     "pillow": [("<12.2", "GHSA-whj4-6x5x-4v2j; install pillow>=12.2")],
-    "jsonargparse": [(">=5", "lacks what Lightning 2.6 calls; install jsonargparse>=4.52,<5")],
+    "jsonargparse": [(">=5", "does not work with Lightning 2.6; install jsonargparse>=4.52,<5")],
 }
 ALL_REDUCE = "from vitlab.cli.doctor import all_reduce; all_reduce()"
 LEAST_DISK = 2  # GB
 
 
 class Finding(NamedTuple):
-    """What was found of one thing.
+    """The result of one check.
 
     Args:
-        state: Whether it is as it should be, worth knowing, or in the way.
-        name: What was looked at.
-        text: What was found, and the way out.
+        state: ``ok``; ``note`` for something worth knowing; ``wrong`` for something that prevents training.
+        name: What was checked.
+        text: The result, and the way out.
     """
 
     state: Literal["ok", "note", "wrong"]
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab doctor``; the exit code is 1 if something is wrong."""
     parser = CommandParser(
         "vitlab doctor",
-        description="Look at versions, devices, processes that talk to each other, Weights & Biases, and the disk.",
-        epilog="Exit code: 0 if nothing is wrong, 1 else.",
+        description="Check versions, devices, communication between processes, Weights & Biases, and the disk.",
+        epilog="Exit code: 0 if nothing is wrong, else 1.",
         allow_abbrev=False,
     )
     parser.parse_args(argv)
@@ -73,11 +73,11 @@ def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:  # a package that is missing or broken must not hide what the other checks find
-        yield Finding("wrong", check.__name__, f"cannot be looked at: {type(error).__name__}: {_line(error)}")
+        yield Finding("wrong", check.__name__, f"the check failed: {type(error).__name__}: {_line(error)}")
 
 
 def versions() -> Iterator[Finding]:
-    """Compare versions with those known to be bad; nothing is imported."""
+    """Compare installed versions with those known to be bad, without importing anything."""
     python = platform.python_version()
     old = sys.version_info < (3, 11)
     yield Finding("wrong" if old else "ok", "python", f"{python}; vitlab needs 3.11 or newer" if old else python)
@@ -111,18 +111,18 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def pair() -> Iterator[Finding]:
-    """Import torchvision, which holds code compiled for one torch."""
+    """Import torchvision, which is compiled for one version of torch."""
     try:
         import torch
         import torchvision
     except Exception as error:  # a wrong pair fails in many ways: ImportError, RuntimeError, OSError
-        text = f"torchvision does not import: {_line(error)}; install both from one place, as constraints.txt has them"
+        text = f"torchvision does not import: {_line(error)}; install the versions in constraints.txt"
         yield Finding("wrong", "torchvision", text)
         return
     (major, t, _), (_, v, _) = _numbers(torch.__version__), _numbers(torchvision.__version__)
     text = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
-    if major == 2 and v != t + 15:  # 0.25 belongs to 2.10, and so on
-        yield Finding("wrong", "torchvision", f"{text}: torchvision 0.{t + 15} belongs to it")
+    if major == 2 and v != t + 15:  # 0.25 goes with 2.10, and so on
+        yield Finding("wrong", "torchvision", f"{text}: this torch needs torchvision 0.{t + 15}")
     else:
         yield Finding("ok", "torchvision", text)
 
@@ -140,14 +140,14 @@ def devices() -> Iterator[Finding]:
         yield Finding("ok", "gpu", "Apple MPS")
     elif not torch.cuda.is_available():
         if shutil.which("nvidia-smi"):
-            text = "there is a driver, but torch sees no GPU: is it a CPU build, or the driver too old?"
+            text = "there is a driver, but torch sees no GPU: is torch a CPU build, or the driver too old?"
             yield Finding("wrong", "gpu", f"{text} (torch {torch.__version__}, built for CUDA {torch.version.cuda})")
         else:
             yield Finding("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
 
 
 def processes(seconds: float = 60.0) -> Iterator[Finding]:
-    """Let two processes add their numbers, as training on two devices does."""
+    """Run an all-reduce over two processes, as training on two devices does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-c", ALL_REDUCE, f"{folder}/store"]
@@ -158,7 +158,7 @@ def processes(seconds: float = 60.0) -> Iterator[Finding]:
         try:
             outputs = [process.communicate(timeout=seconds)[0].decode().strip() for process in started]
         except subprocess.TimeoutExpired:
-            text = f"two processes did not meet within {seconds:g} s: a firewall? try GLOO_SOCKET_IFNAME=lo"
+            text = f"two processes could not connect within {seconds:g} s: a firewall? try GLOO_SOCKET_IFNAME=lo"
             yield Finding("wrong", "gloo", text)
             return
         finally:
@@ -166,13 +166,13 @@ def processes(seconds: float = 60.0) -> Iterator[Finding]:
                 process.kill()
                 process.communicate()
     if any(process.returncode for process in started) or outputs != ["3.0", "3.0"]:
-        yield Finding("wrong", "gloo", f"two processes cannot add their numbers: {outputs[0].splitlines()[-1:]}")
+        yield Finding("wrong", "gloo", f"an all-reduce over two processes failed: {outputs[0].splitlines()[-1:]}")
     else:
-        yield Finding("ok", "gloo", "two processes added their numbers")
+        yield Finding("ok", "gloo", "an all-reduce over two processes works")
 
 
 def all_reduce() -> None:
-    """Add 1 and 2 over two processes and print the sum; the arguments are the store and the rank."""
+    """Add 1 and 2 over two processes and print the sum; ``sys.argv`` holds the store and the rank."""
     import torch
     import torch.distributed as dist
 
@@ -185,7 +185,7 @@ def all_reduce() -> None:
 
 
 def loading() -> Iterator[Finding]:
-    """Name a setting that lets checkpoints run code."""
+    """Report the setting that lets checkpoints run code."""
     if os.environ.get(FORCED):
         text = f"{FORCED}={os.environ[FORCED]}: checkpoints could run code; unset it"
         yield Finding("wrong", "checkpoints", text)
@@ -194,20 +194,20 @@ def loading() -> Iterator[Finding]:
 
 
 def wandb_mode() -> Iterator[Finding]:
-    """Tell where metrics go, beside metrics.jsonl."""
+    """Report where metrics go besides metrics.jsonl."""
     from vitlab.jobs.train.wandb import has_key
 
     mode = os.environ.get("WANDB_MODE")
     if mode:
         yield Finding("ok", "W&B", f"{mode}, by WANDB_MODE")
     elif has_key():
-        yield Finding("ok", "W&B", "online: there is a key")
+        yield Finding("ok", "W&B", "online: an API key is stored")
     else:
-        yield Finding("note", "W&B", "offline: there is no key; `wandb login` puts it online")
+        yield Finding("note", "W&B", "offline: no API key; log in with `wandb login`")
 
 
 def disk() -> Iterator[Finding]:
-    """Write where runs go, and measure what is free there and for the data loader."""
+    """Write where runs go; report the free space there and in shared memory."""
     place = RUNS if RUNS.is_dir() else Path()
     try:
         with tempfile.TemporaryFile(dir=place) as file:
@@ -215,15 +215,15 @@ def disk() -> Iterator[Finding]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        yield Finding("wrong", "disk", f"{place.resolve()} cannot be written: {_line(error)}")
+        yield Finding("wrong", "disk", f"cannot write into {place.resolve()}: {_line(error)}")
         return
     free = shutil.disk_usage(place).free / 1e9
     text = f"{free:,.1f} GB free in {place.resolve()}"
     low = f"{text}: a checkpoint of ViT-S/16 takes 0.3 GB, and a run writes three at a time"
     yield Finding("wrong", "disk", low) if free < LEAST_DISK else Finding("ok", "disk", text)
-    shared = Path("/dev/shm")  # Linux: where loader processes lay their batches
+    shared = Path("/dev/shm")  # Linux: loader processes pass their batches through it
     if shared.is_dir() and (left := shutil.disk_usage(shared).free / 1e9) < 1:
-        text = f"{left:.2f} GB free in {shared}: loader processes may die of it (in a container: --shm-size=8g)"
+        text = f"{left:.2f} GB free in {shared}: loader processes may crash (in a container: --shm-size=8g)"
         yield Finding("note", "shared memory", text)
 
 

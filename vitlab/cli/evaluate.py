@@ -1,4 +1,4 @@
-"""``vitlab validate``, ``test`` and ``verify``: measure a run, or its files; everything comes from its directory."""
+"""``vitlab validate`` and ``test`` measure a run, ``verify`` checks its files; all they need is its directory."""
 
 import argparse
 import sys
@@ -33,7 +33,7 @@ def test(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
-    parser = run_parser("verify", "Read the files of a run, and compare them with their checksums where they have one.")
+    parser = run_parser("verify", "Read every file of a run and compare it with its checksum, where it has one.")
     run = find_directory(parser.parse_args(argv).run)
     from vitlab.jobs.verify import verify
 
@@ -45,22 +45,22 @@ def verify(argv: list[str]) -> int:
     return int(damaged > 0)
 
 
-def run_parser(command: str, description: str, or_given: bool = False) -> argparse.ArgumentParser:
-    """Return a parser whose first argument is a run, with ``or_given`` also a configuration and a checkpoint."""
+def run_parser(command: str, description: str, or_checkpoint: bool = False) -> argparse.ArgumentParser:
+    """Return a parser whose first argument is a run; ``or_checkpoint`` also allows a checkpoint with its config."""
     parser = CommandParser(f"vitlab {command}", description=description, allow_abbrev=False)
-    text = "run directory, its name, a checkpoint in it, or last"
-    parser.add_argument("run", metavar="RUN", help=text, nargs="?" if or_given else None)
-    if or_given:
+    text = "run directory, run name, checkpoint in a run, or last"
+    parser.add_argument("run", metavar="RUN", help=text, nargs="?" if or_checkpoint else None)
+    if or_checkpoint:
         add = parser.add_argument
-        add("--ckpt_path", metavar="FILE", help="checkpoint in place of RUN; best or last, of RUN")
-        add("-c", "--config", metavar="FILE", help="with --ckpt_path: what it is a checkpoint of", action="append")
+        add("--ckpt_path", metavar="FILE", help="checkpoint to use instead of RUN; or best or last, of RUN")
+        add("-c", "--config", metavar="FILE", help="with --ckpt_path: config of the checkpoint", action="append")
     add_trust(parser)
     return parser
 
 
 @contextmanager
-def chosen(options: argparse.Namespace) -> Iterator[tuple[RunDir, Path, str]]:
-    """Yield the run and the checkpoint that the words mean, and the line that names them."""
+def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Path, str]]:
+    """Yield the run and the checkpoint that the arguments name, and a line that says which they are."""
     run, file, config = options.run, options.ckpt_path, options.config
     if run is None and file is None:
         raise UsageError("give a RUN, or --config FILE with --ckpt_path FILE")
@@ -71,28 +71,28 @@ def chosen(options: argparse.Namespace) -> Iterator[tuple[RunDir, Path, str]]:
         yield directory, checkpoint, f"run   {directory.path} ({checkpoint.name})"
         return
     if run or not file or len(config) > 1:
-        raise UsageError("`--config` says what a checkpoint is of: one --config FILE with --ckpt_path FILE, and no RUN")
+        raise UsageError("`--config` goes with a checkpoint: give one --config FILE with --ckpt_path FILE, and no RUN")
     if not Path(file).is_file():
         raise UsageError(f"`--ckpt_path`: there is no file {file}")
-    from vitlab.jobs.given import given_run
+    from vitlab.jobs.given import run_of_checkpoint
 
-    with given_run(config[0], Path(file)) as directory:
-        kept = directory.path == Path(file).parent.parent
+    with run_of_checkpoint(config[0], Path(file)) as directory:
+        is_saved = directory.path == Path(file).parent.parent
         line = f"run   {directory.path} ({Path(file).name})"
-        yield directory, Path(file), line if kept else f"from  {config[0]} and {file}; no run keeps it"
+        yield directory, Path(file), line if is_saved else f"from  {config[0]} and {file}; not saved in a run"
 
 
 def _main(command: "Command", argv: list[str]) -> int:
     options, rest = _parser(command).parse_known_args(argv)
-    with chosen(options) as (run, checkpoint, line):
-        return _measured(command, run, checkpoint, line, rest, options)
+    with chosen_checkpoint(options) as (run, checkpoint, line):
+        return _measure(command, run, checkpoint, line, rest, options)
 
 
-def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
+def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any) -> int:
     with quick_imports():
         from vitlab.jobs.evaluate import evaluate
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.jobs.train.close import in_words
+        from vitlab.jobs.train.close import metrics_text
 
     open_terminal(options.quiet)
     resize = options.resize, not options.no_antialias
@@ -101,35 +101,35 @@ def _measured(command: "Command", run: RunDir, checkpoint: Path, line: str, rest
         for sentence in found.sentences:
             say(sentence)
         values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
-        say(in_words(values, "images") or f"{run.path} logs nothing of this split")
+        say(metrics_text(values, "images") or f"{run.path} logs no metrics on this split")
         if found.recall:
             say(_recall(found.recall))
         if found.predictions.empty:
-            say("no predictions/*.parquet: the task says nothing of single images")
+            say("no predictions/*.parquet: the task returns no predictions for single images")
         say(line)
     return 0
 
 
-def _recall(of: dict[str, float]) -> str:
-    """Return the share of right images of each class, or of the worst ones."""
-    shown = sorted(of.items(), key=lambda item: item[1])[:_SHOWN]
-    which = f", lowest {_SHOWN} of {len(of):,} classes:" if len(of) > _SHOWN else ":"
+def _recall(classes: dict[str, float]) -> str:
+    """Return the recall of each class, or of the worst ones, as text."""
+    shown = sorted(classes.items(), key=lambda item: item[1])[:_SHOWN]
+    which = f", lowest {_SHOWN} of {len(classes):,} classes:" if len(classes) > _SHOWN else ":"
     return f"recall{which} " + ", ".join(f"{name} {value:.4f}" for name, value in shown)
 
 
 def _parser(command: "Command") -> argparse.ArgumentParser:
     split = "val" if command == "validate" else "test"
     text = f"Measure a run on its {split} split: results.json, predictions/{split}.parquet."
-    parser = run_parser(command, text, or_given=True)
+    parser = run_parser(command, text, or_checkpoint=True)
     parser.add_argument(
         "--resize",
         choices=POLICIES,
-        help="how to resample positions for another size (default: the method's own way)",
+        help="how to resample positions for another image size (default: the method's own)",
     )
-    parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without smoothing")
+    parser.add_argument("--no_antialias", action="store_true", help="interpolate positions without antialiasing")
     parser.add_argument(
         "--with_training_images", action="store_true",
-        help="measure a split that was changed since the training although it holds training images",
+        help="measure a split that changed after training even if it now holds training images",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="print errors only")
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."

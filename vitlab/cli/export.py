@@ -1,4 +1,4 @@
-"""``vitlab export``: the network of a run in a form that other programs load."""
+"""``vitlab export``: write the network of a run in a format that other programs load."""
 
 import sys
 
@@ -8,18 +8,22 @@ from vitlab.lazy import quick_imports
 from vitlab.runs.choose import SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 
-EPILOG = """safetensors: weights, and how the network is built. timm: weights for timm's VisionTransformer. onnx: a
-graph for onnxruntime and others. pt2: a graph of torch.export. Graphs take any number of images at a time. A .json
-beside the file says how images are prepared and what the outputs mean."""
+EPILOG = """safetensors: weights and the network's arguments. timm: weights for timm's VisionTransformer. onnx: a
+graph for onnxruntime and others. pt2: a graph of torch.export. Graphs take batches of any size. A .json
+beside the file says how to prepare images and what the outputs mean."""
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab export`` and return its exit code."""
     parser = run_parser("export", "Write the network of a run, without what only training needs.")
     add = parser.add_argument
-    add("--to", required=True, choices=list(SUFFIXES), help="form of the file")
+    add("--to", required=True, choices=list(SUFFIXES), help="file format")
     add("-o", "--output", metavar="FILE", help="file to write (default: RUN/export/CHECKPOINT.SUFFIX)")
-    add("--check", action="store_true", help="compare the file's outputs with the run's; fail above 0.0001")
+    add(
+        "--check",
+        action="store_true",
+        help="compare outputs with the run's; fail if any differs by more than 0.0001",
+    )
     add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     options = parser.parse_args(argv)

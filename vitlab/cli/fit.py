@@ -21,38 +21,38 @@ EXAMPLES = """examples:
 """
 
 
-class _Words(FitOptions):
+class _Options(FitOptions):
     help = False
     help_all = False
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
-    options, rest = options_parser().parse_known_args(argv, _Words())
+    options, rest = options_parser().parse_known_args(argv, _Options())
     if options.help or options.help_all:
         from vitlab.config.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
     with second_interrupt_ends():
-        return _leaving(options, rest)
+        return _train(options, rest)
 
 
-def _leaving(options: FitOptions, rest: list[str]) -> int:
-    """Train, and return the exit code that says how it ended."""
+def _train(options: FitOptions, rest: list[str]) -> int:
+    """Train, and return the exit code."""
     try:
-        with _signals_stop():
+        with _stop_on_signals():
             return _fit(options, rest)
     except RunFailed:
         return 1
     except Stopped as stopped:
         if not stopped.said:
-            sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} outside of training\n")
+            sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} before or after training\n")
         return exit_code(stopped)
 
 
 @contextmanager
-def _signals_stop() -> Iterator[None]:
-    """Let signals raise :class:`Stopped`, while libraries are imported as while data is read; training does better."""
+def _stop_on_signals() -> Iterator[None]:
+    """Raise :class:`Stopped` on a signal, also while libraries load; training installs handlers that save first."""
     numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
         numbers.remove(signal.SIGHUP)
@@ -69,10 +69,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:
-    goes_on = run_to_continue(options)  # a wrong name is answered before anything heavy is imported, a wrong flag too
+    resumed = run_to_continue(options)  # a wrong name or flag fails before the heavy imports
     refuse_unknown(rest)
     with quick_imports():
         from vitlab.jobs.train.fit import fit
 
-    fit(rest if goes_on else with_environment(rest), options)
+    fit(rest if resumed else with_environment(rest), options)
     return 0

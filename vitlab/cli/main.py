@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from vitlab import __version__
 from vitlab.config.arguments import CommandParser
-from vitlab.config.guesses import COMMANDS as OTHER_WORDS
-from vitlab.config.trust import refuse_forced_loading, taken
+from vitlab.config.guesses import COMMANDS as OTHER_NAMES
+from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
 from vitlab.errors import UsageError, did_you_mean, printable
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
@@ -18,19 +18,19 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "data": ("report on a folder of images before training on it", "vitlab.cli.data:main"),
     "pack": ("write a folder of images into one memory-mapped file", "vitlab.cli.pack:main"),
     "predict": ("classify images with a run", "vitlab.cli.predict:main"),
-    "embed": ("the features that a run has of images, as a table", "vitlab.cli.predict:embed"),
-    "analyze": ("tables and figures of what a run has learned", "vitlab.cli.analyze:main"),
-    "look": ("one page to look at: runs, networks, their pictures", "vitlab.look.command:main"),
+    "embed": ("write the features that a run computes for images", "vitlab.cli.predict:embed"),
+    "analyze": ("show what a run has learned, in tables and figures", "vitlab.cli.analyze:main"),
+    "look": ("show runs, networks and their figures on one page", "vitlab.look.command:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
-    "cv": ("cross-validate a config: train its folds, one table", "vitlab.cli.ablate:cv"),
-    "results": ("finished runs as one table, the seeds of a command together", "vitlab.cli.results:main"),
-    "verify": ("whether the files of a run are those that were written", "vitlab.cli.evaluate:verify"),
+    "cv": ("cross-validate a config: train each fold, print one table", "vitlab.cli.ablate:cv"),
+    "results": ("tabulate finished runs, averaged over seeds", "vitlab.cli.results:main"),
+    "verify": ("check the files of a run against their checksums", "vitlab.cli.evaluate:verify"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "bench": ("measure speed, memory and numerics of networks and loaders", "vitlab.cli.bench:main"),
     "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),
-    "completion": ("print the script that completes words in bash and zsh", "vitlab.cli.main:completion"),
-    "doctor": ("whether this machine can train: versions, devices, disk", "vitlab.cli.doctor:main"),
+    "completion": ("print the completion script for bash and zsh", "vitlab.cli.main:completion"),
+    "doctor": ("check whether this machine can train: versions, devices, disk", "vitlab.cli.doctor:main"),
 }
 
 
@@ -42,15 +42,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
     try:
-        if args[:1] != ["doctor"]:  # which tells it among other things
+        if args[:1] != ["doctor"]:  # doctor reports it with its other findings
             refuse_forced_loading()
-        if args[:1] != ["submit"]:  # which hands it on
-            args = taken(args)
+        if args[:1] != ["submit"]:  # submit passes --trust_imports on to `vitlab fit`
+            args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except UsageError as error:
         sys.stderr.write(f"vitlab: {printable(str(error))}\n")
         return 2
-    except BrokenPipeError:  # the reader of our output has gone, as in `vitlab models | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1
     except KeyboardInterrupt:
@@ -64,8 +64,8 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
     if args[0] in ("-V", "--version"):
         return _version
     if args[0] not in COMMANDS:
-        here = OTHER_WORDS.get(args[0])
-        hint = f'; did you mean "{here}"?' if here else did_you_mean(args[0], COMMANDS) or ";"
+        ours = OTHER_NAMES.get(args[0])
+        hint = f'; did you mean "{ours}"?' if ours else did_you_mean(args[0], COMMANDS) or ";"
         raise UsageError(f'unknown command "{args[0]}"{hint} `vitlab --help` lists them')
     module, function = COMMANDS[args[0]][1].split(":")
     return getattr(importlib.import_module(module), function)
@@ -86,10 +86,10 @@ def _help(args: list[str]) -> int:
 
 def completion(args: list[str]) -> int:
     """Run ``vitlab completion SHELL``."""
-    text = "Print the script that completes words."
+    text = "Print the shell completion script."
     parser = CommandParser("vitlab completion", description=text, allow_abbrev=False, epilog=HOW_TO_COMPLETE)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both take the same script")
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
     parser.parse_args(args)
     from vitlab.config.completion import script
 

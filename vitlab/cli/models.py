@@ -1,4 +1,4 @@
-"""``vitlab models``: the published networks, without building one."""
+"""``vitlab models``: list the published networks without building one."""
 
 import fnmatch
 import sys
@@ -47,8 +47,8 @@ def _table(names: list[str]) -> str:
         rows.append([name, *size, top1, ", ".join(_trainers(name, configs)) or "-", facts.source])
     return (
         f"{columns(rows, right=(1, 2, 3, 4))}\n\n"
-        "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, two GFLOPs; products within\n"
-        "attention are counted. top-1: published accuracy in percent, trained and tested on ImageNet-1k alone.\n"
+        "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two GFLOPs; it includes the\n"
+        "products within attention. top-1: published accuracy in percent, trained and tested on ImageNet-1k only.\n"
     )
 
 
@@ -57,12 +57,12 @@ def _one(name: str) -> str:
     top1 = facts.source if facts.top1 is None else f"{facts.top1:.1f} % on ImageNet-1k: {facts.source}"
     lines = [
         ("parameters", f"{facts.parameters / 1e6:.1f} M ({facts.parameters:,} trained)"),
-        ("cost", f"{facts.macs / 1e9:.2f} GMACs, {2 * facts.macs / 1e9:.2f} GFLOPs an image of 224 x 224"),
-        ("tokens", f"{facts.tokens}, the class token included"),
+        ("cost", f"{facts.macs / 1e9:.2f} GMACs, {2 * facts.macs / 1e9:.2f} GFLOPs per image of 224 x 224"),
+        ("tokens", f"{facts.tokens}, including the class token"),
         ("top-1", top1),
     ]
     if facts.again:
-        lines.append(("", f"measured again: {facts.again[0]:.2f} %, top-5 {facts.again[1]:.2f} % ({AGAIN})"))
+        lines.append(("", f"reproduced: {facts.again[0]:.2f} %, top-5 {facts.again[1]:.2f} % ({AGAIN})"))
     lines.append(("config", ", ".join(_trainers(name, _configs())) or "none yet"))
     lines += [("arguments" if i == 0 else "", f"{key}: {value}") for i, (key, value) in enumerate(arguments.items())]
     text = "\n".join(f"{key:<11} {value}" for key, value in lines)
@@ -70,7 +70,7 @@ def _one(name: str) -> str:
 
 
 def _configs() -> dict[str, dict[str, Any]]:
-    """Return the arguments of the model in each config for ImageNet, of this folder or of the repository."""
+    """Return the model arguments of each ImageNet config, from ./configs and from those that vitlab ships."""
     import yaml
 
     found: dict[str, dict[str, Any]] = {}
@@ -85,10 +85,10 @@ def _configs() -> dict[str, dict[str, Any]]:
 
 
 def _trainers(name: str, configs: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the configs whose network has the tokenizer, width and depth of a published one."""
+    """Return the configs that train a network with the tokenizer, width and depth of the published one."""
     return [path for path, arguments in configs.items() if _shape(arguments) == _shape(SIZES[name])]
 
 
 def _shape(arguments: dict[str, Any]) -> list[Any]:
-    unread = "patch_size" if arguments.get("tokenizer") == "t2t" else "t2t_attn"
-    return [arguments.get(key, _DEFAULTS.get(key)) for key in _SHAPE if key != unread]
+    unused = "patch_size" if arguments.get("tokenizer") == "t2t" else "t2t_attn"
+    return [arguments.get(key, _DEFAULTS.get(key)) for key in _SHAPE if key != unused]

@@ -1,4 +1,4 @@
-"""``vitlab pack SRC DST``: photos into one file that is mapped into memory."""
+"""``vitlab pack SRC DST``: write a folder of images into memory-mapped files."""
 
 import sys
 import time
@@ -11,22 +11,22 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab pack``."""
     parser = CommandParser(
         "vitlab pack",
-        description="Put all photos of a folder, whole, into a few large files, which `data: Packed` reads as "
-        "`data: ImageFolder` reads the folder. A call that was interrupted goes on where it stopped.",
+        description="Write all images of a folder, uncropped, into a few large files, which `data: Packed` reads as "
+        "`data: ImageFolder` reads the folder. Run an interrupted command again to continue it.",
         allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SRC", help="SRC/CLASS/IMAGE, SRC/{train,val,test}/CLASS/IMAGE, or "
-                        "the tar files of ImageNet with its development kit")  # fmt: skip
-    parser.add_argument("target", metavar="DST", help="folder to make")
+                        "ImageNet's tar files with its development kit")  # fmt: skip
+    parser.add_argument("target", metavar="DST", help="folder to create")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--size", type=int, default=256, help="most pixels of the shorter side, stored as plain pixels "
-                     "that need no decoding (default: %(default)s)")  # fmt: skip
-    how.add_argument("--keep", action="store_true", help="store the files as they are: smaller, and decoded each time")
-    parser.add_argument("--max_unreadable", type=int, default=0, help="files that may be left out (default: none)")
+    how.add_argument("--size", type=int, default=256, help="shrink images to at most this shorter side and store raw "
+                     "pixels, which need no decoding (default: %(default)s)")  # fmt: skip
+    how.add_argument("--keep", action="store_true", help="store the files as they are: smaller, decoded at every read")
+    parser.add_argument("--max_unreadable", type=int, default=0, help="unreadable files to tolerate (default: none)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
-    parser.add_argument("--value_range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="values of files of more "
-                        "than 8 bits that become black and white (default: each file's own range)")  # fmt: skip
-    parser.add_argument("--max_pixels", type=int, default=50_000_000, help="most pixels of a file (%(default)s)")
+    parser.add_argument("--value_range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="for files of more than 8 "
+                        "bits: values that map to black and white (default: each file's own range)")  # fmt: skip
+    parser.add_argument("--max_pixels", type=int, default=50_000_000, help="refuse larger files (default: %(default)s)")
     options = parser.parse_args(argv)
     from vitlab.data.pack.write import pack
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     for path, reason in done["unreadable"].items():
         sys.stdout.write(f"left out {printable(path)}: {reason}\n")
     seconds = time.perf_counter() - started
-    before = f", {done['continued']:,} of them before" if done["continued"] else ""
+    before = f", {done['continued']:,} of them earlier" if done["continued"] else ""
     sys.stdout.write(
         f"{done['n']:,} images of {done['classes']} classes{before}, {done['bytes'] / 1e6:,.1f} MB, {seconds:.1f} s, "
         f"{(done['n'] - done['continued']) / seconds:,.0f} images/s\n"

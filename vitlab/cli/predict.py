@@ -1,4 +1,4 @@
-"""``vitlab predict`` and ``embed``: what a run says of image files, or its features of them."""
+"""``vitlab predict`` and ``embed``: the predictions or the features of a run for image files."""
 
 import argparse
 import os
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.cli.evaluate import chosen, run_parser
+from vitlab.cli.evaluate import chosen_checkpoint, run_parser
 from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMATS = (".csv", ".parquet", ".json")
-EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; without one, a
-single device is used. The exit code is 1 if a file could not be read; all others are predicted nevertheless."""
+EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; the default is a
+single device. The exit code is 1 if a file could not be read; all others are predicted nevertheless."""
 
 
 def embed(argv: list[str]) -> int:
@@ -29,9 +29,9 @@ def main(argv: list[str], features: bool = False) -> int:
     """Run ``vitlab predict``, or with ``features`` ``vitlab embed``, and return its exit code."""
     options, rest = _options(argv, features)
     output = _check_output(options.output)
-    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # which is no run, but an image
+    if options.ckpt_path and Path(options.ckpt_path).is_file() and options.run:  # then the first argument is an image
         options.run, options.images = None, [options.run, *options.images]
-    with chosen(options) as (run, checkpoint, line):
+    with chosen_checkpoint(options) as (run, checkpoint, line):
         if not options.images and not features:
             return _predict_own(run, checkpoint, line, rest, options, output)
         return _predict(run, checkpoint, line, rest, options, output, features)
@@ -54,7 +54,7 @@ def _predict(
 
     open_terminal(options.quiet)
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet, features)
-    if table is None:  # not the first of several processes: a code other than 0 would end the first one too
+    if table is None:  # not rank 0; a code other than 0 would end rank 0 too
         return 0
     _show(table, output)
     say(line)
@@ -69,16 +69,16 @@ def _predict(
 def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[str]]:
     """Return the command's own options, and the arguments that change values of the run's configuration."""
     name, what = (
-        ("embed", "The pooled features that a run has of images")
+        ("embed", "Compute the pooled features of images with a run")
         if features
         else ("predict", "Classify images with a run")
     )
-    parser = run_parser(name, f"{what}; everything but the images comes from its directory.", True)
+    parser = run_parser(name, f"{what}; everything but the images comes from the run directory.", True)
     add = parser.add_argument
-    add("images", metavar="IMAGE|DIR|GLOB", nargs="*", help="files, folders of them, patterns such as 'a/**/*.png'")
-    add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; replaces an earlier one")
+    add("images", metavar="IMAGE|DIR|GLOB", nargs="*", help="files, folders, or patterns such as 'a/**/*.png'")
+    add("-o", "--output", metavar="FILE", help="table to write, .csv, .parquet or .json; overwrites")
     if not features:
-        add("--topk", type=int, default=5, help="classes per image, at most all (default: %(default)s)")
+        add("--topk", type=int, default=5, help="classes to list per image (default: %(default)s)")
     add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     words, rest = _split(argv)
@@ -103,7 +103,7 @@ def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], opti
 
 
 def _show(table: "pd.DataFrame", output: Path | None) -> None:
-    """Write a table to the file that was asked for, or print it."""
+    """Write the table to ``output``, or print it."""
     from vitlab.jobs.terminal import say
     from vitlab.tables import as_text, write
 
@@ -115,7 +115,7 @@ def _show(table: "pd.DataFrame", output: Path | None) -> None:
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the command's own words, and the dotted arguments with their values."""
+    """Return the command's own arguments, and the dotted ones with their values."""
     own: list[str] = []
     dotted: list[str] = []
     words = iter(argv)
@@ -130,7 +130,7 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _same(file: str, output: Path) -> bool:
-    """Return whether a file is the table that an earlier call has written into a folder of images."""
+    """Return whether a file is the table that an earlier call wrote into the folder of images."""
     return os.path.basename(file) == output.name and os.path.realpath(file) == os.path.realpath(output)
 
 
@@ -142,7 +142,7 @@ def _check_output(text: str | None) -> Path | None:
         raise UsageError(f"`--output` must end with {', '.join(FORMATS[:2])} or {FORMATS[2]}, got {text}")
     if path.is_dir():
         raise UsageError(f"`--output` must be a file, and {text} is a folder")
-    try:  # now, not after an hour of work
+    try:  # before the work, not after it
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.touch()

@@ -1,4 +1,4 @@
-"""``vitlab results``: finished runs as one table, the seeds of a command together."""
+"""``vitlab results``: tabulate finished runs, averaged over seeds."""
 
 import json
 import sys
@@ -17,12 +17,12 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab results`` and return its exit code."""
     parser = CommandParser(
         "vitlab results",
-        description="A table of runs that `vitlab test` has measured: one line a command, its seeds together.",
+        description="Tabulate runs that `vitlab test` has measured: one row per command, averaged over its seeds.",
         epilog="examples: vitlab results runs/a runs/b; vitlab results runs/* --keep results.jsonl",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN|FILE.jsonl", help="run, or records that --keep has written")
-    parser.add_argument("--keep", metavar="FILE.jsonl", help="add the records of the runs to a file")
+    parser.add_argument("runs", nargs="+", metavar="RUN|FILE.jsonl", help="run, or a file that --keep wrote")
+    parser.add_argument("--keep", metavar="FILE.jsonl", help="append the records of the runs to FILE.jsonl")
     parser.add_argument("--into", metavar="FILE.md", help="write the table between {} and {}".format(*marks("results")))
     options = parser.parse_args(argv)
     records = [record for text in options.runs for record in _read(text)]

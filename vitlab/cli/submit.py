@@ -1,4 +1,4 @@
-"""``vitlab submit``: hand a run to a SLURM cluster, as a batch script that can be read."""
+"""``vitlab submit``: train on a SLURM cluster through a readable batch script."""
 
 import argparse
 import re
@@ -15,7 +15,7 @@ from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
 from vitlab.shipped import find_file
 
-FOLDER = RUNS / "slurm"  # scripts and logs; a run directory must be new, so they lie beside it
+FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new
 COUNTS = {"trainer.devices": "--gpus", "trainer.num_nodes": "--nodes"}
 
 EXAMPLES = """examples:
@@ -29,17 +29,19 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(
         "vitlab submit",
         usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
-        description="Write a SLURM batch script that trains as `vitlab fit` does, and submit it. The run saves and is "
-        "requeued at its time limit or when it is preempted, and continues in the same directory.",
+        description="Write a SLURM batch script that runs `vitlab fit`, and submit it. At its time limit or when "
+        "preempted, the run saves, is requeued, and continues in the same directory.",
         epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("command", metavar="fit", help="what to run")
-    parser.add_argument("--slurm", metavar="FILE", required=True, help="the site, like configs/cluster/slurm.yaml")
-    parser.add_argument("--nodes", type=int, help="number of machines (the file's)")
-    parser.add_argument("--gpus", type=int, help="GPUs of each machine, a process each (the file's)")
-    parser.add_argument("--time", help="limit of one attempt, as 24:00:00 or 2-12:00:00 (the file's)")
+    parser.add_argument(
+        "--slurm", metavar="FILE", required=True, help="cluster settings, as in configs/cluster/slurm.yaml"
+    )
+    parser.add_argument("--nodes", type=int, help="number of machines (default: the file's)")
+    parser.add_argument("--gpus", type=int, help="GPUs per machine, one process each (default: the file's)")
+    parser.add_argument("--time", help="limit of one attempt, such as 24:00:00 or 2-12:00:00 (default: the file's)")
     parser.add_argument("--dry_run", action="store_true", help="print the script; write and submit nothing")
     options, rest = parser.parse_known_args(argv)
     if options.command != "fit":
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> int:
 
 
 def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
-    """Check the arguments of ``vitlab fit`` as far as that goes without building anything.
+    """Check the arguments of ``vitlab fit`` without building anything.
 
     Returns:
         The run directory, and the arguments that start the run or continue it.
@@ -79,7 +81,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     seed = [*(c["seed_everything"] for c in contents if "seed_everything" in c), *values_of(rest, "seed_everything")]
     run = choose_run(options, paths, seed[-1] if seed else 0, repr((rest, contents)))
     if run.path == FOLDER:
-        raise UsageError(f"`--name`: {FOLDER} is where scripts and logs lie; choose another name")
+        raise UsageError(f"`--name`: {FOLDER} holds scripts and logs; choose another name")
     start = ["--run_dir", options.run_dir] if options.run_dir else ["--name", run.path.name]
     for flag in ("init_from", "resize", "init_grid"):
         if getattr(options, flag):
@@ -112,13 +114,13 @@ def _check_batch(rest: list[str], contents: list[dict[str, Any]], processes: int
     sizes += values_of(rest, "data.batch_size", "data.init_args.batch_size")
     if sizes and str(sizes[-1]).isdigit() and int(sizes[-1]) % processes:
         raise UsageError(
-            f"`data.batch_size` is the batch of all processes and must divide by their number, got {sizes[-1]} "
-            f"and {processes} of nodes x GPUs"
+            f"`data.batch_size` is the global batch and must be divisible by the number of processes, got {sizes[-1]} "
+            f"and {processes} (nodes x GPUs)"
         )
 
 
 def _folder_of_vitlab() -> str | None:
-    """Return where the ``vitlab`` command lies if the shell would not find it."""
+    """Return the folder of the ``vitlab`` command if PATH lacks it."""
     folder = Path(sys.executable).parent
     return str(folder) if shutil.which("vitlab") is None and (folder / "vitlab").is_file() else None
 
@@ -126,9 +128,9 @@ def _folder_of_vitlab() -> str | None:
 def submit(text: str, script: Path, run: Path, again: bool) -> int:
     """Write the script, give it to sbatch, and return the exit code."""
     if shutil.which("sbatch") is None:
-        raise UsageError("there is no sbatch here; submit on a login node of the cluster, or look at it with --dry_run")
+        raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
     if script.is_file() and not again:
-        raise UsageError(f"{run.name} has been submitted before; again: `sbatch {script}`, or choose another --name")
+        raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text)
     done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)

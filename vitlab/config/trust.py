@@ -52,7 +52,7 @@ def trust(packages: Iterable[str]) -> None:
             TRUSTED.append(name)
 
 
-def taken(args: list[str]) -> list[str]:
+def apply_trust_flags(args: list[str]) -> list[str]:
     """Return the words of a command line without ``--trust_imports``, which every command has, and obey it."""
     kept, words = [], iter(args)
     for word in words:

@@ -18,7 +18,7 @@ from vitlab.shipped import find_file
 
 
 @contextmanager
-def given_run(config: str, checkpoint: Path) -> Iterator[RunDir]:
+def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
     """Yield the run that a checkpoint lies in if the configuration is that run's own, else one that is forgotten.
 
     What is known of the data comes from the checkpoint's run or from the checkpoint itself.

@@ -28,7 +28,7 @@ class Plan:
     lines: list[str]
     is_refused: bool  # arms do not match, and the file says that this must not be
     starts: list[str] = field(default_factory=list)  # with `check`: how each arm starts
-    starts_alike: bool | None = None
+    same_start: bool | None = None
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *self.starts])

@@ -52,13 +52,13 @@ def close(job: Job, seconds: float) -> None:
         path = job.run.checkpoint()
         values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
         job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
-        lines.append(f"best epoch {best['epoch'] + 1}: {in_words(values, 'validation images')}")
+        lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
 
 
-def in_words(values: dict[str, float], images: str) -> str:
+def metrics_text(values: dict[str, float], images: str) -> str:
     """Return what was measured in one line."""
     shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
     return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
