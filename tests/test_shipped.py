@@ -11,7 +11,7 @@ import pytest
 
 from vitlab.ablation.file.spec import read
 from vitlab.cli.main import main
-from vitlab.config.parser import found_configs
+from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
 from vitlab.shipped import HOME, find_file
 
@@ -57,7 +57,7 @@ def test_a_wrong_name_gets_the_closest_one(empty, name, folder, closest):
 def test_only_the_values_of_config_are_taken_for_names():
     args = ["-c", "t2t", "--name", "t2t", "--config=vit", "--data.root=t2t"]
     t2t, vit = (str(HOME / f"configs/{name}.yaml") for name in ("t2t", "vit"))
-    assert found_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
+    assert resolve_configs(args) == ["-c", t2t, "--name", "t2t", f"--config={vit}", "--data.root=t2t"]
 
 
 def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):

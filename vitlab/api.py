@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vitlab.config.arguments import as_words
+from vitlab.config.arguments import as_arguments
 from vitlab.config.options import FitOptions, Policy
 from vitlab.config.trust import trust
 from vitlab.errors import Stopped
@@ -75,7 +75,7 @@ def fit(
         quiet=quiet,
     )
     try:
-        return Run(train([*words, *as_words(overrides)], options).path)
+        return Run(train([*words, *as_arguments(overrides)], options).path)
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import yaml
 
-from vitlab.config.arguments import as_words
+from vitlab.config.arguments import as_arguments
 from vitlab.config.options import Policy
 from vitlab.errors import UsageError
 from vitlab.runs.choose import export_path
@@ -216,5 +216,5 @@ class Run:
         from vitlab.jobs.terminal import open_terminal
 
         open_terminal()
-        found = evaluate(command, self._directory, self.checkpoint, as_words(overrides), resize)
+        found = evaluate(command, self._directory, self.checkpoint, as_arguments(overrides), resize)
         return found.values if found else {}

@@ -142,7 +142,7 @@ def one_line(capsys):
 
 
 WRONG = {
-    "loaders of the module alone": (["--model=userpkg.Net"], "missing: --data; loaders of a module's own are not used"),
+    "loaders of the module alone": (["--model=userpkg.Net"], "missing: --data; a module's own loaders are not used"),
     "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "NoStep has no `training_step`"),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),

@@ -185,7 +185,7 @@ def test_a_flat_test_folder_is_told_by_fit_and_refused_by_test(tmp_path, capsys)
 
 def test_a_key_of_another_class_is_not_suggested_for_itself(capsys):
     assert main(["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), "--data.root=x"]) == 2
-    assert "`data.root`: other classes of `data` have it, the one chosen has not" in capsys.readouterr().err
+    assert "`data.root`: other classes of `data` have it, but not the selected one" in capsys.readouterr().err
 
 
 def test_a_dry_run_refuses_what_training_would_refuse(tmp_path, capsys):

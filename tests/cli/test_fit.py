@@ -226,7 +226,7 @@ EDITS = [
     ("lr: 2.0e-3", "lr: fast", '`model.lr` must be float, got "fast"'),
     ("class_path: Digits", "class_path: Digitz", 'did you mean "Digits"?'),
     ("\ndata:\n", "\ndta:\n", 'did you mean "data"?'),
-    ("depth: 3", "depth: 3\n    depth: 4", "the key `depth` stands twice, in lines"),
+    ("depth: 3", "depth: 3\n    depth: 4", "the key `depth` appears twice, in lines"),
     ("seed_everything: 0", "seed_everything: [0", "line "),
 ]
 

@@ -9,13 +9,13 @@ pytestmark = pytest.mark.slow  # whole runs
 T2T = ["fit", "--config", "t2t", "--trainer.logger=false"]
 GUESSES = [
     ([*T2T, "--lr=1e-4"], 'did you mean "model.lr"?'),
-    ([*T2T, "--seed", "1"], "here it is --seed_everything"),
+    ([*T2T, "--seed", "1"], "use --seed_everything"),
     ([*T2T, "--max_epochs", "2"], 'did you mean "trainer.max_epochs"?'),
-    ([*T2T, "--epochs=2"], "here it is --trainer.max_epochs"),
+    ([*T2T, "--epochs=2"], "use --trainer.max_epochs"),
     ([*T2T, "--batch-size=3"], 'did you mean "data.batch_size"?'),
-    ([*T2T, "--optimizer=SGD"], "here it is --model.opt"),
-    ([*T2T, "--model.optimizer=SGD"], "here it is --model.opt"),
-    ([*T2T, "--ckpt_path", "last"], "here it is --resume RUN"),
+    ([*T2T, "--optimizer=SGD"], "use --model.opt"),
+    ([*T2T, "--model.optimizer=SGD"], "use --model.opt"),
+    ([*T2T, "--ckpt_path", "last"], "use --resume RUN"),
     (["fit", "configs/t2t.yaml"], "`configs/t2t.yaml` needs its flag: --config configs/t2t.yaml"),
     (["train"], 'unknown command "train"; did you mean "fit"?'),
     ([*T2T, "--data=Cifar10"], 'did you mean "CIFAR10"?'),

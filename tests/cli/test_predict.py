@@ -362,7 +362,7 @@ def test_a_folder_stands_for_its_visible_files(tmp_path):
     files, others = find_images([str(tmp_path)])
     assert [os.path.basename(file) for file in files] == ["a", "b.JPG"]
     assert others == {
-        str(tmp_path / "lost"): "a link to nothing",
+        str(tmp_path / "lost"): "a broken link",
         str(tmp_path / "pipe"): "neither a file nor a folder",
     }
 

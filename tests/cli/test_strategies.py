@@ -30,12 +30,12 @@ EMA = '--trainer.callbacks=[{"class_path": "EMA"}]'
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--trainer.strategy=ddp_bf16"], "through NCCL; on a CPU use ddp"),
+        (["--trainer.strategy=ddp_bf16"], "compresses gradients between GPUs; on a CPU use ddp"),
         (
             ["--trainer.strategy=ddp_static", "--trainer.accumulate_grad_batches=2"],
-            "`trainer.strategy=ddp_static` does",
+            "`trainer.strategy=ddp_static` cannot",
         ),
-        (["--trainer.strategy=fsdp2", EMA], "keeps no EMA"),
+        (["--trainer.strategy=fsdp2", EMA], "does not support EMA"),
         (["--trainer.strategy=fsdp2", "--model.opt=sgd"], "got `model.opt=sgd`"),
     ],
 )

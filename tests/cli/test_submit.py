@@ -320,7 +320,7 @@ SITES = [
     ("time: 24:00:00", "write it in quotes"),  # YAML 1.1 reads a number of seconds
     ('time: "1:00:00"\nnode: 2', 'there is no key `node`; did you mean "nodes"?'),
     ('time: "1:00:00"\ngpus: 1.5', "`gpus` must be a whole number of at least 1, got 1.5"),
-    ('time: "1:00:00"\ngpus: 1\ngpus: 2', "the key `gpus` stands twice"),
+    ('time: "1:00:00"\ngpus: 1\ngpus: 2', "the key `gpus` appears twice"),
     ('time: "1:00:00"\nsbatch: {ntasks-per-node: 2}', "`sbatch.ntasks-per-node` is set by `gpus`"),
     ('time: "1:00:00"\nsbatch: {-p: gpu}', "without dashes"),
     ('time: "1:00:00"\nsbatch: {comment: "x\\n#SBATCH --nodes=9"}', "must be a word, a number or true"),

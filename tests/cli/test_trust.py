@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from PIL import Image
 
 from vitlab.cli.main import main
-from vitlab.config.callbacks import keep_inside
+from vitlab.config.callbacks import redirect_into_run
 from vitlab.config.explain import parse_yaml
 from vitlab.config.trust import redact, refuse_secrets
 from vitlab.errors import UsageError
@@ -59,10 +59,10 @@ BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 HOSTILE = {
-    "bomb": (BOMB, "aliases stand for more than 100,000 values"),
-    "itself": ("a: &a [*a]\n", "aliases stand for more than"),
+    "bomb": (BOMB, "aliases expand to more than 100,000 values"),
+    "itself": ("a: &a [*a]\n", "aliases expand to more than"),
     "deep": ("a: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
-    "tag": ("a: !!python/object/apply:os.system [ls]\n", "nothing is made of the tag"),
+    "tag": ("a: !!python/object/apply:os.system [ls]\n", "tags are not supported, got"),
 }
 
 
@@ -86,7 +86,7 @@ def test_hostile_yaml_is_one_line_in_bounded_time(tmp_path, capsys, kind):
     [
         ("t2t-attn", 'there is no key `model.t2t-attn`; did you mean "model.t2t_attn"'),
         ("w\N{CYRILLIC SMALL LETTER A}rmup_epochs", 'did you mean "model.warmup_epochs"'),
-        ("warmup_epochs ", "the key `warmup_epochs ` begins or ends with a blank"),
+        ("warmup_epochs ", "the key `warmup_epochs ` begins or ends with a space"),
     ],
 )
 def test_a_key_that_looks_like_another_is_named(tmp_path, capsys, key, told):
@@ -205,7 +205,7 @@ def test_what_a_configuration_names_writes_into_the_run_alone(tmp_path):
         logger=[part("loggers.CSVLogger", save_dir="/", name="../../x", version=None), True],
     )
     trainer.logger[0].dict_kwargs = {"settings": {"root_dir": "/outside"}, "tracking_uri": "file:///outside"}
-    keep_inside(trainer, tmp_path)
+    redirect_into_run(trainer, tmp_path)
     profiler, callback, logger = trainer.profiler.init_args, trainer.callbacks[0].init_args, trainer.logger[0]
     assert (profiler.dirpath, profiler.filename) == (str(tmp_path / "outside"), "authorized_keys")
     assert (callback.dirpath, callback.monitor) == (str(tmp_path / "outside"), "val/loss")

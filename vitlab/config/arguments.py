@@ -1,4 +1,4 @@
-"""The arguments of the commands: the parser of their own, and how others are found among the words."""
+"""Command-line arguments: the parser that every command uses, and helpers to find and remove arguments."""
 
 import argparse
 import json
@@ -15,12 +15,12 @@ FLAGS = Path(__file__).with_name("flags.json")
 
 
 def flags() -> dict[str, Any]:
-    """Return the ``keys`` of a configuration and the rows of ``help``, as :mod:`vitlab.config.help` has kept them."""
+    """Return the ``keys`` of a configuration and the rows of ``help`` that :mod:`vitlab.config.help` stored."""
     return json.loads(FLAGS.read_text())
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser that answers a mistake with one line."""
+    """A parser that reports a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake as :class:`UsageError`."""
@@ -28,11 +28,11 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def refuse_unknown(words: list[str]) -> None:
-    """Refuse the first argument that nothing of vitlab and of the Trainer takes, before anything heavy is imported.
+    """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
 
-    What a class of the user's own may take, or the parser alone can tell, is left to the parser.
+    Arguments that a class of the user's own may take are left to the full parser.
     """
-    from vitlab.config.guesses import argument
+    from vitlab.config.guesses import suggest_argument
     from vitlab.config.trust import refuse_secrets
 
     known = {"trainer", "checkpoint", *flags()["keys"]}
@@ -44,9 +44,9 @@ def refuse_unknown(words: list[str]) -> None:
             continue
         refuse_secrets({key: word.partition("=")[2] or "?"})
         if group not in ("model", "data"):
-            raise UsageError(f"there is no argument `--{key}`{argument(key, known)}")
+            raise UsageError(f"there is no argument `--{key}`{suggest_argument(key, known)}")
         if deeper and not _names_own_classes(words):
-            raise UsageError(f"there is no key `{key}`{argument(key, known)}")
+            raise UsageError(f"there is no key `{key}`{suggest_argument(key, known)}")
 
 
 def _names_own_classes(words: list[str]) -> bool:
@@ -61,7 +61,7 @@ def _names_own_classes(words: list[str]) -> bool:
 
 
 def values_of(args: list[str], *names: str) -> list[str]:
-    """Return what arguments give to a flag, under any of its ``names`` and in both spellings, in their order."""
+    """Return the values that arguments give to a flag, under any of its ``names``, as ``--flag v`` or ``--flag=v``."""
     found = []
     for word, after in pairwise([*args, ""]):
         flag, equals, value = word.partition("=")
@@ -70,8 +70,8 @@ def values_of(args: list[str], *names: str) -> list[str]:
     return found
 
 
-def without(args: list[str], *names: str) -> list[str]:
-    """Return the arguments without a flag, under any of its ``names``, and its values."""
+def without_flags(args: list[str], *names: str) -> list[str]:
+    """Return the arguments without the flags ``names`` and their values."""
     kept = []
     for before, word in pairwise(["", *args]):
         flags = [part.partition("=")[0].lstrip("-") if part.startswith("-") else "" for part in (before, word)]
@@ -85,16 +85,16 @@ def config_paths(args: list[str]) -> list[str]:
     return values_of(args, "c", "config")
 
 
-def as_words(values: Mapping[str, Any] | None) -> list[str]:
-    """Return dotted keys and values as the arguments of a command line that mean the same.
+def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
+    """Return dotted keys and values as command-line arguments.
 
-    >>> as_words({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
+    >>> as_arguments({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
     ['--model.pos_embed=rope2d', '--data.img_size=[32, 64]', '--trainer.logger=false']
     """
-    return [f"--{key}={_as_word(value)}" for key, value in (values or {}).items()]
+    return [f"--{key}={_as_yaml(value)}" for key, value in (values or {}).items()]
 
 
-def _as_word(value: Any) -> str:
+def _as_yaml(value: Any) -> str:
     import yaml
 
     if isinstance(value, os.PathLike):

@@ -1,4 +1,4 @@
-"""Parts of Lightning that do not go together with a run directory are refused; where the others write lies in it."""
+"""Keep Lightning's loggers, callbacks and profilers inside the run directory; refuse those that break its record."""
 
 from pathlib import Path, PurePath
 from typing import Any
@@ -12,25 +12,25 @@ from vitlab.errors import UsageError
 
 _REFUSED: dict[type, str] = {
     callbacks.LearningRateFinder: (
-        "trains with another rate than config.yaml says; compare rates with `tune` in an ablation, and set `model.lr`"
+        "changes the learning rate that config.yaml records; compare rates with `tune` in an ablation, set `model.lr`"
     ),
     callbacks.BatchSizeFinder: (
-        "trains with another batch than config.yaml says; `vitlab bench model` shows what fits, set `data.batch_size`"
+        "changes the batch size that config.yaml records; `vitlab bench model` shows what fits, set `data.batch_size`"
     ),
     callbacks.StochasticWeightAveraging: (
-        "averages the weights after the last checkpoint is written, so nothing keeps them; use --trainer.callbacks+=EMA"
+        "averages the weights after the last checkpoint, so they are never saved; use --trainer.callbacks+=EMA"
     ),
-    AsyncCheckpointIO: "writes states later than vitlab looks whether they are whole; leave it out",
+    AsyncCheckpointIO: "finishes a checkpoint after vitlab has verified it; leave it out",
 }
 _NEED_A_LOGGER = (callbacks.LearningRateMonitor, callbacks.DeviceStatsMonitor)
 
 
-_PLACES = ("dirpath", "save_dir", "root_dir", "dir", "exclude_batches_path")  # arguments that say where to write,
-_NAMES = ("filename", "name", "version", "sub_dir", "checkpoint_name")  # and under which names in it
+_FOLDERS = ("dirpath", "save_dir", "root_dir", "dir", "exclude_batches_path")  # arguments that name a folder,
+_NAMES = ("filename", "name", "version", "sub_dir", "checkpoint_name")  # and arguments that name a file in it
 
 
-def keep_inside(trainer: Namespace, run: Path) -> None:
-    """Let loggers, callbacks and profilers of Lightning write into the run directory alone, under the names they say.
+def redirect_into_run(trainer: Namespace, run: Path) -> None:
+    """Make Lightning's loggers, callbacks and profilers write into the run directory, under the names they were given.
 
     Args:
         trainer: The trainer's part of a parsed configuration; it is changed.
@@ -41,22 +41,22 @@ def keep_inside(trainer: Namespace, run: Path) -> None:
         for part in given if isinstance(given, list) else [given]:
             if isinstance(part, Namespace) and str(part.get("class_path")).startswith("lightning."):
                 for arguments in (part.get("init_args"), part.get("dict_kwargs")):
-                    _keep_inside(arguments or {}, run)
+                    _redirect(arguments or {}, run)
 
 
-def _keep_inside(arguments: Any, run: Path) -> None:
+def _redirect(arguments: Any, run: Path) -> None:
     for name, value in list(arguments.items()):
         if isinstance(value, dict | Namespace):
-            _keep_inside(value, run)
-        elif name in (*_PLACES, *_NAMES) and isinstance(value, str | PurePath):
+            _redirect(value, run)
+        elif name in (*_FOLDERS, *_NAMES) and isinstance(value, str | PurePath):
             inner = Path(*[part for part in Path(value).parts if part not in ("/", "..")])
-            arguments[name] = str(run / inner if name in _PLACES else inner)
+            arguments[name] = str(run / inner if name in _FOLDERS else inner)
         elif name == "tracking_uri" and not str(value).startswith(("http:", "https:")):
             arguments[name] = value and f"file:{(run / 'mlruns').absolute()}"
 
 
 def check_callbacks(trainer: Namespace) -> None:
-    """Refuse what would train something else than the record says, or has nothing to write to.
+    """Refuse callbacks that train something other than the record says, or that have no logger to write to.
 
     Args:
         trainer: The trainer's part of a parsed configuration.
@@ -71,6 +71,6 @@ def check_callbacks(trainer: Namespace) -> None:
                     raise UsageError(f"`{cls.__name__}` {why}")
             if issubclass(cls, _NEED_A_LOGGER) and trainer.get("logger") is False:
                 raise UsageError(
-                    f"`{cls.__name__}` writes to a logger, and there is none: add --trainer.logger=CSVLogger "
-                    "(the learning rate is in metrics.jsonl in any case)"
+                    f"`{cls.__name__}` needs a logger: add --trainer.logger=CSVLogger "
+                    "(metrics.jsonl has the learning rate in any case)"
                 )

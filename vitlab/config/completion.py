@@ -1,9 +1,9 @@
-"""The script that completes words in bash and zsh: all lists stand in it, so that a TAB starts no Python."""
+"""The completion script for bash and zsh; it contains all word lists, so that TAB does not start Python."""
 
 from vitlab.config.arguments import flags
 from vitlab.shipped import HOME
 
-SCRIPT = """# completes vitlab in bash, and in zsh through bashcompinit; written by `vitlab completion`
+SCRIPT = """# completion of vitlab for bash, and for zsh through bashcompinit; written by `vitlab completion`
 if [ -n "${ZSH_VERSION-}" ]; then
   autoload -U +X compinit && compinit
   autoload -U +X bashcompinit && bashcompinit
@@ -36,7 +36,7 @@ def script(commands: list[str]) -> str:
     """Return the script, for both shells.
 
     Args:
-        commands: The commands that there are.
+        commands: Names of all commands.
     """
     shipped = HOME / "configs"
     configs = sorted(path.relative_to(shipped).with_suffix("").as_posix() for path in shipped.rglob("*.yaml"))

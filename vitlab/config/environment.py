@@ -1,4 +1,4 @@
-"""Values of the configuration out of the environment, under the names that LightningCLI gives them."""
+"""Configuration values from environment variables, named as LightningCLI names them."""
 
 import os
 import re
@@ -7,7 +7,7 @@ NAME = re.compile(r"PL_(?:FIT__)?((?:TRAINER|MODEL|DATA|CHECKPOINT)(?:__\w+)?|CO
 
 
 def with_environment(words: list[str]) -> list[str]:
-    """Return the arguments of a new run with those that the environment adds: what is given otherwise counts for more.
+    """Return the arguments of a new run plus those from the environment; command line and config files take priority.
 
     ``PL_TRAINER__MAX_EPOCHS=3`` is ``--trainer.max_epochs=3``: capitals, and two underscores for a dot.
 
@@ -19,10 +19,10 @@ def with_environment(words: list[str]) -> list[str]:
         return words
     from vitlab.config.arguments import config_paths
     from vitlab.config.explain import read_yaml
-    from vitlab.config.parser import flatten, found_configs, settings
+    from vitlab.config.parser import flatten, resolve_configs, settings
 
     given = {key.replace(".init_args", "") for key, _ in settings(words)}
-    given |= {key for path in config_paths(found_configs(words)) for key in flatten(read_yaml(path))}
+    given |= {key for path in config_paths(resolve_configs(words)) for key in flatten(read_yaml(path))}
     last: list[str] = []
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
     for name, value in sorted(named.items()):

@@ -1,4 +1,4 @@
-"""One clear line out of what jsonargparse says about a wrong configuration."""
+"""Turn jsonargparse's messages about a wrong configuration into one clear line; read YAML files strictly."""
 
 import re
 from collections.abc import Iterable
@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.guesses import argument
-from vitlab.config.trust import may_import, not_allowed, refusal
+from vitlab.config.guesses import suggest_argument
+from vitlab.config.trust import import_problem, may_import, not_allowed
 from vitlab.errors import UsageError, did_you_mean
 
 NODES = 100_000  # values in one file
@@ -17,11 +17,11 @@ DEPTH = 200  # values within values
 
 
 def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> str:
-    """Return the rule that was broken, the value, and the closest thing that exists.
+    """Return a line with the rule that was broken, the value, and the closest valid name.
 
     Args:
         message: jsonargparse's message, of one or many lines.
-        keys: Every dotted key that the parser takes, those of the chosen classes included.
+        keys: Every dotted key that the parser takes, including those of the selected classes.
         class_names: Short names of the classes that a ``class_path`` can name.
     """
     known = set(keys)
@@ -43,11 +43,11 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     if found := re.search(r"the following arguments are required: (.*)", message):
         names = [f"--{outer}.{name}" if outer else name for name in found[1].split(", ")]
         if names == ["data"]:
-            own = "loaders of a module's own are not used, put them into a LightningDataModule (docs/bring_your_own.md)"
-            return f"missing: --data; {own}"
+            hint = "a module's own loaders are not used; put them into a LightningDataModule (docs/bring_your_own.md)"
+            return f"missing: --data; {hint}"
         way_out = "" if outer else "; give a complete config, for example `--config configs/t2t.yaml`"
         return f"missing: {', '.join(names)}{way_out}"
-    if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # with a blank, say
+    if found := re.search(r"NestedArg\(key='([^']*[^\w.'][^']*)'", message):  # such as a key with a space
         key = f"{outer}.{found[1]}"
         return f"there is no key `{key}`{_closest_key(key, known)}"
     return _explain_value(message, outer) or re.sub(r"\s+", " ", message).strip()
@@ -71,12 +71,12 @@ def _explain_value(message: str, outer: str) -> str | None:
 
 def _closest_key(key: str, known: set[str]) -> str:
     if key in known:
-        return f": other classes of `{key.split('.')[0]}` have it, the one chosen has not"
-    return argument(key, known)
+        return f": other classes of `{key.split('.')[0]}` have it, but not the selected one"
+    return suggest_argument(key, known)
 
 
 def _wrong_value(key: str, expected: str, value: str) -> str:
-    if why := refusal(value.strip("'\"")):
+    if why := import_problem(value.strip("'\"")):
         return f"`{key}`: {why}"
     choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
     value = _plain(value)
@@ -87,33 +87,33 @@ def _wrong_value(key: str, expected: str, value: str) -> str:
 
 
 def _plain(value: str) -> str:
-    """Return a value as it was typed, where jsonargparse shows an object of its own."""
+    """Return a value as it was typed, where jsonargparse shows one of its own objects."""
     return re.sub(r"NestedArg\(key='[\w.]+', val='?(.*?)'?\)", r"\1", value)
 
 
 def read_yaml(path: str | Path, flag: str = "--config") -> dict[str, Any]:
-    """Read the file of a ``flag``, refusing what YAML lets pass silently: a key that stands twice in one mapping."""
+    """Read the file that ``flag`` names; unlike plain YAML, refuse a key that appears twice in a mapping."""
     try:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"`{flag} {path}` cannot be read: {error}") from error
     content = parse_yaml(text, f"{flag} {path}")
     if not isinstance(content, dict):
-        raise UsageError(f"`{flag} {path}` must hold keys and values, got {type(content).__name__}")
+        raise UsageError(f"`{flag} {path}` must contain keys and values, got {type(content).__name__}")
     return content
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return what YAML holds, in bounded time; refuse tags, deep nesting, and aliases that multiply."""
+    """Parse YAML in bounded time; refuse tags, deep nesting, and aliases that multiply."""
     depths = accumulate({"[": 1, "{": 1, "]": -1, "}": -1}.get(letter, 0) for letter in text)
-    if max(depths, default=0) > DEPTH:  # the parser takes a time that grows with its square
+    if max(depths, default=0) > DEPTH:  # parsing time grows with the square of the depth
         raise UsageError(f"`{where}`: values are nested too deeply")
     try:
         loader = _UniqueKeys(text)
         try:
             node = loader.get_single_node()
             if node is not None and _count(node, {}) > NODES:
-                raise UsageError(f"`{where}`: its aliases stand for more than {NODES:,} values; write them out")
+                raise UsageError(f"`{where}`: its aliases expand to more than {NODES:,} values; write them out")
             return loader.construct_document(node) if node is not None else None
         finally:
             loader.dispose()
@@ -121,16 +121,16 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        problem = problem.replace("could not determine a constructor for the tag", "nothing is made of the tag")
+        problem = problem.replace("could not determine a constructor for the tag", "tags are not supported, got")
         raise UsageError(f"`{where}`{line}: {problem}") from error
     except RecursionError as error:
         raise UsageError(f"`{where}`: values are nested too deeply") from error
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node stands for, with its aliases written out; more than enough for one in itself."""
+    """Return the number of values in a node with its aliases expanded; above the limit for a node within itself."""
     if id(node) not in known:
-        known[id(node)] = NODES + 1  # until it is known: an alias of itself has no end
+        known[id(node)] = NODES + 1  # while it is counted: a node that contains itself expands forever
         parts = [part for pair in node.value for part in pair] if isinstance(node, yaml.MappingNode) else []
         parts = node.value if isinstance(node, yaml.SequenceNode) else parts
         known[id(node)] = min(1 + sum(_count(part, known) for part in parts), NODES + 1)
@@ -142,14 +142,14 @@ class _UniqueKeys(yaml.SafeLoader):
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
-                continue  # what is merged gives way to what stands here
+                continue  # keys written here override merged ones
             key, line = self.construct_object(key_node, deep=True), key_node.start_mark.line + 1
             if isinstance(key, str) and key != key.strip():
-                problem = f"the key `{key}` begins or ends with a blank"
+                problem = f"the key `{key}` begins or ends with a space"
                 raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key `{key}` stands twice, in lines {seen[key]} and {line}", key_node.start_mark
+                    None, None, f"the key `{key}` appears twice, in lines {seen[key]} and {line}", key_node.start_mark
                 )
             seen[key] = line
         return super().construct_mapping(node, deep)

@@ -1,4 +1,4 @@
-"""What people type who know other programs, and what it is called here."""
+"""Names from other programs and their counterparts in vitlab, to suggest the right one."""
 
 import re
 from collections.abc import Iterable
@@ -30,18 +30,18 @@ COMMANDS = {
 _GROUPS = ("model", "data", "trainer", "checkpoint")
 
 
-def argument(key: str, known: Iterable[str]) -> str:
-    """Return what to type for an argument that there is not: never the one that has just been refused.
+def suggest_argument(key: str, known: Iterable[str]) -> str:
+    """Return a hint on what to type in place of an unknown argument, never that argument itself.
 
-    >>> argument("lr", ["model.lr", "model.depth"])
+    >>> suggest_argument("lr", ["model.lr", "model.depth"])
     '; did you mean "model.lr"?'
-    >>> argument("epochs", [])
-    '; here it is --trainer.max_epochs'
+    >>> suggest_argument("epochs", [])
+    '; use --trainer.max_epochs'
     """
     name, choices = key.replace("-", "_"), {k for k in known if k != key}
     group, _, last = name.rpartition(".")
     if last in NAMES and group in ("", NAMES[last][2:].partition(".")[0]):
-        return f"; here it is {NAMES[last]}"
+        return f"; use {NAMES[last]}"
     same = [k for k in choices if k.rpartition(".")[2] == last]
     for before in (group, *_GROUPS) if not group or group in _GROUPS else (group,):
         if (found := f"{before}.{last}") in same:
@@ -51,7 +51,7 @@ def argument(key: str, known: Iterable[str]) -> str:
 
 
 def as_typed(text: str, of_model: Iterable[str]) -> str:
-    """Return a message with the model's arguments as they are typed; the images' size is the data's.
+    """Return a message with the model's arguments as a user types them; ``img_size`` belongs to the data.
 
     >>> as_typed("`depth` must be at least 1, and `img_size` is [8, 8]", ["depth", "img_size"])
     '`model.depth` must be at least 1, and `data.img_size` is [8, 8]'

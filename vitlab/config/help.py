@@ -1,7 +1,7 @@
-"""``vitlab fit --help``: what people set, on two screens, from the docstrings of the classes themselves.
+"""``vitlab fit --help``: the common arguments, described by the docstrings of the classes that take them.
 
-To read them takes seconds of imports, so what they say is kept in ``flags.json`` beside this file;
-``python -m vitlab.config.help`` writes it anew, and a test compares.
+Reading the docstrings takes seconds of imports, so ``flags.json`` beside this file stores them;
+``python -m vitlab.config.help`` regenerates it, and a test compares.
 """
 
 import argparse
@@ -20,16 +20,16 @@ from vitlab.ranges import RANGES
 TRAINER = {
     "max_epochs": "passes over the training split",
     "accelerator": "cpu, gpu or auto",
-    "devices": "how many of them on each machine",
-    "num_nodes": "how many machines",
-    "strategy": "auto, ddp, ddp_static, ddp_bf16 (slow networks), fsdp2 (weights too many for one GPU), ...",
+    "devices": "number of devices per machine",
+    "num_nodes": "number of machines",
+    "strategy": "auto, ddp, ddp_static, ddp_bf16 (slow interconnects), fsdp2 (models too large for one GPU), ...",
     "precision": "32-true, bf16-mixed, 16-mixed, ...",
-    "accumulate_grad_batches": "batches for one step of the optimizer",
-    "gradient_clip_val": "largest norm of the gradient",
-    "log_every_n_steps": "steps between two rows of metrics.jsonl",
-    "limit_train_batches": "batches in an epoch, to try things out",
+    "accumulate_grad_batches": "batches per optimizer step",
+    "gradient_clip_val": "largest gradient norm",
+    "log_every_n_steps": "steps between rows of metrics.jsonl",
+    "limit_train_batches": "batches per epoch, for quick trials",
     "logger": "a logger's class_path, or false",
-    "callbacks": "class_paths of more callbacks",
+    "callbacks": "class_paths of additional callbacks",
 }
 
 
@@ -41,10 +41,9 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
     if everything:
         from vitlab.config.parser import VitlabCLI
 
-        with suppress(SystemExit):  # argparse's way to end after its help
+        with suppress(SystemExit):  # argparse exits after printing help
             VitlabCLI(["--help"])
         return 0
-    said = flags()["help"]
     run = [[f"--{a.dest}", str(a.help)] for a in options._actions if a.help != argparse.SUPPRESS]
     sections = {
         "usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]": [],
@@ -52,8 +51,8 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
         "training (more with --help_all)": [
             [f"--trainer.{name}", text + _range(f"trainer.{name}", " ({})")] for name, text in TRAINER.items()
         ],
-        "the checkpoints": [["--checkpoint.monitor", "metric that tells the best epoch (the task's own)"]],
-        **said,
+        "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)"]],
+        **flags()["help"],
     }
     text = "\n\n".join("\n".join([title, *(_line(*row) for row in rows)]) for title, rows in sections.items())
     sys.stdout.write(f"{text}\n\n{examples}")
@@ -61,7 +60,7 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
 
 
 def current() -> dict[str, Any]:
-    """Return every key of a configuration, and what the page says of task and data, from the classes as they are."""
+    """Return every key of a configuration and the help rows of task and data, read from the classes."""
     import lightning as L
 
     from vitlab import data, tasks
@@ -115,7 +114,7 @@ def _range(key: str, form: str = "; {}") -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as one writes it in a config."""
+    """Return a value as written in a config."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -125,7 +124,7 @@ def _choices(action: Any) -> str:
 
 
 def _words(kind: Any) -> list[str]:
-    """Return the words that a type allows, also behind a ``| None``."""
+    """Return the literal values that a type allows, also within ``| None``."""
     if typing.get_origin(kind) is typing.Literal:
         return [str(word) for word in typing.get_args(kind)]
     return [word for part in typing.get_args(kind) for word in _words(part)]

@@ -1,4 +1,4 @@
-"""Which image files a user means by files, folders and patterns."""
+"""Find the image files that a user names by files, folders and patterns."""
 
 import fnmatch
 import glob
@@ -6,10 +6,10 @@ import os
 
 
 def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the files that ``words`` name, in their order, and the reason for each path that is no file.
+    """Return the files that ``words`` name, in order, and the reason for each path that is not a file.
 
-    A folder stands for all files below it, in sorted order, whatever their suffix; hidden ones do not count. Links to
-    folders are followed, and each folder is visited once.
+    A folder stands for all files below it, sorted, with any suffix; hidden files are skipped. Links to folders are
+    followed, and each folder is visited once.
     """
     files: list[str] = []
     others: dict[str, str] = {}
@@ -23,12 +23,12 @@ def find_images(words: list[str]) -> tuple[list[str], dict[str, str]]:
             elif os.path.isfile(path):
                 files.append(path)
             else:
-                others[path] = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
+                others[path] = "a broken link" if os.path.islink(path) else "neither a file nor a folder"
     return files, others
 
 
 def escaped(path: str) -> str:
-    """Return a path as text that every file takes: bytes that are no UTF-8 become escapes."""
+    """Return a path as valid text: bytes that are not UTF-8 become escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -38,7 +38,7 @@ def _below(folder: str, others: dict[str, str]) -> list[str]:
 
     files: list[str] = []
     seen: set[str] = set()
-    tops = [folder]  # links to folders come last: what lies in the tree is listed where it lies
+    tops = [folder]  # links to folders are followed last, so that files are listed under their real place
     while tops:
         for place, folders, names in os.walk(tops.pop(0), onerror=note):
             real = os.path.realpath(place)
@@ -55,12 +55,12 @@ def _below(folder: str, others: dict[str, str]) -> list[str]:
                 if os.path.isfile(path):
                     files.append(path)
                 else:
-                    others[path] = "a link to nothing" if os.path.islink(path) else "neither a file nor a folder"
+                    others[path] = "a broken link" if os.path.islink(path) else "neither a file nor a folder"
     return sorted(files, key=lambda path: path.split(os.sep))
 
 
 def _matching(pattern: str) -> list[str]:
-    """Return the paths that match, in sorted order; for ** as for a folder, where `glob` would follow loops."""
+    """Return the paths that match, sorted; ** walks folders as above, because `glob` would follow link loops."""
     top, recursive, rest = pattern.partition("**")
     if not recursive or (top and not top.endswith(os.sep)):
         return sorted(glob.glob(pattern))

@@ -1,4 +1,4 @@
-"""Which keys of a configuration make an experiment another one: the one table of them."""
+"""The one table of which configuration keys define an experiment and which may change."""
 
 import hashlib
 import json
@@ -11,11 +11,11 @@ from vitlab.runs.directory import RunDir
 
 
 class Key(NamedTuple):
-    """What holds for a key, or for all keys below it.
+    """Properties of a key and of all keys below it.
 
     Args:
-        resume: Whether a run may be continued with another value.
-        identity: Whether another value makes a cell of an ablation another one.
+        resume: Whether a run may be resumed with another value.
+        identity: Whether another value makes a different cell of an ablation.
         table: Whether a table of results shows the value.
     """
 
@@ -36,7 +36,7 @@ _TRAINER = {
     ),
 }
 KEYS = {
-    "seed_everything": Key(identity=False, table=False),  # counted apart: seeds of one command stand together
+    "seed_everything": Key(identity=False, table=False),  # tables group the seeds of a command
     **{f"trainer.{name}": key for name, key in _TRAINER.items()},
     **{f"checkpoint.{name}": Key(True, False, False) for name in ("every_minutes", "every_n_steps")},
     **{f"data.{name}": Key(True, False, False) for name in ("num_workers", "root", "download")},
@@ -44,7 +44,7 @@ KEYS = {
 
 
 def key_of(name: str) -> Key:
-    """Return what holds for a dotted key of a configuration, written with ``init_args`` or without.
+    """Return the properties of a dotted key of a configuration, with or without ``init_args``.
 
     >>> key_of("trainer.logger.init_args.project").resume, key_of("model.init_args.depth").resume
     (True, False)
@@ -57,19 +57,19 @@ def key_of(name: str) -> Key:
 
 
 def recipe_name(configs: list[str], values: Mapping[str, Any]) -> str:
-    """Return a name that runs share whose configurations differ in seeds and in what makes no other experiment."""
+    """Return a name shared by runs that differ only in the seed and in keys that do not define the experiment."""
     same = {key: value for key, value in sorted(values.items()) if key_of(key).identity}
     stem = Path(configs[-1]).stem if configs else "run"
     return f"{stem}-{hashlib.sha256(json.dumps(same, default=str).encode()).hexdigest()[:4]}"
 
 
 def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Refuse to continue ``run`` with a configuration that would make it another experiment."""
+    """Refuse to resume ``run`` with a configuration that makes it a different experiment."""
     changed = []
     for key in sorted({*old, *new}):
         before, after = old.get(key), new.get(key)
         longer = key in ("trainer.max_epochs", "trainer.max_steps") and before is not None and (after or 0) > before
-        sharded = key == "trainer.strategy" and "fsdp2" in (before, after)  # it numbers the moments in its own order
+        sharded = key == "trainer.strategy" and "fsdp2" in (before, after)  # it stores the moments in another order
         if before != after and not longer and (sharded or not key_of(key).resume):
             changed.append(f"{key}: {before} -> {after}")
     if changed:
@@ -80,7 +80,7 @@ def check_same_config(run: RunDir, old: Mapping[str, Any], new: Mapping[str, Any
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted keys, lists whole."""
+    """Return nested mappings as dotted keys; lists stay values."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

@@ -1,4 +1,4 @@
-"""What belongs to a run rather than to its configuration: the options of ``vitlab fit``."""
+"""Options of ``vitlab fit`` that belong to the run, not to its configuration."""
 
 import argparse
 import math
@@ -16,21 +16,21 @@ POLICIES = get_args(Policy)
 
 @dataclass
 class FitOptions:
-    """What ``vitlab fit`` is told beside the configuration.
+    """Options of ``vitlab fit`` besides the configuration.
 
     Args:
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.
-        resume: Run to continue; ``auto`` takes the one that ``name`` or ``run_dir`` says.
-        auto_resume: Whether to continue the run if it is there, and to start it if not.
+        resume: Run to continue; ``auto`` takes the one that ``name`` or ``run_dir`` names.
+        auto_resume: Whether to continue the run if it exists, else start it.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
-        resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
-        init_grid: With ``init_from``, rows and columns of the tokens that a file does not say, as ``14,14``.
+        resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
+        init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them, as ``14,14``.
         overwrite: Whether to delete the run directory if it exists.
         deadline: Seconds that a step, a validation batch or the loader may take, and 20 times its median, before the
             run counts as hanging; 0 for no limit.
         dry_run: Whether to build everything and write nothing.
-        quiet: Whether to print errors alone.
+        quiet: Whether to print errors only.
     """
 
     name: str | None = None
@@ -63,35 +63,36 @@ def _grid(text: str) -> str:
 
 
 def options_parser() -> argparse.ArgumentParser:
-    """Return the parser of what belongs to the run rather than to its configuration."""
+    """Return the parser of the options of a run."""
     parser = CommandParser("vitlab fit", allow_abbrev=False, add_help=False)
     add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this page; --help_all shows every argument of the trainer too")
+    add("-h", "--help", action="store_true", help="show this page; --help_all also shows every argument of the trainer")
     add("--help_all", action="store_true", help=argparse.SUPPRESS)
-    add("--name", help=f"name of the run: its directory is {RUNS}/NAME (default: date, config, seed, hash)")
+    add("--name", help=f"name of the run, in {RUNS}/NAME (default: date, config, seed, hash)")
     add("--run_dir", help="directory of the run, instead of --name")
-    add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly where its last checkpoint is")
-    add("--auto_resume", action="store_true", help="start the run of --name, or continue it if it is there")
+    add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly from its last checkpoint")
+    add("--auto_resume", action="store_true", help="continue the run of --name if it exists, else start it")
     add("--init_from", metavar="WEIGHTS", help="start a new run from the weights of a run, a checkpoint or a file")
     add(
         "--resize",
         choices=POLICIES,
-        help="with --init_from: how to resample positions for another image size (default: the method's own way)",
+        help="with --init_from: how to resample positions for another image size (default: the method's own)",
     )
     add(
         "--init_grid",
         type=_grid,
         metavar="ROWS,COLUMNS",
-        help="with --init_from: tokens that its positions were trained on, where the file does not say it",
+        help="with --init_from: token grid that its positions were trained on, where the file lacks it",
     )
     add("--overwrite", action="store_true", help="delete the run directory if it exists")
     add(
         "--deadline",
         type=_seconds,
         default=600.0,
-        help="seconds that a step, a validation batch or the loader may take, and 20 times its median (600; 0: any)",
+        help="stop when a step, a validation batch or the loader takes longer than this many seconds and 20 times its "
+        "median (default: 600; 0: no limit)",
     )
-    add("--dry_run", action="store_true", help="check and build everything, show the header, train and write nothing")
+    add("--dry_run", action="store_true", help="check and build everything, print the header; do not train or write")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

@@ -1,4 +1,4 @@
-"""LightningCLI as vitlab uses it: one flat parser for fit, validate and test, and errors of one line."""
+"""LightningCLI as vitlab uses it: one flat parser for fit, validate and test, with one-line errors."""
 
 import importlib
 import inspect
@@ -28,7 +28,7 @@ from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.guesses import as_typed
-from vitlab.config.parts import as_mappings, import_parts, joined, parts_as_words
+from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
 from vitlab.config.strategies import check_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
@@ -48,13 +48,13 @@ LINKS = {
 
 
 class Parser(LightningArgumentParser):
-    """A parser that takes no abbreviations and answers a mistake with one line."""
+    """A parser that takes no abbreviations and reports a mistake in one line."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 
     def add_class_arguments(self, class_type: Any, *args: Any, **kwargs: Any) -> list[str]:
-        """Add the arguments of a class; where loggers write is the run directory, and need not be said."""
+        """Add the arguments of a class; a logger's ``save_dir`` becomes optional, as it is the run directory."""
         added = super().add_class_arguments(class_type, *args, **kwargs)
         if inspect.isclass(class_type) and issubclass(class_type, Logger):
             for action in self._actions:
@@ -63,8 +63,8 @@ class Parser(LightningArgumentParser):
         return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise the mistake as :class:`UsageError`, with the closest key or value that exists."""
-        if not self.exit_on_error:  # jsonargparse's own inner parser of a class: its outer one will report
+        """Raise the mistake as :class:`UsageError`, with the closest valid key or value."""
+        if not self.exit_on_error:  # jsonargparse's inner parser of a class: the outer one reports
             super().error(message, ex)
         keys = [*flags()["keys"], *(action.dest for action in self._actions)]
         raise UsageError(explain(message, keys, _class_names())) from ex
@@ -74,15 +74,15 @@ class VitlabCLI(LightningCLI):
     """Parse and build task, data and trainer from a configuration.
 
     Args:
-        args: Arguments of the command line, ``--config`` among them.
-        callbacks: Callbacks that a command adds to the trainer's own.
-        **trainer: Arguments of the trainer that no configuration may set.
+        args: Command-line arguments, including ``--config``.
+        callbacks: Callbacks that a command adds to the trainer's.
+        **trainer: Trainer arguments that override the configuration.
     """
 
     def __init__(self, args: list[str], callbacks: Sequence[Callback] = (), **trainer: Any) -> None:
         self.arguments = args = sorted(
-            found_configs(args), key=lambda word: word.startswith("--print_config")
-        )  # which ends parsing
+            resolve_configs(args), key=lambda word: word.startswith("--print_config")
+        )  # last, because it ends parsing
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
@@ -99,23 +99,23 @@ class VitlabCLI(LightningCLI):
             save_config_callback=None,
             seed_everything_default=0,
             trainer_defaults={"logger": False, "use_distributed_sampler": False, "enable_model_summary": False},
-            args=joined(args, settings(args), self.contents),
+            args=merge_parts(args, settings(args), self.contents),
             run=False,
         )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Take the facts about the images from the data set."""
+        """Link the model's image size, channels, classes and targets to the data."""
         parser.add_lightning_class_args(Checkpoint, "checkpoint")
         for name in LINKS:
             parser.link_arguments("data", f"model.init_args.{name}", self._reader(name), apply_on="instantiate")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse ``args`` alone; the words of the command line have been seen to by the command."""
+        """Parse only ``args``, not ``sys.argv``."""
         with parts_as_words():
             self.config = parser.parse_args(args)
 
     def instantiate_classes(self) -> None:
-        """Build data, task and trainer; what their constructors refuse is the user's mistake."""
+        """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
         with user_mistakes(inspect.signature(class_of(self.config.model.class_path)).parameters):
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
@@ -132,10 +132,8 @@ class VitlabCLI(LightningCLI):
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
         let_convolutions_follow()
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
-        if (
-            config.get("enable_progress_bar") is False
-        ):  # Lightning would refuse ours, which print the lines of epochs too
-            config["enable_progress_bar"] = True
+        if config.get("enable_progress_bar") is False:
+            config["enable_progress_bar"] = True  # else Lightning refuses our bar, which also prints a line per epoch
             for callback in self.added_callbacks:
                 if isinstance(callback, Bar):
                     callback.hidden = True
@@ -146,7 +144,7 @@ class VitlabCLI(LightningCLI):
         return self._instantiate_trainer(config, self.added_callbacks)
 
     def given_links(self) -> dict[str, Any]:
-        """Return what files and words say of the images, which data of vitlab say themselves."""
+        """Return the linked values that config files or arguments set; vitlab's data sets provide them themselves."""
         given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
         pairs = [(key.removeprefix("model.").removeprefix("init_args."), v) for key, v in given if "model." in key]
         return {name: value for name, value in pairs if name in LINKS}
@@ -158,7 +156,7 @@ class VitlabCLI(LightningCLI):
             cls = class_of(self.config.model.class_path)
             parameter = inspect.signature(cls).parameters.get(name)
             if parameter is None:
-                return None  # jsonargparse goes no further with it
+                return None  # jsonargparse then sets nothing
             default = parameter.default
             needed = name != "targets" and name not in self.given_links()
             if needed and (issubclass(cls, Task) or default is inspect.Parameter.empty):
@@ -180,10 +178,10 @@ class VitlabCLI(LightningCLI):
 
 @contextmanager
 def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
-    """Turn a ValueError into a :class:`UsageError`: for code that checks what the user wrote.
+    """Turn a ValueError into a :class:`UsageError`, around code that checks the user's input.
 
     Args:
-        of_model: Arguments of the model, which are typed with ``model.`` before them, and ``img_size`` with ``data.``.
+        of_model: Arguments of the model, shown with the prefix ``model.``, and ``img_size`` with ``data.``.
     """
     try:
         yield
@@ -191,21 +189,21 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
         raise
     except (ValueError, MisconfigurationException, FileNotFoundError, URLError) as error:
         root: BaseException = error  # jsonargparse wraps what a constructor said
-        while isinstance(inner := _behind(root), ValueError) and str(inner):
+        while isinstance(inner := _cause_of(root), ValueError) and str(inner):
             root = inner
         text = str(root)
-        while (inner := _behind(root)) and "Does not validate" in str(root):
-            root, text = inner, f"{type(inner).__name__}: {inner}"  # of a constructor of the user's own
+        while (inner := _cause_of(root)) and "Does not validate" in str(root):
+            root, text = inner, f"{type(inner).__name__}: {inner}"  # from a constructor of the user's
         raise UsageError(as_typed(" ".join(text.split()), of_model)) from error
 
 
-def _behind(error: BaseException) -> BaseException | None:
-    """Return what an error was raised from, unless it was raised `from None`."""
+def _cause_of(error: BaseException) -> BaseException | None:
+    """Return the error that caused another, unless that was raised `from None`."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def found_configs(args: list[str]) -> list[str]:
-    """Return the arguments with the paths of configs in place of their names."""
+def resolve_configs(args: list[str]) -> list[str]:
+    """Return the arguments with config names replaced by paths."""
     found = []
     for flag, word in pairwise(["", *args]):
         if flag in ("-c", "--config"):
@@ -218,20 +216,20 @@ def found_configs(args: list[str]) -> list[str]:
 
 
 def settings(args: list[str]) -> list[tuple[str, Any]]:
-    """Return what arguments set beside config files, as dotted keys and values."""
+    """Return the dotted keys and values that arguments set, besides ``--config``."""
     words = [part for arg in args for part in (arg.split("=", 1) if arg.startswith("--") else [arg])]
     pairs = [(w[2:], v) for w, v in pairwise(words) if w.startswith("--") and w != "--config"]
     return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in pairs]
 
 
 def class_of(path: str) -> Any:
-    """Return the class of a class path that has been parsed, which is whole."""
+    """Return the class of a full class path, as it is after parsing."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 def classes_of(module: Any) -> list[type]:
-    """Return the classes that a module has."""
+    """Return the classes in a module."""
     return [cls for _, cls in inspect.getmembers(module, inspect.isclass)]
 
 
@@ -241,7 +239,7 @@ def _class_names() -> list[str]:
 
 
 def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values under dotted keys, lists whole, ``init_args`` left out of the keys."""
+    """Return nested mappings as dotted keys without ``init_args``; lists stay values."""
     flat: dict[str, Any] = {}
     for key, value in (config.as_dict() if isinstance(config, Namespace) else config).items():
         name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")

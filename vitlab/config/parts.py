@@ -1,4 +1,4 @@
-"""Arguments of a task that take a class: what may be imported for them, and their arguments on the command line."""
+"""Task arguments that take a class, such as ``pos_embed`` or ``opt``: their imports and command-line syntax."""
 
 import json
 import re
@@ -11,7 +11,7 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from vitlab.classes import name_and_args
-from vitlab.config.arguments import without
+from vitlab.config.arguments import without_flags
 from vitlab.config.trust import import_class
 from vitlab.tasks.base import Task
 
@@ -21,11 +21,11 @@ PARTS = (
 )
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
-_BESIDE = ("interval", "monitor")  # of a scheduler, beside its class and arguments
+_BESIDE = ("interval", "monitor")  # keys of a scheduler besides class_path and init_args
 
 
 def import_parts(arguments: Mapping[str, Any]) -> None:
-    """Import the classes that the arguments of a task or network name by their paths; refuse what nobody trusts.
+    """Import the classes that task arguments name by path; refuse those that are not trusted.
 
     Raises:
         UsageError: A path is not trusted, or its module fails to import.
@@ -40,9 +40,9 @@ def import_parts(arguments: Mapping[str, Any]) -> None:
 
 @contextmanager
 def parts_as_words() -> Iterator[None]:
-    """Let the parser read a mapping of a part as one word, inside a ``with`` block; :func:`as_mappings` undoes it.
+    """Inside this context, the parser reads the mapping of a part as one string; :func:`as_mappings` undoes it.
 
-    jsonargparse takes every mapping with a class_path for a class of its own to import, and "sgd" is none.
+    jsonargparse would import the class_path of every mapping, and a name such as "sgd" is not importable.
     """
     load = get_loader("yaml")
     set_loader("yaml", lambda text: _worded(load(text)), (yaml.YAMLError,))
@@ -53,7 +53,7 @@ def parts_as_words() -> Iterator[None]:
 
 
 def as_mappings(arguments: Any) -> None:
-    """Put mappings back in their places, among the arguments of a task that have been parsed."""
+    """Turn strings of parts back into mappings, among the parsed arguments of a task."""
     for name in PARTS:
         if found := _WORD.fullmatch(str(arguments.get(name))):
             arguments[name] = {"class_path": found[1], **json.loads(found[2])}
@@ -72,16 +72,16 @@ def _word(value: Any) -> Any:
     return f"{value['class_path']}({json.dumps(rest, separators=(',', ':'))})"
 
 
-def joined(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Any]) -> list[str]:
-    """Return arguments with one word for each part that they set, also where its arguments have keys of their own.
+def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence[Any]) -> list[str]:
+    """Return the arguments with all that set one part, such as ``--model.opt.eps``, merged into one.
 
-    >>> joined(["--model.opt.eps=1e-6"], [("model.opt.eps", 1e-6)], [])
+    >>> merge_parts(["--model.opt.eps=1e-6"], [("model.opt.eps", 1e-6)], [])
     ['--model.opt=adamw({"init_args":{"eps":1e-06}})']
 
     Args:
-        args: Arguments of the command line.
+        args: Command-line arguments.
         pairs: Keys and values that they set.
-        contents: Contents of the config files, in their order, which hold what single keys change.
+        contents: Contents of the config files, in order, whose values single keys change.
     """
     found: dict[str, Any] = {}
     keys = []
@@ -102,16 +102,16 @@ def joined(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Sequence
             found[name] = {"class_path": path, "init_args": init_args, **beside, rest: value}
         else:
             with suppress(ValueError, TypeError):
-                value = json.loads(value)  # 1e-6 is a number here, and a word to YAML
+                value = json.loads(value)  # YAML reads 1e-6 as a string
             init_args[rest.removeprefix("init_args.")] = value
             found[name] = {"class_path": path, "init_args": init_args, **beside}
     new = {name: value for name, value in found.items() if isinstance(value, Mapping)}
     gone = [key for key in keys if _KEY.fullmatch(key)[1] in new]  # type: ignore[index]
-    return [*without(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
+    return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
 
 
 def _set_in(content: Any, name: str) -> list[Any]:
-    """Return what config files set a part to, in their order, under nested or dotted keys."""
+    """Return the values that config files give a part, in order, under nested or dotted keys."""
     if isinstance(content, list):
         return [value for one in content for value in _set_in(one, name)]
     if not isinstance(content, Mapping):

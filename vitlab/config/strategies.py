@@ -1,4 +1,4 @@
-"""How the processes of a run work together: the strategies that `trainer.strategy` names beside Lightning's own."""
+"""Distributed strategies that vitlab adds to Lightning's: the values of `trainer.strategy`."""
 
 import inspect
 import secrets
@@ -27,22 +27,24 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.generations import NotSaved, WholeFiles, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write
 
-# Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait for ever.
-# torch 2.14 has a new word for it.
-NEW = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-DDP: dict[str, Any] = {"forward_sync_buffers" if NEW else "broadcast_buffers": False, "gradient_as_bucket_view": True}
+# Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait forever.
+_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.14
+DDP: dict[str, Any] = {
+    "forward_sync_buffers" if _RENAMED else "broadcast_buffers": False,
+    "gradient_as_bucket_view": True,
+}
 
 
 class Replicate(DDPStrategy):
-    """Each process has all weights, and gradients are averaged: DDP, Li et al. 2020 (arXiv:2006.15704).
+    """Every process has all weights, and gradients are averaged: DDP, Li et al. 2020 (arXiv:2006.15704).
 
-    DDP adds up gradients in buckets, and changes these after its first step, by the order in which gradients came. Of
-    three summands and more the sums round differently then, and a run that goes on would not be the undisturbed one.
-    Here the buckets are what they will be before training starts.
+    DDP sums gradients in buckets, and rebuilds the buckets after its first step in the order in which gradients
+    arrived. With three processes or more the sums then round differently, so a resumed run would differ from an
+    uninterrupted one. Here the buckets reach their final order before training starts.
     """
 
     def configure_ddp(self) -> None:
-        """Wrap the network, and send zeros around once."""
+        """Wrap the network, and reduce a gradient of zeros once."""
         super().configure_ddp()
         ddp: Any = self.model
         ddp.module.forward = lambda zero: sum((p.sum() * 0 for p in ddp.module.parameters() if p.requires_grad), zero)
@@ -54,27 +56,27 @@ class Replicate(DDPStrategy):
 class FullyShard(ModelParallelStrategy):
     """Each process keeps its share of weights, gradients and moments: FSDP2, Zhao et al. 2023 (arXiv:2304.11277).
 
-    For networks that do not fit beside their moments on one GPU. Each process writes its share into a folder beside
-    the checkpoint, which names it (:mod:`vitlab.runs.shards`), on a disk that all processes see. It continues under
-    this strategy alone, on any number of processes.
+    For networks that do not fit on one GPU together with the optimizer's moments. Each process writes its share into
+    a folder beside the checkpoint (:mod:`vitlab.runs.shards`), on a disk that all processes see. Such a run resumes
+    only under this strategy, on any number of processes.
     """
 
     def __init__(self) -> None:
         super().__init__(data_parallel_size=1, tensor_parallel_size=1)
 
     def setup_environment(self) -> None:
-        """Make one group of all processes, and shard the network where Lightning configures it."""
+        """Make one group of all processes, and shard the network when Lightning configures it."""
         if (given := type(self.checkpoint_io)) not in (TorchCheckpointIO, WholeFiles):
             raise UsageError(f"`trainer.strategy=fsdp2` writes its checkpoints itself: leave {given.__name__} out")
         self.checkpoint_io: WholeFiles = WholeFiles()
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
-        self._writers = torch.distributed.new_group(backend="gloo")  # that of training is busy while they write
+        self._writers = torch.distributed.new_group(backend="gloo")  # training keeps its own group busy
         task: Any = self.lightning_module
         task.configure_model = partial(_shard, task.net, self.device_mesh["data_parallel"])
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Begin to write a copy of the shards, on all processes; after them the first writes what names them."""
+        """Start to write a copy of the shards on all processes; then rank 0 writes the file that lists them."""
         path = Path(self.broadcast(filepath))
         folder = path.parent / self.broadcast(f"{FOLDER}{secrets.token_hex(4)}")
         states = [state.pop("state") for state in checkpoint["optimizer_states"]]
@@ -82,7 +84,7 @@ class FullyShard(ModelParallelStrategy):
         content = snapshot(checkpoint, {})
         size = sum(tensor.nbytes for tensor in flat.values())
         self.checkpoint_io.begin(partial(self._write, flat, folder, content, path), path, size)
-        if self.checkpoint_io.finish is None and (failure := self.checkpoint_io.wait()):  # nobody else waits for it
+        if self.checkpoint_io.finish is None and (failure := self.checkpoint_io.wait()):  # no callback waits for it
             raise NotSaved(failure)
 
     def _write(self, flat: dict[str, torch.Tensor], folder: Path, content: dict[str, Any], path: Path) -> None:
@@ -91,7 +93,7 @@ class FullyShard(ModelParallelStrategy):
             self.checkpoint_io.write(content | {"shards": {"folder": folder.name, "files": files}}, path)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read what this process needs of the shards, however many wrote them; older runs have whole weights."""
+        """Read the part of the shards that this process needs; older runs have unsharded weights."""
         path = Path(self.broadcast(checkpoint_path))
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         if "shards" not in content:
@@ -131,7 +133,7 @@ StrategyRegistry.register("fsdp2", FullyShard)
 
 
 def check_name(name: Any) -> None:
-    """Refuse a strategy that nobody has registered, with the closest that there is."""
+    """Refuse a strategy that is not registered, and suggest the closest."""
     if isinstance(name, str) and name != "auto" and name not in (known := StrategyRegistry.available_strategies()):
         raise UsageError(
             f'`trainer.strategy` must be auto or a name such as ddp, got "{name}"{did_you_mean(name, known)}'
@@ -139,7 +141,7 @@ def check_name(name: Any) -> None:
 
 
 def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
-    """Refuse what a strategy cannot do.
+    """Refuse settings that a strategy does not support.
 
     Args:
         name: Name of the strategy.
@@ -147,15 +149,13 @@ def check_strategy(name: Any, trainer: L.Trainer, opt: Any) -> None:
         opt: Name of the optimizer.
     """
     if name == "ddp_bf16" and trainer.strategy.root_device.type != "cuda":
-        raise UsageError("`trainer.strategy=ddp_bf16` halves what GPUs send each other through NCCL; on a CPU use ddp")
+        raise UsageError("`trainer.strategy=ddp_bf16` compresses gradients between GPUs; on a CPU use ddp")
     if name == "ddp_static" and trainer.accumulate_grad_batches > 1:
-        raise UsageError("`trainer.strategy=ddp_static` does not accumulate; use ddp with accumulate_grad_batches")
+        raise UsageError("`trainer.strategy=ddp_static` cannot accumulate gradients; use ddp")
     if isinstance(trainer.strategy, FullyShard):
         if any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks):  # type: ignore[attr-defined]
-            raise UsageError("`trainer.strategy=fsdp2` keeps no EMA: leave the callback out, or use ddp")
+            raise UsageError("`trainer.strategy=fsdp2` does not support EMA: leave the callback out, or use ddp")
         if opt is None:
-            raise UsageError("`trainer.strategy=fsdp2` shards networks of vitlab alone; use ddp")
+            raise UsageError("`trainer.strategy=fsdp2` only shards networks of vitlab; use ddp")
         if name_and_args("opt", opt)[0] != "adamw":
-            raise UsageError(
-                f"`trainer.strategy=fsdp2` shards the moments of adamw alone, got `model.opt={choice_text(opt)}`"
-            )
+            raise UsageError(f"`trainer.strategy=fsdp2` only supports adamw, got `model.opt={choice_text(opt)}`")

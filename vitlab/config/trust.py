@@ -1,4 +1,4 @@
-"""What a configuration may import and must not contain; docs/security.md gives the reasons."""
+"""What a configuration may import, and the secrets that it must not contain; docs/security.md gives the reasons."""
 
 import argparse
 import importlib
@@ -29,7 +29,7 @@ _SECRET_VALUE = re.compile(  # of W&B, Hugging Face, GitHub, GitLab, OpenAI and 
 
 
 class Trust(argparse.Action):
-    """Let class paths of a package of the user's own be imported."""
+    """Allow class paths from a package of the user's."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         """Remember the packages."""
@@ -37,23 +37,23 @@ class Trust(argparse.Action):
 
 
 def trust(packages: Iterable[str]) -> None:
-    """Let class paths of some packages be imported from now on, also those beside you: after all others.
+    """Allow class paths from these packages; the working directory is searched too, after everything else.
 
     Raises:
-        UsageError: There is no such package, or it fails to import; in its own words.
+        UsageError: There is no such package, or it fails to import.
     """
     for name in packages:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
         if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # last, so that a file beside you never hides a library
+            sys.path.append(os.getcwd())  # last, so that a local file never hides a library
         if name not in TRUSTED:
             _import(name, f"`--trust_imports {name}`")
             TRUSTED.append(name)
 
 
 def apply_trust_flags(args: list[str]) -> list[str]:
-    """Return the words of a command line without ``--trust_imports``, which every command has, and obey it."""
+    """Trust the packages of ``--trust_imports``, which every command takes, and return the other arguments."""
     kept, words = [], iter(args)
     for word in words:
         flag, equals, value = word.partition("=")
@@ -66,8 +66,8 @@ def apply_trust_flags(args: list[str]) -> list[str]:
     return kept
 
 
-def refusal(path: str) -> str | None:
-    """Return why a trusted class path leads nowhere; None where it does not, or is none."""
+def import_problem(path: str) -> str | None:
+    """Return why a trusted class path cannot be imported; None if it can, or is not a trusted path."""
     module, _, name = path.rpartition(".")
     if not any(f"{path}.".startswith(f"{known}.") for known in TRUSTED):
         return None
@@ -98,8 +98,8 @@ def _place(error: Exception) -> str:
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add ``--trust_imports`` to a command's own options."""
-    text = "let class paths of the configuration import this package of yours, beside vitlab and Lightning"
+    """Add ``--trust_imports`` to the options of a command."""
+    text = "package of yours that class paths in the configuration may import, besides vitlab and Lightning"
     parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE", help=text)
 
 
@@ -110,7 +110,7 @@ def check_import(path: str) -> None:
 
 
 def import_class(key: str, path: str) -> None:
-    """Import the module of a class path that ``key`` names, for whoever looks for its class; a bare name has none."""
+    """Import the module of the class path under ``key``; a bare name has no module."""
     if "." in path:
         check_import(path)
         _import(path.rpartition(".")[0], f'`{key}`: "{path}"')
@@ -122,12 +122,12 @@ def may_import(path: str) -> bool:
 
 
 def not_allowed(path: str) -> str:
-    """Say that an import path is refused, and the way out."""
+    """Return the message that an import path is refused, with the way out."""
     places = ", ".join(f"{name}." for name in ALLOWED)
     package = path.split(".")[0]
     return (
         f'the class path "{path}" is refused: a configuration imports from {places} only; '
-        f"if it is code of yours, add --trust_imports {package}"
+        f"if it is your code, add --trust_imports {package}"
     )
 
 
@@ -138,27 +138,27 @@ def refuse_forced_loading() -> None:
 
 
 def refuse_secrets(values: Mapping[str, Any]) -> None:
-    """Refuse a configuration, by dotted keys, that holds a password or a key: it is saved and sent to loggers."""
-    for key, value in _inner(values):
+    """Refuse a configuration with a password or an API key in it, as it is saved and sent to loggers."""
+    for key, value in _flatten(values):
         name = key.split(".")[-1]
         is_secret = _SECRET_KEY.search(name) and name not in _NO_SECRETS and value not in (None, "", True, False)
         if is_secret or redact(str(value)) != str(value):
             raise UsageError(
-                f"`{key}` looks like a secret, and a configuration is saved and sent to loggers; leave it out, and use "
-                "`wandb login` or an environment variable of the shell"
+                f"`{key}` looks like a secret, and configurations are saved and sent to loggers; leave it out, and use "
+                "`wandb login` or an environment variable"
             )
 
 
-def _inner(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the values, and those in mappings and lists among them, under dotted keys."""
+def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield all values with dotted keys, including those nested in mappings and lists."""
     for key, value in values.items():
         yield key, value
         parts = value if isinstance(value, Mapping) else dict(enumerate(value)) if isinstance(value, list) else {}
-        yield from _inner({f"{key}.{name}": part for name, part in parts.items()})
+        yield from _flatten({f"{key}.{name}": part for name, part in parts.items()})
 
 
 def redact(text: str) -> str:
-    """Return text with what looks like a key or password, and what secret environment variables hold, as ***."""
+    """Return text with keys, passwords and the values of secret environment variables replaced by ***."""
     for name, value in os.environ.items():
         if _SECRET_KEY.search(name) and len(value) >= 8:
             text = text.replace(value, "***")

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.arguments import config_paths, without
+from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml
 from vitlab.config.trust import may_import
 from vitlab.errors import UsageError
@@ -37,7 +37,7 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     given = config_paths(words)
     if stored_config(run):
         if auto and given:
-            words = without(words, "c", "config")
+            words = without_flags(words, "c", "config")
         return ["--config", str(run.config), *words] if auto or not given else words
     if not given:
         way_on = f"`vitlab fit --config FILE --run_dir {run.path} --auto_resume` goes on with the one you give"

@@ -15,7 +15,7 @@ from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
-from vitlab.config.callbacks import check_callbacks, keep_inside
+from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.keys import check_same_config, recipe_name
 from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_of, flatten
@@ -96,7 +96,7 @@ class FitCLI(VitlabCLI):
         with suppress(UsageError):  # a damaged record is written anew
             self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
             self.recipe = self.run.record.get("recipe") or self.recipe
-        keep_inside(self.config.trainer, self.run.path)
+        redirect_into_run(self.config.trainer, self.run.path)
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
