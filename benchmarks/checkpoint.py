@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import vitlab
 from vitlab.config.strategies import _flat, _shard
-from vitlab.runs.generations import WRITING, WholeFiles, keep, tensor_bytes
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, keep, tensor_bytes
 from vitlab.runs.shards import write
 
 ROUNDS = 5
@@ -42,7 +42,7 @@ def alone(folder: Path) -> tuple[dict[str, list[float]], int]:
     waits: dict[str, list[float]] = {BLOCKING: [], BACKGROUND: []}
     for step in range(2 * ROUNDS):
         kind = list(waits)[step % 2]
-        files = WholeFiles()
+        files = BackgroundCheckpointIO()
         files.finish = partial(keep, folder, ["last"], {"step": step})
         started = time.perf_counter()
         files.save_checkpoint(content, folder / WRITING)
@@ -63,7 +63,7 @@ def shared(rank: int, folder: Path) -> None:
         f"{form}, {k}": [] for form in ("whole", "sharded") for k in (BLOCKING, BACKGROUND)
     }
     for step in range(4 * ROUNDS):
-        kind, files = list(waits)[step % 4], WholeFiles()
+        kind, files = list(waits)[step % 4], BackgroundCheckpointIO()
         dist.barrier()
         started = time.perf_counter()
         options = StateDictOptions(full_state_dict="whole" in kind, cpu_offload=True)

@@ -160,7 +160,7 @@ def test_loading_refuses_a_file_that_holds_more_than_weights(run, place):
 def test_a_file_that_does_not_say_how_images_are_prepared_is_refused_with_the_way_out(place):
     net = vitlab.create_model("t2t_vit_7", img_size=32)
     torch.save(net.state_dict(), place / "weights.pt")
-    with pytest.raises(ValueError, match=r"create_model\(..., weights=...\) builds the network alone"):
+    with pytest.raises(ValueError, match=r"create_model\(..., weights=...\) builds only the network"):
         vitlab.load("weights.pt")
     other = vitlab.create_model("t2t_vit_7", img_size=32, weights="weights.pt")
     torch.testing.assert_close(other.state_dict(), net.state_dict())

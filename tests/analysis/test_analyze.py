@@ -61,7 +61,7 @@ def test_the_numbers_come_from_the_weights_named(run, tmp_path):
 
 def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_path, capsys):
     assert analyze("attention", run, "--images", photos, "-o", tmp_path / "out") == 0
-    assert "1 of 2 cut and resized to 8 x 8 pixels" in capsys.readouterr().out
+    assert "1 of 2 resized and cropped to 8 x 8 pixels" in capsys.readouterr().out
     assert set(pd.read_csv(tmp_path / "out" / "attention.csv")["image"]) == {0, 1}
 
 

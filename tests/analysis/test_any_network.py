@@ -38,7 +38,7 @@ def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch
     names = "attention,distance,displacement,pca,scramble,fewshot,confusion"
     assert main(["analyze", names, "mine.safetensors", "--images", str(photos), "--quick"]) == 0
     said = capsys.readouterr().out
-    assert "does not say how they are normalized: as those of ImageNet" in said and f"left out {photos}/3.png" in said
+    assert "does not define a normalization: using ImageNet" in said and f"left out {photos}/3.png" in said
     assert "scramble counts right classes, and the pictures of mine have none" in said
     assert "fewshot sorts images into classes" in said
     assert "confusion        not done: the pictures of mine come without classes" in said
@@ -56,7 +56,7 @@ def test_a_network_by_name_takes_a_file_of_weights_and_another_size(photos, tmp_
     subject = named_subject("vit_ti16", View(images=str(photos), weights=str(tmp_path / "official.pth"), img_size=12))
     assert subject.net.grid_size == (6, 6) and subject.shown().shape == (3, 3, 12, 12)
     assert torch.equal(subject.net.head.weight, net.head.weight) and subject.name == "vit_ti16"
-    with pytest.raises(UsageError, match="vit_ti16 is a network without weights: give them with --weights FILE"):
+    with pytest.raises(UsageError, match="vit_ti16 has no weights: give them with --weights FILE"):
         named_subject("vit_ti16", View(images=str(photos)))
 
 
@@ -140,5 +140,5 @@ def test_a_module_without_a_transformer_is_told_so(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     from userpkg.net import Net
 
-    with pytest.raises(NoTransformer, match=r"of vitlab and of timm can be looked into, and userpkg.net.Net is none"):
+    with pytest.raises(NoTransformer, match=r"of vitlab and of timm can be analyzed, got userpkg.net.Net"):
         check_net(SimpleNamespace(model=Net()))

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 
 def test_a_dry_run_takes_a_module_and_data_that_know_nothing_of_vitlab(here, capsys):
     assert main(["fit", *NET, *BARS, *SHORT, "--dry_run"]) == 0
-    assert "all of it can be built" in capsys.readouterr().out
+    assert "everything can be built" in capsys.readouterr().out
     assert list(here.iterdir()) == []
 
 
@@ -79,7 +79,7 @@ def test_a_module_of_ones_own_is_saved_on_a_signal_and_goes_on(monkeypatch, caps
     assert main(["fit", *NET, *BARS, *SHORT, "--name=own", preempt]) == 75
     monkeypatch.delenv("PREEMPT")
     assert torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
-    assert "goes on with other batches" in capsys.readouterr().out
+    assert "sees other batches" in capsys.readouterr().out
     assert main(["fit", "--resume=own", "--trust_imports=userpkg"]) == 0
     assert torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["global_step"] == 8
 
@@ -183,7 +183,7 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
     size = ["--model.depth=1", "--model.embed_dim=48", "--model.num_heads=3", "--trainer.accelerator=cpu"]
     for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
         assert main([*line.split(), *(size if "Classifier" in line else [])]) == 0, line
-    assert "multiply-adds an image" in capsys.readouterr().out
+    assert "multiply-adds per image" in capsys.readouterr().out
     assert {"F1Score", "FirstThree"} <= set(read("parts", "results.json")["val"])
     assert read("own", "data.json")["data"] == "Digits"
     assert read("vit", "data.json")["splits"]["train"]["n"] == 64

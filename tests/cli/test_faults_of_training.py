@@ -138,7 +138,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_what_was_saved(here, monk
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     out = capsys.readouterr().out
-    assert "the state of the run could not be written into runs/disk/checkpoints: File too large; it needs" in out
+    assert "the checkpoint could not be written into runs/disk/checkpoints: File too large; it needs" in out
     assert "vitlab fit --resume runs/disk" in out
     run = here / "runs" / "disk"
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
@@ -161,7 +161,7 @@ def test_a_damaged_last_checkpoint_is_passed_over_on_resume_and_test(here, capsy
     told = capsys.readouterr()
     assert "best.ckpt is damaged" in told.out + told.err
     assert main(["test", "runs/torn/checkpoints/last.ckpt"]) == 2
-    assert "previous.ckpt is whole" in capsys.readouterr().err
+    assert "previous.ckpt is intact" in capsys.readouterr().err
     assert main(["fit", "--resume", "torn", "--trainer.max_epochs=4"]) == 0
     told = capsys.readouterr()
     assert "last.ckpt is damaged" in told.out + told.err

@@ -149,5 +149,5 @@ def test_a_run_of_an_older_vitlab_goes_on_with_the_defaults_of_what_it_does_not_
         wrong = ValueError("loaded state dict contains a parameter group that doesn't match")
         other.setattr(torch.optim.Optimizer, "load_state_dict", Mock(side_effect=wrong))
         assert main(more) == 2
-    assert "start anew with --init_from runs/old" in capsys.readouterr().err
+    assert "start a new run --init_from runs/old" in capsys.readouterr().err
     assert main(more) == 0

@@ -163,7 +163,7 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monke
     monkeypatch.setattr(evaluate, "_write", read_only)
     assert main(["validate", str(run)]) == 0
     said = "".join(capsys.readouterr())
-    assert "val/acc1" in said and "could not be kept" in said and "Read-only file system" in said
+    assert "val/acc1" in said and "could not be saved" in said and "Read-only file system" in said
 
 
 def test_an_analysis_says_at_once_that_its_folder_cannot_be_written(run, capsys):

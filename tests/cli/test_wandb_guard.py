@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import wandb
 
-from vitlab.jobs.train.wandb import LOG, Guarded
+from vitlab.jobs.train.wandb import LOG, SafeWandbLogger
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def logger(tmp_path, monkeypatch, lines):
     """A logger that would talk to a server."""
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setattr(wandb, "teardown", lambda: None)
-    return Guarded(project="p", save_dir=tmp_path, id="x")
+    return SafeWandbLogger(project="p", save_dir=tmp_path, id="x")
 
 
 def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch, lines):
@@ -48,7 +48,7 @@ def test_a_wandb_that_cannot_start_at_all_is_left_out(logger, monkeypatch, lines
     monkeypatch.setattr(wandb, "init", refuse)
     logger.log_metrics({"a": 1.0}, step=1)
     logger.experiment.log({"a": 1})
-    assert sum("goes on without" in line for line in lines) == 1
+    assert sum("continues without" in line for line in lines) == 1
 
 
 def test_a_service_that_dies_is_told_once_and_then_left_alone(logger, monkeypatch, lines):
@@ -59,4 +59,4 @@ def test_a_service_that_dies_is_told_once_and_then_left_alone(logger, monkeypatc
         logger.log_metrics({"a": 1.0}, step=step)
     logger.finalize("success")
     assert run.log.call_count == 1
-    assert sum("metrics.jsonl is the record: the service has died" in line for line in lines) == 1
+    assert sum("metrics.jsonl has the metrics: the service has died" in line for line in lines) == 1

@@ -202,7 +202,7 @@ def test_weights_and_biases_out_of_reach(tmp_path, note, kind):
         "trains, exit 0",
     )
     assert code == 0, said
-    assert said.count("this run is kept offline") == 1
+    assert said.count("this run stays offline") == 1
     assert "Traceback" not in said
     assert list((tmp_path / "runs" / "far" / "wandb").glob("offline-run-*"))
     assert seconds < 45
@@ -253,9 +253,9 @@ def _wait_in(cls, name, after=0):
 
 
 def _in_checkpoint():
-    from vitlab.runs.generations import WholeFiles
+    from vitlab.runs.generations import BackgroundCheckpointIO
 
-    _wait_in(WholeFiles, "save_checkpoint", 3)
+    _wait_in(BackgroundCheckpointIO, "save_checkpoint", 3)
 
 
 def _in_validation():

@@ -77,7 +77,7 @@ def test_every_flipped_byte_is_found_with_or_without_a_manifest(run, tmp_path):
 def test_nothing_whole_is_an_error_and_never_a_new_start(run):
     for path in run.checkpoints.glob("*.ckpt"):
         flip(path, 500)
-    with pytest.raises(UsageError, match="no whole checkpoint is left"):
+    with pytest.raises(UsageError, match="no intact checkpoint is left"):
         run.last_checkpoint()
     assert run.has_checkpoint()
 
@@ -85,7 +85,7 @@ def test_nothing_whole_is_an_error_and_never_a_new_start(run):
 def test_a_damaged_file_that_was_asked_for_is_refused_and_a_whole_one_named(run):
     last = run.checkpoints / "last.ckpt"
     flip(last, 500)
-    with pytest.raises(UsageError, match=r"last.ckpt is damaged: .*sha256.*; .*previous.ckpt is whole"):
+    with pytest.raises(UsageError, match=r"last.ckpt is damaged: .*sha256.*; .*previous.ckpt is intact"):
         find_run(str(last))
     check_whole(run.checkpoints / "previous.ckpt")
 

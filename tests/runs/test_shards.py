@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitlab.models.weights_file import read_weights
-from vitlab.runs.generations import WRITING, keep
+from vitlab.runs.generations import WRITING, rotate
 from vitlab.runs.manifest import damage
 from vitlab.runs.shards import read_checkpoint, write
 
@@ -24,14 +24,14 @@ def saved(content):
 
 @pytest.fixture
 def checkpoint(tmp_path):
-    """Two generations of a checkpoint, as keep() leaves them, and the shards of a writing that was killed."""
+    """Two generations of a checkpoint, as rotate() leaves them, and the shards of a writing that was killed."""
     for step in range(3):
         name = f"shards-{step}"
         tensors = {f"state_dict.{key}": value + step for key, value in WEIGHTS.items()}
         moments = {"optimizer_0.net.scale.step": torch.tensor(float(step))}
         shards = {"folder": name, "files": write(tensors | moments, tmp_path / name)}
         (tmp_path / WRITING).write_bytes(saved({"epoch": step, "shards": shards}))
-        keep(tmp_path, ["last"], {"step": step}, shards)
+        rotate(tmp_path, ["last"], {"step": step}, shards)
     (tmp_path / "shards-killed").mkdir()
     return tmp_path / "last.ckpt"
 
@@ -43,7 +43,7 @@ def test_weights_are_whole_and_folders_that_nothing_names_go(checkpoint):
     assert torch.equal(read_weights(checkpoint).state_dict["head.weight"], WEIGHTS["net.head.weight"] + 2)
     assert sorted(path.name for path in checkpoint.parent.glob("shards-*")) == ["shards-1", "shards-2", "shards-killed"]
     checkpoint.with_name(WRITING).write_bytes(saved({}))
-    keep(checkpoint.parent, ["last"], {"step": 3})
+    rotate(checkpoint.parent, ["last"], {"step": 3})
     assert [path.name for path in checkpoint.parent.glob("shards-*")] == ["shards-2"]
 
 
@@ -53,10 +53,10 @@ def test_a_shard_that_is_damaged_or_gone_is_told(checkpoint):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    assert "not those that were written" in damage(checkpoint)
+    assert "has changed since it was written" in damage(checkpoint)
     shard.unlink()
-    assert "is gone" in damage(checkpoint)
-    with pytest.raises(ValueError, match=f"{shard.parent} is no whole folder of shards"):
+    assert "is missing" in damage(checkpoint)
+    with pytest.raises(ValueError, match=f"{shard.parent} is not a complete folder of shards"):
         read_weights(checkpoint)
     assert damage(checkpoint.with_name("previous.ckpt")) is None
 

@@ -113,7 +113,7 @@ def test_auto_resume_goes_on_as_configured_when_the_recipe_has_changed_since(her
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ([], "needs to know the run: give --name or --run_dir"),
+        ([], "needs a run: give --name or --run_dir"),
         (["--name", "a", "--overwrite"], "leave one of them out"),
         (["--resume", "a"], "leave out --auto_resume"),
     ],
@@ -286,7 +286,7 @@ def test_a_directory_that_vanishes_ends_the_run_with_a_line(here, monkeypatch, c
         during(patch, act, step=6)
         assert main([*words, *(["--trainer.logger=false"] if not logger else []), "--name", "a"]) == 1
     told = "".join(capsys.readouterr())
-    assert f"runs/a has {'been exchanged' if fate == 'exchanged' else 'gone'}" in told and "Traceback" not in told
+    assert f"runs/a {'was replaced' if fate == 'exchanged' else 'disappeared'}" in told and "Traceback" not in told
     assert not Path("runs/a/checkpoints").exists() and not Path("runs/a/metrics.jsonl").exists()
     if fate == "moved":
         assert main(["fit", "--resume", "runs/b"]) == 0

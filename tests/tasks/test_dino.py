@@ -260,7 +260,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_
         assert main(new) == 0
         assert "left out what lies outside the network" in capsys.readouterr().out
         assert main([*new, "--name", "other", "--data.augment=MultiCrop"]) == 2
-        assert "MultiCrop gives crops, which `model: Classifier` does not take" in capsys.readouterr().err
+        assert "MultiCrop yields crops, which `model: Classifier` does not take" in capsys.readouterr().err
         assert main([*digits, "--data.augment=none"]) == 2
         assert "`model: DINO` learns from crops" in capsys.readouterr().err
         assert main([*digits, '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5}}]']) == 2

@@ -15,7 +15,7 @@ from vitlab import contract
 from vitlab.errors import UsageError
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
-from vitlab.runs.generations import WRITING, NotSaved, WholeFiles, keep, sweep
+from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, NotSaved, rotate, sweep
 
 LOOK = 8  # batches between two looks at the clock, about which processes have to agree
 
@@ -67,7 +67,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.run = RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = WholeFiles()
+            trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
 
     def on_train_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
         """Start the clock, and continue the epoch at the batch where it was left.
@@ -178,12 +178,12 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.is_global_zero:
             self.run.check_there()  # or writing would make it anew, without its configuration
         _check_finite(trainer)
-        finish = partial(keep, self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
+        finish = partial(rotate, self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
         files = trainer.strategy.checkpoint_io
-        if isinstance(files, WholeFiles):
+        if isinstance(files, BackgroundCheckpointIO):
             files.finish = finish
         trainer.save_checkpoint(self.directory / WRITING, weights_only=False)  # everywhere: some strategies gather
-        if not isinstance(files, WholeFiles) and trainer.is_global_zero:
+        if not isinstance(files, BackgroundCheckpointIO) and trainer.is_global_zero:
             finish()
         self._unsettled = names
         if is_last:
@@ -195,7 +195,7 @@ class Checkpoint(callbacks.Checkpoint):
         if not names:
             return
         files = trainer.strategy.checkpoint_io
-        failure = files.wait() if isinstance(files, WholeFiles) else None
+        failure = files.wait() if isinstance(files, BackgroundCheckpointIO) else None
         if trainer.world_size > 1:
             failure = trainer.strategy.broadcast(failure)
         if failure:
@@ -207,7 +207,9 @@ class Checkpoint(callbacks.Checkpoint):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Let what is being written come to its end, unless the user has no time."""
-        if isinstance(trainer.strategy.checkpoint_io, WholeFiles) and not isinstance(exception, KeyboardInterrupt):
+        if isinstance(trainer.strategy.checkpoint_io, BackgroundCheckpointIO) and not isinstance(
+            exception, KeyboardInterrupt
+        ):
             trainer.strategy.checkpoint_io.wait()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.errors import Stopped
-from vitlab.runs.launch import MET
-from vitlab.runs.processes import runs
+from vitlab.runs.launch import CONNECTED
+from vitlab.runs.processes import is_running
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
@@ -58,7 +58,7 @@ class Watch(Callback):
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching; the processes have met."""
-        MET.set()
+        CONNECTED.set()
         if trainer.world_size == 1:
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size
@@ -155,7 +155,7 @@ class Watch(Callback):
         """Return the rank of a process that is gone or silent; None if all are there."""
         for rank, peer in self.peers.items():
             here = peer["host"] == socket.gethostname()
-            if here and not runs(peer["pid"]) and not self._said_bye(rank):
+            if here and not is_running(peer["pid"]) and not self._said_bye(rank):
                 return rank
         try:
             self.store.set(f"count{self.rank}", str(count))
@@ -177,7 +177,7 @@ class Watch(Callback):
 
     def _leave(self, lost: int) -> None:
         peer = self.peers.get(lost, {"pid": "?", "host": "?"})
-        gone = peer["host"] == socket.gethostname() and not runs(peer["pid"])
+        gone = peer["host"] == socket.gethostname() and not is_running(peer["pid"])
         what = "has ended" if gone else f"has not answered for {self.patience:.0f} s"
         self.loss = f"process {lost} of {self.world} (rank {lost}, pid {peer['pid']} on {peer['host']}) {what}"
         if self.rank == min(r for r in range(self.world) if r != lost):

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.classes import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.runs.generations import NotSaved, WholeFiles, snapshot
+from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait forever.
@@ -66,9 +66,9 @@ class FullyShard(ModelParallelStrategy):
 
     def setup_environment(self) -> None:
         """Make one group of all processes, and shard the network when Lightning configures it."""
-        if (given := type(self.checkpoint_io)) not in (TorchCheckpointIO, WholeFiles):
+        if (given := type(self.checkpoint_io)) not in (TorchCheckpointIO, BackgroundCheckpointIO):
             raise UsageError(f"`trainer.strategy=fsdp2` writes its checkpoints itself: leave {given.__name__} out")
-        self.checkpoint_io: WholeFiles = WholeFiles()
+        self.checkpoint_io: BackgroundCheckpointIO = BackgroundCheckpointIO()
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
         self._writers = torch.distributed.new_group(backend="gloo")  # training keeps its own group busy

@@ -1,1 +1,1 @@
-"""What is done with a run: train it, measure it, look at it, load it."""
+"""Operations on a run: train, evaluate, analyze, export, load."""

@@ -1,4 +1,4 @@
-"""Analyses of a network, one after the other."""
+"""Run analyses of a network and write their tables and figures."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,18 +19,18 @@ def analyze(
     against: str | None = None,
     output: str | Path | None = None,
     arguments: Sequence[str] = (),
-    begun: Callable[[str, int], None] = lambda name, done: None,
+    on_start: Callable[[str, int], None] = lambda name, done: None,
 ) -> Iterator[tuple[str, Finding | UsageError, list[Path]]]:
-    """Yield each analysis with what it found and the files it wrote, or with why it cannot be done.
+    """Yield each analysis with its finding and the files it wrote, or with the reason why it does not apply.
 
     Args:
         names: Names of analyses.
-        of: What to look at, see :func:`vitlab.jobs.subject.subject_at`.
-        view: What of it to look at.
+        of: What to analyze, see :func:`vitlab.jobs.subject.subject_at`.
+        view: Which part of it to analyze.
         against: Another run to compare with.
         output: Folder for tables and figures; default: ``analysis/`` of the run.
-        arguments: Arguments of the command line that change values of the run's configuration.
-        begun: Called before each analysis with its name and how many are done.
+        arguments: Command-line arguments that change values of the run's configuration.
+        on_start: Called before each analysis with its name and the number of analyses done.
     """
     subject, place, weights = subject_at(of, view, arguments)
     if against:
@@ -39,7 +39,7 @@ def analyze(
     folder = Path(output) if output else place
     notes = RunDir(folder)
     for done, name in enumerate(names):
-        begun(name, done)
+        on_start(name, done)
         module, function = ANALYSES[name][0].split(":")
         try:
             with user_mistakes():
@@ -56,4 +56,4 @@ def analyze(
 def _check_same_data(subject: Subject, other: Subject) -> None:
     sizes = [[s.net.in_chans, *s.net.img_size] for s in (subject, other)]
     if sizes[0] != sizes[1]:
-        raise UsageError(f"`--against` must be a run on images of the same size, got {sizes[1]} and {sizes[0]}")
+        raise UsageError(f"`--against` must be a run on images of the same shape, got {sizes[1]} and {sizes[0]}")

@@ -1,4 +1,4 @@
-"""A run measured on its validation or test split."""
+"""Measure a run on its validation or test split."""
 
 import logging
 from collections.abc import Sequence
@@ -33,14 +33,14 @@ SPLITS: dict[Command, Literal["val", "test"]] = {"validate": "val", "test": "tes
 
 @dataclass
 class Measured:
-    """What was measured of a run.
+    """The metrics and predictions of a run on a split.
 
     Args:
-        split: The split, ``val`` or ``test``; another name where it was changed and holds training images.
+        split: The split, ``val`` or ``test``; another name where it changed and contains training images.
         values: Metrics by name, with the number of images as ``n``.
-        predictions: A row for each image.
+        predictions: One row per image.
         sentences: What was changed to make the weights fit.
-        recall: Share of right images of each class that has some.
+        recall: Recall of each class that has images.
     """
 
     split: str
@@ -60,20 +60,20 @@ def evaluate(
     quiet: bool = False,
     with_training_images: bool = False,
 ) -> Measured | None:
-    """Measure a run, and keep the result in its directory; of several processes only the first returns it.
+    """Measure a run and save the result in its directory; only rank 0 returns it.
 
     Args:
         command: What to measure: ``validate`` or ``test``.
         run: The run.
         checkpoint: Which of its weights to use.
-        arguments: Arguments of the command line that change values of its configuration.
-        resize: How to resample positions for another grid; None is the method's own way.
+        arguments: Command-line arguments that change values of its configuration.
+        resize: How to resample positions for another grid; None is the method's default.
         antialias: Whether bicubic interpolation smooths when the grid shrinks.
-        quiet: Whether to show no progress.
-        with_training_images: Whether a split that was changed since the training may hold training images.
+        quiet: Whether to hide the progress.
+        with_training_images: Whether a split that changed since the training may contain training images.
     """
     split = SPLITS[command]
-    _ = run.results  # damaged ones are refused now, not after the work
+    _ = run.results  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
     path: Path | None = None
@@ -88,24 +88,24 @@ def evaluate(
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             conditions |= {"resize": moved[-1]} if moved else {}
         else:
-            path = None if _is_filled_in(cli, checkpoint) else checkpoint
+            path = None if _load_shards(cli, checkpoint) else checkpoint
         _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
-    values, recall = _of_classes(table, getattr(cli.datamodule, "class_names", []), values)
+    values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", []), values)
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.among(table)
     name = f"{split} with training images" if trained.changed else split
-    _keep(run, name, {**values, **seen, **recall, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
+    _save(run, name, {**values, **seen, **recall, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
     return Measured(name, values, table, sentences + trained.sentences(seen, len(table)), recall.get("recall", {}))
 
 
-def _of_classes(
+def _add_class_means(
     table: pd.DataFrame, names: Sequence[str], values: dict[str, float]
 ) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    """Return what was measured with the means over the classes, and the recall of each class that has images."""
+    """Return the metrics with the means over classes added, and the recall of each class that has images."""
     if "target" not in table or not (table["target"].min() >= 0 and table["target"].max() < len(names)):
         return values, {}
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
@@ -117,7 +117,7 @@ def _of_classes(
 
 
 def _with_paths(table: pd.DataFrame, images: Any) -> pd.DataFrame:
-    """Return predictions with the path of each image, where images have one."""
+    """Add the path of each image to the predictions, where images have one."""
     names = getattr(images, "names", None)
     if not names or not len(table):
         return table
@@ -133,8 +133,8 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
         raise misfit(path, error) from error
 
 
-def _is_filled_in(cli: VitlabCLI, checkpoint: Path) -> bool:
-    """Return whether a checkpoint has shards, of which Lightning knows nothing; they are read, then."""
+def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
+    """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
     check_readable(checkpoint)
     if sharded := is_sharded(checkpoint):
         content = read_checkpoint(checkpoint, map_location="cpu")
@@ -148,18 +148,16 @@ def _has_moved(task: Any, run: RunDir) -> bool:
     return known and has_grid(task) and list(task.net.grid_size) != run.model["grid"]
 
 
-def _keep(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
+def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
     try:
         _write(run, split, result, predictions)
-    except OSError as error:  # a run of somebody else's, an archive: the numbers are printed all the same
-        LOG.warning("the result could not be kept in %s: %s", run.path, error.strerror)
+    except OSError as error:  # a read-only run: the numbers are still printed
+        LOG.warning("the result could not be saved in %s: %s", run.path, error.strerror)
 
 
 def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
     results = run.results
-    if (
-        result["overrides"] or split not in SPLITS.values()
-    ):  # measured under other conditions: kept beside the run's own result, not in its place
+    if result["overrides"] or split not in SPLITS.values():  # other conditions: stored beside the run's own result
         others = [
             r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
         ]

@@ -1,4 +1,4 @@
-"""The network of a run as a file that other programs load."""
+"""Write the network of a run as a file that other programs load."""
 
 import importlib.util
 import json
@@ -21,13 +21,13 @@ LIMIT = 1e-4  # of the difference between outputs, in their own units
 
 @dataclass
 class Exported:
-    """A network that was written.
+    """An exported network.
 
     Args:
-        path: The file; a .json beside it says how images are prepared and what the outputs mean.
-        megabytes: Size of all files together.
+        path: The file; a .json beside it says how to prepare images and what the outputs mean.
+        megabytes: Total size of all files.
         hints: How to load it, by program.
-        difference: Largest difference between the file's outputs and the run's; None where it was not checked.
+        difference: Largest difference between the file's outputs and the run's; None if it was not checked.
     """
 
     path: Path
@@ -42,12 +42,12 @@ def export(run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = F
     Args:
         run: The run.
         checkpoint: Which of its weights to use.
-        to: Form of the file: safetensors, timm, onnx or pt2.
+        to: Format of the file: safetensors, timm, onnx or pt2.
         output: File to write.
         check: Whether to compare the file's outputs with the run's.
 
     Raises:
-        UsageError: The form cannot hold this network, or the file cannot be written.
+        UsageError: The format cannot represent this network, or the file cannot be written.
         RunFailed: The outputs differ by more than 1e-4; nothing was written.
     """
     if to == "onnx":
@@ -71,7 +71,7 @@ def _need_packages() -> None:
 
 
 def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
-    """Write into ``folder``, which lies beside ``output``, and move it there once it is whole and right."""
+    """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
     check_ours(cli, "vitlab export")
     if isinstance(cli.model, Regressor):
@@ -82,20 +82,20 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
     hints = write(net, network, unfinished)
     difference = largest_difference(net, read(unfinished, network)) if check else None
-    if difference is not None and not difference <= LIMIT:  # this way round, no number is not small
+    if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
     facts = {"format": to, **_facts(run, checkpoint, cli), "network": network, **hints}
     beside.write_text(json.dumps(facts, indent=1) + "\n")
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     mode = beside.stat().st_mode
     for file in sorted(folder.iterdir()):
-        file.chmod(mode)  # safetensors lets nobody else read its files
+        file.chmod(mode)  # safetensors writes files that only the owner can read
         os.replace(file, output.parent / file.name)
     return Exported(output, megabytes, hints, difference)
 
 
 def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
-    """Return what a user of the file must know: whose weights, which images, what the outputs are."""
+    """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data, net, pipeline = run.data, cli.model.net, cli.datamodule.pipeline
     prepared = {
         "shape": ["batch", net.in_chans, *net.img_size],

@@ -1,4 +1,4 @@
-"""A network as a file of weights or as a graph, and back."""
+"""The formats of `vitlab export`: how to write a network in each, and how to read it back."""
 
 import inspect
 import json
@@ -31,7 +31,7 @@ _TIMM_NAMES = (  # arguments of the same name and meaning
 
 
 def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arguments:
-    """Return all arguments that build ``net``, of what its task was built with."""
+    """Return all constructor arguments of ``net``, from the hyper-parameters of its task."""
     parameters = inspect.signature(VisionTransformer).parameters.values()
     arguments = {p.name: hparams.get(p.name, p.default) for p in parameters}
     with torch.no_grad():
@@ -41,7 +41,7 @@ def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arg
 
 
 def largest_difference(net: VisionTransformer, exported: Outputs) -> float:
-    """Return how far outputs of random images are apart, at most, in batches of 1 and of 5; NaN if one is NaN."""
+    """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN."""
     generator = torch.Generator().manual_seed(0)
     differences = []
     for count in (1, 5):
@@ -68,7 +68,7 @@ def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[
     norm = arguments.pop("norm_layer")
     state = net.state_dict()
     table = None
-    if isinstance(net.pos_embed, AddedPosEmbed):  # what is added to the tokens, whatever it is made of
+    if isinstance(net.pos_embed, AddedPosEmbed):  # timm stores the table that is added, whatever it is computed from
         state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
         table = net.pos_embed.table().detach()
     save_file({name: value.contiguous() for name, value in to_timm(state, table).items()}, path, {"format": "pt"})
@@ -99,11 +99,10 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
-    words = {name: network[name] for name, values in possible.items() if network[name] not in values}
-    foreign = [f"`{name}: {choice_text(word)}`" for name, word in words.items()]
-    if foreign:
+    others = {name: network[name] for name, values in possible.items() if network[name] not in values}
+    if unsupported := [f"`{name}: {choice_text(value)}`" for name, value in others.items()]:
         raise UsageError(
-            f"timm's VisionTransformer has no counterpart of {' and '.join(foreign)}; use --to safetensors, onnx or pt2"
+            f"timm's VisionTransformer does not have {' and '.join(unsupported)}; use --to safetensors, onnx or pt2"
         )
     norm = torch.nn.LayerNorm if network["norm_layer"] == "layernorm" else torch.nn.RMSNorm
     return {
@@ -125,7 +124,7 @@ def _write_onnx(net: VisionTransformer, network: Arguments, path: Path) -> dict[
         dynamo=True,
         dynamic_shapes=({0: torch.export.Dim("batch")},),
         external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
-        optimize=False,  # onnxscript takes the performer's 1e-8 for 0 and drops it; runtimes optimize when they load
+        optimize=False,  # onnxscript drops the performer's 1e-8 as if it were 0; runtimes optimize when they load
         verbose=False,
     )
     return {}
@@ -149,7 +148,7 @@ def _read_pt2(path: Path, network: Arguments) -> Outputs:
 
 
 def _example(net: VisionTransformer) -> Tensor:
-    return torch.zeros(2, net.in_chans, *net.img_size)  # a batch of 1 would become part of the graph
+    return torch.zeros(2, net.in_chans, *net.img_size)  # a batch size of 1 would be fixed in the graph
 
 
 FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Arguments], Outputs]]] = {

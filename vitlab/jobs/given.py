@@ -1,4 +1,4 @@
-"""A configuration and a checkpoint in the place of a run, as LightningCLI takes them."""
+"""Use a configuration and a checkpoint instead of a run, as LightningCLI does."""
 
 import shutil
 import tempfile
@@ -19,9 +19,9 @@ from vitlab.shipped import find_file
 
 @contextmanager
 def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
-    """Yield the run that a checkpoint lies in if the configuration is that run's own, else one that is forgotten.
+    """Yield the run of a checkpoint if the configuration is that run's, else a temporary run.
 
-    What is known of the data comes from the checkpoint's run or from the checkpoint itself.
+    Facts about the data come from the checkpoint's run or from the checkpoint itself.
 
     Args:
         config: File or shipped name of a configuration.

@@ -1,4 +1,4 @@
-"""A trained network, with what prepares an image for it."""
+"""Load a trained network together with the transform that prepares its images."""
 
 import json
 from collections.abc import Callable
@@ -38,20 +38,20 @@ class Loaded(NamedTuple):
 
 
 def load_trained(source: str) -> Loaded:
-    """Return what a run, one of its files, an exported file or ``timm:NAME`` holds.
+    """Return the network and transform of a run, one of its checkpoints, an exported file or ``timm:NAME``.
 
     Args:
-        source: Where to look; a bare name is that of a run.
+        source: What to load; a bare name is that of a run.
     """
     if source.startswith("timm:"):
-        return _of_timm(timm_model(source, pretrained=True))
+        return _load_timm(timm_model(source, pretrained=True))
     path, beside = Path(source), Path(f"{source}.json")
     if path.is_file() and beside.is_file():
-        return _exported(path, beside)
+        return _load_exported(path, beside)
     if path.is_file() and not (path.parent.parent / "config.yaml").is_file():
         raise UsageError(
-            f"{path} lies in no run directory and has no {beside.name} beside it, so nothing says how its images are "
-            "prepared; create_model(..., weights=...) builds the network alone"
+            f"{path} is not in a run directory and has no {beside.name} beside it, so the preparation of its images "
+            "is unknown; create_model(..., weights=...) builds only the network"
         )
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
@@ -60,13 +60,13 @@ def load_trained(source: str) -> Loaded:
     return Loaded(net.eval(), cli.datamodule.eval_transform)
 
 
-def _of_timm(net: nn.Module) -> Loaded:
+def _load_timm(net: nn.Module) -> Loaded:
     from timm.data import create_transform, resolve_model_data_config
 
     return Loaded(net.eval(), create_transform(**resolve_model_data_config(net), is_training=False))
 
 
-def _exported(path: Path, beside: Path) -> Loaded:
+def _load_exported(path: Path, beside: Path) -> Loaded:
     """Read what ``vitlab export --to safetensors`` wrote."""
     facts = json.loads(beside.read_text())
     if facts.get("format") != "safetensors":
@@ -74,7 +74,7 @@ def _exported(path: Path, beside: Path) -> Loaded:
     import_parts(facts.get("network") or {})
     net, images = load_network(path), facts["images"]
     if "native_size" not in images:
-        raise UsageError(f"{path} does not say how images are cut: an older vitlab exported it; export it again")
+        raise UsageError(f"{path} was exported by an older vitlab and does not say how to crop images; export it again")
     statistics, native = (tuple(images["mean"]), tuple(images["std"])), images["native_size"]
     crop_pct, interpolation = images["crop_pct"], images["interpolation"]
     pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, crop_pct, interpolation)
@@ -87,8 +87,8 @@ def _exported(path: Path, beside: Path) -> Loaded:
     return Loaded(net, transform)
 
 
-def pictures_in(place: str, most: int, data: Any) -> Tensor:
-    """Return at most so many pictures of a folder or file as ``data`` prepares them; name those that cannot be read."""
+def load_pictures(place: str, most: int, data: Any) -> Tensor:
+    """Return up to ``most`` images of a folder or file, prepared as ``data`` does; report those that cannot be read."""
     files, others = find_images([place])
     found, unread = [], dict(others)
     for file in files:
@@ -106,5 +106,5 @@ def pictures_in(place: str, most: int, data: Any) -> Tensor:
     resized = sum((image.height, image.width) != data.img_size for image in found)
     if resized:
         h, w = data.img_size
-        say(f"images           {resized} of {len(found)} cut and resized to {h} x {w} pixels, as in evaluation")
+        say(f"images           {resized} of {len(found)} resized and cropped to {h} x {w} pixels, as in evaluation")
     return torch.stack([data.eval_transform(image) for image in found])

@@ -1,4 +1,4 @@
-"""What a run says about image files, as a table."""
+"""Predict image files with a run, as a table."""
 
 import os
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ from vitlab.tasks.base import Task
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
 _Batch = tuple[Any, list[int], list[str]]
-_FEW = 64  # files are decoded sooner than worker processes start
+_FEW = 64  # files that are decoded faster than worker processes start
 
 
 def predict(
     run: RunDir, checkpoint: Path, rest: list[str], files: list[str], topk: int, quiet: bool, features: bool = False
 ) -> tuple[pd.DataFrame | None, dict[str, str]]:
-    """Return a row for each file that could be read, in their order, and the reason for each that could not.
+    """Return one row per readable file, in order, and the reason for each unreadable one.
 
     Args:
         run: The run.
@@ -44,9 +44,9 @@ def predict(
         files: Paths of the images.
         topk: Number of classes to name for each image.
         quiet: Whether to show no progress.
-        features: Whether to return what the head gets, the pooled features, in place of its outputs.
+        features: Whether to return the pooled features, the input of the head, instead of its outputs.
 
-    All processes but the first return no table.
+    Only rank 0 returns a table.
     """
     collector, bar = _Collector(topk), EvaluationConsole(quiet)
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
@@ -54,19 +54,19 @@ def predict(
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
     if not isinstance(cli.datamodule, ImageData):
         own = path_of(cli.datamodule)
-        raise UsageError(f"{own} does not say how image files are read; without files, its own samples are predicted")
+        raise UsageError(f"{own} does not define how to read image files; leave them out to predict its own samples")
     facts, names = cli.datamodule.targets, None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
     targets = facts.get("names", [])
-    if facts["kind"] == "multilabel":  # a probability of each
+    if facts["kind"] == "multilabel":  # one probability per label
         names, targets = None, cli.datamodule.class_names
     net: Any = network(cli.model)
-    if features or getattr(net, "num_classes", None) == 0:  # which has no head
+    if features or getattr(net, "num_classes", None) == 0:  # a network without a head
         check_ours(cli, "vitlab embed")
         net.reset_head(0)
         names, targets = None, [f"feature_{k + 1}" for k in range(net.num_features)]
     collector.num_classes = len(names or [])
     pictures = _Pictures(files, cli.datamodule)
-    model = cli.model if isinstance(cli.model, Task) and not features else _OfImages(net if features else cli.model)
+    model = cli.model if isinstance(cli.model, Task) and not features else _ForwardOnly(net if features else cli.model)
     with user_mistakes():
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
     names = names if collector.softmax else None
@@ -76,10 +76,10 @@ def predict(
     files = pictures.files
     lost = len(files) - len(values) - len(reasons)
     if lost:
-        raise UsageError(f"{lost} predictions stayed in the processes that made them; use --trainer.strategy=ddp")
+        raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
     table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names, targets)
     if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
-        table.insert(1, "target", found)  # where the folder of an image is a class
+        table.insert(1, "target", found)  # the folder of an image, where it is a class
     return table, {files[i]: reasons[i] for i in sorted(reasons)}
 
 
@@ -103,13 +103,13 @@ def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
 
 
 def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
-    """Return the outputs for what the data's own ``predict_dataloader`` gives, a row a sample, in its order."""
+    """Return the outputs for the samples of the data's ``predict_dataloader``, one row each, in order."""
     cli = restore(
         run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)
     )
     if isinstance(cli.datamodule, ImageData):
         raise UsageError("no images given: `vitlab predict RUN IMAGE|DIR|GLOB ...`")
-    model = cli.model if is_overridden("predict_step", cli.model, L.LightningModule) else _OfImages(cli.model)
+    model = cli.model if is_overridden("predict_step", cli.model, L.LightningModule) else _ForwardOnly(cli.model)
     with user_mistakes():
         found: Any = cli.trainer.predict(model, datamodule=cli.datamodule)
     if not all(isinstance(outputs, Tensor) and outputs.ndim for outputs in found):
@@ -120,8 +120,8 @@ def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> 
     return pd.DataFrame(values.cpu().numpy(), columns=names).reset_index(names="index")
 
 
-class _OfImages(L.LightningModule):
-    """Predicts with the forward pass of a module or network, on the images of a batch alone."""
+class _ForwardOnly(L.LightningModule):
+    """Predicts with the forward pass of a module, on the images of a batch."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _OfImages(L.LightningModule):
 
 
 class _Collector(L.Callback):
-    """Keeps what is asked for of the outputs for each file.
+    """Collects the outputs for each file.
 
     Args:
         topk: Number of classes to keep.
@@ -141,8 +141,8 @@ class _Collector(L.Callback):
     def __init__(self, topk: int) -> None:
         self.topk = topk
         self.num_classes = 0
-        self.softmax = False  # whether the outputs are those of classes
-        self.values: dict[int, tuple[list[float], list[int]]] = {}  # of each file: numbers, and classes if softmax
+        self.softmax = False  # whether the outputs are class logits
+        self.values: dict[int, tuple[list[float], list[int]]] = {}  # by file: numbers, and classes if softmax
         self.reasons: dict[int, str] = {}
 
     def on_predict_batch_end(
@@ -165,7 +165,7 @@ class _Collector(L.Callback):
                 self.values[i] = (found[0], found[1])
 
     def gathered(self) -> tuple[dict[int, tuple[list[float], list[int]]], dict[int, str]]:
-        """Return what all processes have kept; all of them must call it."""
+        """Return the outputs of all processes; every process must call it."""
         values, reasons = dict(self.values), dict(self.reasons)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             parts: list[Any] = [None] * torch.distributed.get_world_size()
@@ -177,11 +177,11 @@ class _Collector(L.Callback):
 
 
 class _Pictures(L.LightningDataModule):
-    """Image files, each read by one process, none twice unless there are fewer than processes.
+    """Image files, each read by one process, and by several only if there are fewer files than processes.
 
     Args:
-        files: Paths of the images; those of the first process count.
-        data: The data set whose evaluation they are to look like.
+        files: Paths of the images; rank 0 decides.
+        data: The data set whose evaluation transform they get.
     """
 
     def __init__(self, files: list[str], data: ImageData) -> None:

@@ -1,4 +1,4 @@
-"""The arguments that rebuild what a run trained."""
+"""Command-line arguments that rebuild a run for training or evaluation."""
 
 import json
 from contextlib import suppress
@@ -12,25 +12,25 @@ from vitlab.config.trust import may_import
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
-QUIETLY = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")  # write nothing
+NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
 
 def stored_config(run: RunDir) -> dict[str, Any] | None:
-    """Return the configuration of a run; None where it is gone or damaged."""
+    """Return the configuration of a run; None if it is missing or damaged."""
     with suppress(UsageError):
         content = read_yaml(run.config)
-        if all(isinstance(content.get(part), dict) for part in ("trainer", "model", "data")):  # else it is cut off
+        if all(isinstance(content.get(part), dict) for part in ("trainer", "model", "data")):  # else it is truncated
             return content
     return None
 
 
 def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]:
-    """Return the arguments of a training: a run goes on as it was configured, its file in the place of others.
+    """Return the arguments of a training; a resumed run uses its own stored configuration.
 
     Args:
-        run: The run that goes on; None for a new one.
+        run: The run to resume; None for a new one.
         words: The arguments as given.
-        auto: Whether the words are those of the run's first start, and have been said before.
+        auto: Whether the arguments are those of the run's first start, as with --auto_resume.
     """
     if run is None:
         return words
@@ -40,20 +40,20 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
             words = without_flags(words, "c", "config")
         return ["--config", str(run.config), *words] if auto or not given else words
     if not given:
-        way_on = f"`vitlab fit --config FILE --run_dir {run.path} --auto_resume` goes on with the one you give"
-        raise UsageError(f"{run.config} is gone or damaged: {way_on}")
+        way_on = f"give one with `vitlab fit --config FILE --run_dir {run.path} --auto_resume`"
+        raise UsageError(f"{run.config} is missing or damaged: {way_on}")
     return words
 
 
 def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
-    """Return the arguments that rebuild what ``run`` trained, without its loggers."""
+    """Return the arguments that rebuild task and data of ``run`` without loggers and other output."""
     if config_paths(rest):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    return ["--config", str(run.config), *_without_strangers(run), *rest, *QUIETLY]
+    return ["--config", str(run.config), *_without_callbacks(run), *rest, *NO_OUTPUT]
 
 
-def _without_strangers(run: RunDir) -> list[str]:
-    """Return arguments that leave out callbacks: Lightning's, for they write and measure nothing, and strangers."""
+def _without_callbacks(run: RunDir) -> list[str]:
+    """Return arguments that drop callbacks of Lightning, which evaluation does not need, and untrusted ones."""
     from lightning.pytorch import callbacks
 
     given = (yaml.safe_load(run.config.read_text()).get("trainer") or {}).get("callbacks")
@@ -65,7 +65,7 @@ def _without_strangers(run: RunDir) -> list[str]:
 
 
 def one_device(run: RunDir) -> list[str]:
-    """Return arguments for the machine at hand, which may be another than that of the training."""
+    """Return arguments for one device of this machine, which may differ from the one that trained."""
     trainer = yaml.safe_load(run.config.read_text()).get("trainer") or {}
     accelerator = "cpu" if trainer.get("accelerator") == "cpu" else "auto"
     settings = {"accelerator": accelerator, "devices": 1, "num_nodes": 1, "strategy": "auto"}

@@ -1,4 +1,4 @@
-"""A trained run, rebuilt from its directory alone."""
+"""Rebuild a trained run from its directory."""
 
 import importlib
 import inspect
@@ -35,9 +35,9 @@ def restore(
     Args:
         run: The run.
         checkpoint: One of its checkpoints or weight files.
-        rest: Arguments of the command line that change values of its configuration.
-        callbacks: Callbacks that the command adds to the trainer's own.
-        **trainer: Arguments of the trainer that no configuration may set.
+        rest: Command-line arguments that change values of its configuration.
+        callbacks: Callbacks that the command adds to the trainer's.
+        **trainer: Trainer arguments that override the configuration.
     """
     facts: dict[str, Any] = dict(run.data)
     with tempfile.TemporaryDirectory() as folder:
@@ -53,11 +53,11 @@ def restore(
 
 
 def load_checkpoint(task: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into a module as it was built."""
+    """Load the weights of a checkpoint into a module."""
     try:
         if has_grid(task) or checkpoint.suffix == ".safetensors":
             network(task).load_state_dict(read_weights(checkpoint).state_dict)
-        else:  # what lies beside the network is the module's, too
+        else:  # a module of the user's may have weights outside of its network
             check_readable(checkpoint)
             content = read_checkpoint(checkpoint, map_location="cpu")
             task.load_state_dict(content["state_dict"])
@@ -66,7 +66,7 @@ def load_checkpoint(task: Any, checkpoint: Path) -> None:
 
 
 def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
-    """Return what to tell of weights that do not fit the network; other errors are raised."""
+    """Return the message for weights that do not fit the network; re-raise other errors."""
     if "loading state_dict" not in str(error):
         raise error
     differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
@@ -74,7 +74,7 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with data that can be built where its files are not."""
+    """Return the configuration with data that can be built without its files."""
     content = yaml.safe_load(run.config.read_text())
     check_import(content["data"]["class_path"])
     module, _, name = content["data"]["class_path"].rpartition(".")
@@ -82,22 +82,20 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     arguments = content["data"].get("init_args") or {}
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters
-        kept = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
-        seen = {
-            key: facts[key] for key in ("in_chans", "img_size", "crop_pct") if key in facts
-        }  # which follow from the files
+        given = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}
+        read = {key: facts[key] for key in ("in_chans", "img_size", "crop_pct") if key in facts}  # from the files
         known = {name: facts.get(name) for name in ("native_size", "class_names")}
         known |= {"targets": facts.get("targets", {"kind": "class"}), "arrays": facts.get("arrays", False)}
-        arguments = {**kept, **seen, **known}
+        arguments = {**given, **read, **known}
         content["data"]["class_path"] = f"{Rebuilt.__module__}.{Rebuilt.__name__}"
     elif "download" in inspect.signature(cls).parameters or "download" in arguments:
-        arguments["download"] = True  # so that its files are not looked for; they are never read
+        arguments["download"] = True  # skips the search for its files, which are never read
     content["data"]["init_args"] = arguments
     return content
 
 
 def check_ours(cli: VitlabCLI, what: str) -> None:
-    """Refuse a run whose network or data vitlab knows too little of."""
+    """Refuse a run whose network or data are not vitlab's."""
     for part, known in ((cli.model, has_grid(cli.model)), (cli.datamodule, isinstance(cli.datamodule, ImageData))):
         if not known:
-            raise UsageError(f"`{what}` is for networks and data sets of vitlab, and {path_of(part)} is none")
+            raise UsageError(f"`{what}` only supports networks and data sets of vitlab, got {path_of(part)}")

@@ -1,4 +1,4 @@
-"""Finished runs as one table, the seeds of a command together."""
+"""Tabulate finished runs, averaged over seeds."""
 
 import statistics
 from pathlib import Path
@@ -30,7 +30,7 @@ _COLUMNS = {
 
 
 def record(run: RunDir) -> dict[str, Any]:
-    """Return what a table says of one run; a run without a test result is refused."""
+    """Return the record of one run for a table; refuse a run without a test result."""
     measured = run.measured("test")
     if "acc1" not in measured:
         raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
@@ -56,11 +56,11 @@ def record(run: RunDir) -> dict[str, Any]:
 
 
 def markdown(records: list[dict[str, Any]]) -> str:
-    """Return the table of records, commands in the order of their first run."""
+    """Return the records as a table, in the order of each command's first run."""
     groups: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
     for one in records:
         same = tuple(one[key] for key in ("command", "data", "train_n", "epochs", "parameters"))
-        groups.setdefault(same, {})[one["seed"]] = one  # of two runs of a seed the later one
+        groups.setdefault(same, {})[one["seed"]] = one  # a later run replaces an earlier one of the same seed
     return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
 
 
@@ -87,14 +87,14 @@ def _accuracy(values: list[float]) -> str:
 
 
 def _published(command: str) -> str:
-    """Return what the paper of an unchanged recipe states."""
+    """Return the published accuracy of an unchanged recipe."""
     config = command.removeprefix("vitlab fit --config ")
     facts = PUBLISHED.get(Path(config).stem)
     return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
 
 
 def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
-    """Return how the run was started, without what only names it or says where its images lie."""
+    """Return the command that started the run, without its name and the place of its images."""
     changed = {key: value for key, value in (overrides or {}).items() if key_of(key).table}
     words = [f"--config {name}" for name in config_paths(argv)] + [f"--{key}={value}" for key, value in changed.items()]
     return " ".join(["vitlab fit", *words])

@@ -1,4 +1,4 @@
-"""What a site says of its SLURM cluster, and the batch script that comes of it."""
+"""The settings of a SLURM cluster and the batch script made from them."""
 
 import dataclasses
 import re
@@ -37,10 +37,10 @@ SCRIPT = """\
 # Written by `vitlab submit`. Submit it again to continue the run after its last checkpoint.
 {header}
 {setup}
-# Requeued or submitted again, these words continue the same run, as it was configured.
+# Requeued or submitted again, this command continues the same run with its configuration.
 fit=(vitlab fit {fit})
 
-# Slurm sends its warning to the ranks, which save and end with 75. This shell outlives a signal of its own to see it.
+# Slurm warns the ranks, which save and end with 75. This shell survives its own signal to see that code.
 ended=
 trap 'ended=1' TERM
 srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=300 \\
@@ -51,15 +51,15 @@ code=$?
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """What a job asks of a SLURM cluster.
+    """The resources and options of a SLURM job.
 
     Args:
         time: Limit of one attempt, as sbatch takes it: minutes, hours:minutes:seconds, days-hours.
         nodes: Number of machines.
-        gpus: GPUs of each machine; each gets a process of its own.
-        gpu_type: Name of the GPU where a cluster has several kinds.
-        cpus_per_task: CPU cores of each process, the workers that decode its images among them.
-        warn_seconds: Time between the warning and the limit; saving has to fit in.
+        gpus: GPUs per machine, one process each.
+        gpu_type: Name of the GPU, where a cluster has several kinds.
+        cpus_per_task: CPU cores per process, including the workers that decode its images.
+        warn_seconds: Seconds between the warning and the limit; saving must fit in.
         sbatch: More options of sbatch by their long names, such as partition and account.
         setup: Lines of shell before training, such as ``module load cuda``.
     """
@@ -81,7 +81,7 @@ class Site:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
-        if _seconds(self.time) <= 2 * self.warn_seconds:  # it would be warned and requeued for ever, and train nothing
+        if _seconds(self.time) <= 2 * self.warn_seconds:  # else it is requeued forever without training
             raise ValueError(f"`time` must be more than twice `warn_seconds`, got {self.time} and {self.warn_seconds}")
         if self.gpu_type is not None and not re.fullmatch(r"[\w.-]+", str(self.gpu_type)):
             raise ValueError(f"`gpu_type` must be one word, got {self.gpu_type!r}")
@@ -130,9 +130,9 @@ def _seconds(time: str) -> int:
 def _check_option(name: str, value: Any) -> None:
     option = name.replace("_", "-")
     if option in OWN:
-        raise ValueError(f"`sbatch.{name}` is set by {OWN[option]} and cannot stand under sbatch")
+        raise ValueError(f"`sbatch.{name}` is set by {OWN[option]}; remove it from sbatch")
     if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
-        raise ValueError(f"`sbatch` takes the long names of sbatch's options without dashes, got {name!r}")
+        raise ValueError(f"`sbatch` takes the long names of options without dashes, got {name!r}")
     if SECRET.search(option):
         raise ValueError(f"`sbatch.{name}` looks like a secret: the script would contain it")
     if value is not True and (not isinstance(value, str | int) or isinstance(value, bool) or "\n" in str(value)):
@@ -140,7 +140,7 @@ def _check_option(name: str, value: Any) -> None:
 
 
 def read_site(path: str, **given: Any) -> Site:
-    """Return the site of a file, with what the command line gives in place of the file's values."""
+    """Read the settings of a cluster; values of the command line override the file's."""
     content = read_yaml(find_file(path, "--slurm"), "--slurm")
     known = [field.name for field in dataclasses.fields(Site)]
     for key in content:

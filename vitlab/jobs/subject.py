@@ -1,4 +1,4 @@
-"""What an analysis looks at: a run, a file of weights, a published network, or one of timm's."""
+"""Build the subject of an analysis from a run, a weights file, a published network, or a timm model."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.load import load_trained, pictures_in
+from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import load_checkpoint, restore
 from vitlab.jobs.terminal import say
@@ -37,23 +37,23 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard d
 
 
 class NoTransformer(UsageError):
-    """A run whose network is no Vision Transformer."""
+    """The network of the run is not a Vision Transformer."""
 
 
 @dataclass(frozen=True)
 class View:
-    """What of a network an analysis looks at.
+    """Which part of a network an analysis examines, and on which images.
 
     Args:
-        images: Folder or file of pictures to show maps of; None takes validation images.
+        images: Folder or file of images to draw maps for; None takes validation images.
         layer: The block, from 0; None leaves the choice to the analysis.
         head: The head, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
-        num_images: Images to measure with, at most.
-        split: Whose images errors, confusion and calibration look at.
-        weights: File of weights for a network that is named, in place of those that are fetched.
-        img_size: Side of the images of such a network, in pixels.
-        shown: Pictures to show, at most.
+        num_images: Largest number of images to measure with.
+        split: Split that errors, confusion and calibration use.
+        weights: Weights file for a named network, instead of downloaded weights.
+        img_size: Side of the images of a named network, in pixels.
+        shown: Largest number of images to show.
     """
 
     images: str | None = None
@@ -68,7 +68,7 @@ class View:
 
 
 def is_elsewhere(source: str) -> bool:
-    """Return whether a source is a network without a run: named, or a file that lies in no run directory."""
+    """Return whether a source is a network without a run: a name, or a file outside of run directories."""
     path = Path(source)
     named = source in SIZES and not path.exists()
     return (
@@ -77,24 +77,24 @@ def is_elsewhere(source: str) -> bool:
 
 
 def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, str]:
-    """Return what a source means, where its analyses go, and what its weights are called.
+    """Return the subject that a source names, the folder of its analyses, and the name of its weights.
 
     Args:
-        source: A run, its name or a checkpoint in it; a file of ours; a name of `vitlab models` or ``timm:NAME``.
-        view: What of it to look at.
-        arguments: Arguments of the command line that change values of a run's configuration.
+        source: A run, its name or a checkpoint in it; a vitlab file; a name of `vitlab models` or ``timm:NAME``.
+        view: Which part of it to analyze.
+        arguments: Command-line arguments that change values of a run's configuration.
     """
     if is_elsewhere(source):
         subject = named_subject(source, view)
         return subject, Path("analysis") / subject.name, view.weights or source
     if view.weights or view.img_size:
-        raise UsageError(f"`--weights` and `--img_size` are for networks that are named, and {source} is a run")
+        raise UsageError(f"`--weights` and `--img_size` are for named networks, and {source} is a run")
     run, checkpoint = find_run(source)
     return subject_of(run, checkpoint, arguments, view), run.path / "analysis", checkpoint.name
 
 
 def named_subject(source: str, view: View) -> Subject:
-    """Build a network that has no run, and prepare the pictures of ``view`` for it."""
+    """Build a network that has no run, and prepare the images of ``view`` for it."""
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
     statistics, crop_pct, interpolation, transform = IMAGENET, 0.9, "bicubic", None
     with user_mistakes():
@@ -103,14 +103,14 @@ def named_subject(source: str, view: View) -> Subject:
                 net, transform = load_trained(source)
             else:
                 net = load_network(source)
-                say(f"images           {Path(source).name} does not say how they are normalized: as those of ImageNet")
+                say(f"images           {Path(source).name} does not define a normalization: using ImageNet's")
         else:
             if view.weights is None and not source.startswith("timm:"):
-                raise UsageError(f"{source} is a network without weights: give them with --weights FILE")
+                raise UsageError(f"{source} has no weights: give them with --weights FILE")
             weights, grid = view.weights, None
             file = read_weights(weights) if weights and not weights.startswith("timm:") else None
             if changes and file and not file.arguments and source in SIZES:
-                with suppress(ValueError):  # of the size that goes with the name, if it can be
+                with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
                     grid = create_model(source, weights=file).grid_size
             net = create_model(source, weights=file or weights, grid=grid, **changes)
             if source.startswith("timm:"):
@@ -119,7 +119,7 @@ def named_subject(source: str, view: View) -> Subject:
         subject = Subject(
             net, transform or _prepare(net, statistics, crop_pct, interpolation), name=name, **_fields(view)
         )
-        subject.pictures = pictures_in(view.images, view.shown, subject.data) if view.images else None
+        subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
 
@@ -144,12 +144,12 @@ def _fields(view: View) -> dict[str, Any]:
 
 
 def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -> Subject:
-    """Rebuild a run, its data included, with the weights of one of its checkpoints."""
+    """Rebuild a run and its data, with the weights of one of its checkpoints."""
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
     net: Any = network(cli.model)
     with user_mistakes():
         net = as_transformer(net, f"the network of {run.path}")
-        data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _own_images(cli.datamodule, net)
+        data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _transform_of(cli.datamodule, net)
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
@@ -157,33 +157,33 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             name=run.path.name,
             classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
-            task=_whole_task(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
+            task=_load_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
             **_fields(view),
         )
-        subject.pictures = pictures_in(view.images, view.shown, subject.data) if view.images else None
+        subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
 
-def _whole_task(task: Any, checkpoint: Path) -> Any:
-    """Load what a task needs beside its network to fill in pictures; other tasks have but the network's weights."""
+def _load_decoder(task: Any, checkpoint: Path) -> Any:
+    """Load the weights outside the network that a task such as MAE needs to reconstruct images."""
     if hasattr(task, "fill") and checkpoint.suffix != ".safetensors":
         content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
         task.load_state_dict({k: v for k, v in content.items() if not k.startswith("net.")}, strict=False)
     return task
 
 
-def _own_images(data: Any, net: Any) -> Any:
-    """Return what prepares a picture for a network whose data module is not one of vitlab's."""
+def _transform_of(data: Any, net: Any) -> Any:
+    """Return the transform of images for a data module that is not vitlab's."""
     if callable(own := getattr(data, "eval_transform", None)):
         return own
-    say("images           the data module has no `eval_transform`: pictures are normalized as those of ImageNet")
+    say("images           the data module has no `eval_transform`: using ImageNet's normalization")
     return _prepare(net, IMAGENET, None, "bicubic")
 
 
 def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> VitlabCLI:
-    """Build task and data of a run and load the weights; the data's files may be gone if there are other pictures."""
+    """Build task and data of a run and load the weights; with other pictures, the data's files may be missing."""
     other = dict(settings(list(rest)))
-    rest = [*rest, *_as_trained(run, other)]
+    rest = [*rest, *_training_size(run, other)]
     try:
         cli = VitlabCLI(evaluation_args(run, rest), default_root_dir=str(run.path))
     except UsageError:
@@ -208,8 +208,8 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
     return cli
 
 
-def _as_trained(run: RunDir, given: dict[str, Any]) -> list[str]:
-    """Return the arguments that give another data set of vitlab the size and channels of a run's images."""
+def _training_size(run: RunDir, given: dict[str, Any]) -> list[str]:
+    """Return arguments that give another data set the image size and channels of the run."""
     cls = getattr(vitlab.data, given["data"], None) if isinstance(given.get("data"), str) else None
     taken = inspect.signature(cls).parameters if cls else ()
     known = {"img_size": run.model.get("img_size"), "in_chans": run.model.get("in_chans")}
@@ -218,13 +218,11 @@ def _as_trained(run: RunDir, given: dict[str, Any]) -> list[str]:
 
 
 def check_net(cli: VitlabCLI) -> None:
-    """Refuse a module whose network is no Vision Transformer."""
+    """Refuse a module whose network is not a Vision Transformer."""
     net = network(cli.model)
     if not has_grid(cli.model) and not type(net).__module__.startswith("timm."):
-        own = (
-            f"{path_of(cli.model)} is none" if net is cli.model else f"`net` of {path_of(cli.model)} is {path_of(net)}"
-        )
-        raise NoTransformer(f"only Vision Transformers of vitlab and of timm can be looked into, and {own}")
+        own = path_of(cli.model) if net is cli.model else f"{path_of(net)} as `net` of {path_of(cli.model)}"
+        raise NoTransformer(f"only Vision Transformers of vitlab and of timm can be analyzed, got {own}")
 
 
 def _num_outputs(net: Any) -> int:
@@ -240,6 +238,6 @@ def _check_size(cli: VitlabCLI, run: RunDir) -> None:
     if trained and now and trained != now:
         sizes = [" x ".join(map(str, size)) for size in (trained, now)]
         raise UsageError(
-            f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: `vitlab analyze resolution` "
-            "measures other sizes, and the other analyses look at the size of the training"
+            f"{run.path} was trained on images of {sizes[0]} pixels, not {sizes[1]}: only `vitlab analyze resolution` "
+            "measures other sizes"
         )

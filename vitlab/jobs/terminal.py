@@ -1,4 +1,4 @@
-"""What reaches the terminal and train.log: our lines and real warnings, no advertisements."""
+"""What reaches the terminal and train.log: vitlab's own lines and warnings that matter."""
 
 import logging
 import sys
@@ -8,23 +8,23 @@ from pathlib import Path
 from vitlab.errors import printable
 
 LOG = logging.getLogger("vitlab")
-ASKED_FOR = ("callbacks.model_summary", "callbacks.early_stopping", "profilers.profiler")  # of Lightning, by the user
-REPORT = 40  # lines of a profiler's report on the terminal: the advanced one has thousands
+REQUESTED = ("callbacks.model_summary", "callbacks.early_stopping", "profilers.profiler")  # loggers of Lightning
+REPORT = 40  # lines of a profiler's report to show; AdvancedProfiler writes thousands
 
 KNOWN_WARNINGS = (
-    r"You're using the WeightAveraging callback, but loading a checkpoint outside",  # which holds the average already
+    r"You're using the WeightAveraging callback, but loading a checkpoint outside",  # it already holds the average
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",  # Lightning 2.6 with torch 2.13 and later
-    r"You're resuming from a checkpoint that ended before the epoch ended",  # the run has said so itself
+    r"You're resuming from a checkpoint that ended before the epoch ended",  # vitlab prints that itself
     r"Be aware that when using `ckpt_path`, callbacks used to create the checkpoint need to be provided",  # by test
     r"It is recommended to use `self.log\('(val|test)/.*sync_dist=True",  # Meter has summed over the processes
-    r"The `srun` command is available on your system but is not used",  # one process on a login node is no mistake
+    r"The `srun` command is available on your system but is not used",  # one process on a login node is fine
     r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
-    r"The '\w+_dataloader' does not have many workers",  # a set that fits into memory needs none
+    r"The '\w+_dataloader' does not have many workers",  # data in memory needs none
 )
 
 
 def open_terminal(quiet: bool = False) -> None:
-    """Send vitlab's own lines to the terminal, reports that were asked for, and else only warnings of libraries."""
+    """Send vitlab's lines, requested reports and warnings of libraries to the terminal."""
     LOG.setLevel(logging.DEBUG)
     LOG.propagate = False
     for handler in list(LOG.handlers):
@@ -37,7 +37,7 @@ def open_terminal(quiet: bool = False) -> None:
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         for handler in logging.getLogger(name).handlers:
             handler.setLevel(logging.WARNING)
-    for name in ASKED_FOR:
+    for name in REQUESTED:
         logging.getLogger(f"lightning.pytorch.{name}").handlers = [terminal]
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
@@ -45,7 +45,7 @@ def open_terminal(quiet: bool = False) -> None:
 
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        """Show the control characters that the names in a foreign run may hold, and do not send them."""
+        """Escape control characters, which names in a foreign run may contain."""
         lines = super().format(record).expandtabs(1).split("\n")
         if record.name.endswith(".profiler") and len(lines) > REPORT:
             lines[REPORT:] = [f"... {len(lines) - REPORT:,} more lines are in train.log"]
@@ -54,11 +54,11 @@ class _Printable(logging.Formatter):
 
 class _Log(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
-        """Go on without the line: what fills the disk is told on the terminal."""
+        """Skip the line; a full disk is reported on the terminal."""
 
 
 def log_to(path: Path) -> None:
-    """Append every line to a file too, with the messages of Lightning and the traceback of a failure."""
+    """Also append every line to a file, with Lightning's messages and the traceback of a failure."""
     handler = _Log(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for name in ("vitlab", "lightning.pytorch", "lightning.fabric"):
@@ -80,5 +80,5 @@ def say(text: str) -> None:
 
 
 def print_error(text: str) -> None:
-    """Print why something failed, also where nothing else is printed."""
+    """Print an error, also with ``--quiet``."""
     LOG.error(text)

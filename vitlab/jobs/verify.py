@@ -1,4 +1,4 @@
-"""Whether the files of a run are those that were written."""
+"""Check the files of a run against their checksums."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +12,7 @@ from vitlab.runs.records import RECORDS, read_record
 
 
 def verify(run: RunDir) -> dict[str, str | None]:
-    """Return what is wrong with each file of a run, None for one that is whole; every byte with a checksum is read."""
+    """Return what is wrong with each file of a run, None for an intact one; all files with checksums are read."""
     found = {f"checkpoints/{path.name}": damage(path) for path in sorted(run.checkpoints.glob("*.ckpt"))}
     reads: dict[str, Callable[[], Any]] = {
         f"weights/{path.name}": partial(read_weights, path) for path in sorted(run.weights.glob("*.safetensors"))

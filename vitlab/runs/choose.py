@@ -1,4 +1,4 @@
-"""Which run directory a training uses, whether it starts or continues there, and where files made of a run go."""
+"""Choose the directory of a run that starts or resumes, and the path of an export."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": 
 
 
 class Options(Protocol):
-    """What names a run; see :class:`vitlab.config.options.FitOptions`."""
+    """The options that name a run; see :class:`vitlab.config.options.FitOptions`."""
 
     name: str | None
     run_dir: str | None
@@ -23,13 +23,13 @@ class Options(Protocol):
 
 
 def run_to_continue(options: Options) -> RunDir | None:
-    """Return the run that is to be continued; None where a new one is to start."""
+    """Return the run to resume; None to start a new one."""
     if options.resume:
         return _resumed(options)
     if options.auto_resume and options.overwrite:
-        raise UsageError("`--auto_resume` continues what is there and --overwrite deletes it; leave one of them out")
+        raise UsageError("`--auto_resume` continues a run and --overwrite deletes it; leave one of them out")
     if options.auto_resume and not options.name and not options.run_dir:
-        raise UsageError("`--auto_resume` needs to know the run: give --name or --run_dir")
+        raise UsageError("`--auto_resume` needs a run: give --name or --run_dir")
     if not options.auto_resume and not is_restarted():
         return None
     path = os.environ.get("VITLAB_RUN_DIR") or _given(options) or ((known := agreed()) and RUNS / known)
@@ -38,14 +38,14 @@ def run_to_continue(options: Options) -> RunDir | None:
 
 
 def _resumed(options: Options) -> RunDir:
-    """Return the run that ``--resume`` is to continue."""
+    """Return the run that ``--resume`` names."""
     for flag in ("init_from", "overwrite", "auto_resume"):
         if getattr(options, flag):
             raise UsageError(f"`--resume` continues a run as it is; leave out --{flag}")
     if options.resume and options.resume != "auto":
         return find_directory(options.resume)
     if not options.name and not options.run_dir:
-        raise UsageError("`--resume` needs to know the run: `--resume RUN`, `--resume last`, or --name")
+        raise UsageError("`--resume` needs a run: `--resume RUN`, `--resume last`, or --name")
     run = RunDir(_given(options) or ".")
     if not run.has_begun():
         raise UsageError(f"`--resume`: there is no run in {run.path}; leave --resume out to start one")
@@ -63,7 +63,7 @@ def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -
     if inherited := os.environ.get("VITLAB_RUN_DIR"):
         return RunDir(inherited)
     run = RunDir(_given(options) or RUNS / agree(default_name(configs, seed, resolved)))
-    if launched_rank() > 0:  # the first process sees to the rest
+    if launched_rank() > 0:  # rank 0 does the checks
         return run
     if run.exists():
         _check_can_start(run, options)
@@ -73,7 +73,7 @@ def choose_run(options: Options, configs: list[str], seed: Any, resolved: str) -
 
 
 def _check_can_start(run: RunDir, options: Options) -> None:
-    """Refuse to start in a directory that holds a run, or what no run has written."""
+    """Refuse to start in a directory that contains a run or other files."""
     if run.has_begun():
         if not options.overwrite:
             way_out = f"continue it with `vitlab fit --resume {run.path}`, or delete it with --overwrite"
@@ -81,14 +81,14 @@ def _check_can_start(run: RunDir, options: Options) -> None:
         return
     if foreign := run.foreign():
         names = ", ".join(foreign[:3])
-        raise UsageError(f"{run.path} is no run directory: it holds {names}; choose another --name or --run_dir")
+        raise UsageError(f"{run.path} is not a run directory: it contains {names}; choose another --name or --run_dir")
     if not options.overwrite and not options.auto_resume and not is_restarted():
         way_out = "start the run with --auto_resume, or empty the directory with --overwrite"
-        raise UsageError(f"a start that was interrupted has left {run.path} without its config.yaml; {way_out}")
+        raise UsageError(f"an interrupted start left {run.path} without its config.yaml; {way_out}")
 
 
 def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathLike[str] | None = None) -> Path:
-    """Return the file that a network is exported to; refuse a suffix that is not the form's."""
+    """Return the file that a network is exported to; refuse a suffix that does not match the format."""
     path = Path(output or run.path / "export" / f"{checkpoint.stem}{SUFFIXES[form]}")
     suffix = f".{SUFFIXES[form].split('.')[-1]}"
     if path.suffix != suffix:

@@ -1,4 +1,4 @@
-"""The run directory: one folder holds all that a run is and leaves."""
+"""The run directory: one folder with everything that belongs to a run."""
 
 import datetime
 import hashlib
@@ -15,7 +15,7 @@ from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 
 RUNS = Path("runs")
-LOCK = ".lock"  # there while a process trains in the directory
+LOCK = ".lock"  # exists while a process trains in the directory
 OWN = {  # what vitlab and the loggers write into a run directory
     *("config.yaml", "overrides.yaml", "run.json", "data.json", "model.json", "param_groups.json", "results.json"),
     *("metrics.jsonl", "train.log", "done.json", "checkpoints", "weights", "predictions", "analysis", "look.html"),
@@ -25,14 +25,14 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RunGone(OSError):
-    """The directory of a run was deleted, moved or exchanged while the run trained."""
+    """The directory of a run was deleted, moved or replaced during training."""
 
 
 class RunDir:
     """A run directory and the files in it.
 
     Args:
-        path: The directory; need not exist yet.
+        path: The directory, which may not exist yet.
 
     Example:
         >>> run = RunDir("runs/first")
@@ -49,43 +49,43 @@ class RunDir:
         self._place: tuple[int, int] | None = None
 
     def exists(self) -> bool:
-        """Return whether the directory exists and holds something."""
+        """Return whether the directory exists and is not empty."""
         return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
 
     def check_there(self) -> None:
-        """Raise :class:`RunGone` unless the directory is the one that was here at the first call."""
+        """Raise :class:`RunGone` unless the directory is the same as at the first call."""
         try:
             status = self.path.stat()
         except OSError as error:
-            raise RunGone(f"the run directory {self.path} has gone while the run trained") from error
+            raise RunGone(f"the run directory {self.path} disappeared during training") from error
         place = status.st_dev, status.st_ino
         if place != (self._place or place):
-            raise RunGone(f"the run directory {self.path} has been exchanged for another while the run trained")
+            raise RunGone(f"the run directory {self.path} was replaced by another during training")
         self._place = place
 
     def foreign(self) -> list[str]:
-        """Return what lies in the directory and no run has written."""
+        """Return the names of files in the directory that no run writes."""
         names = [path.name.removesuffix(".damaged") for path in self.path.iterdir()]
         return sorted(name for name in names if name not in OWN and not name.startswith("."))
 
     def has_begun(self) -> bool:
-        """Return whether there is a run that can go on: a configuration, or at least a checkpoint."""
+        """Return whether there is a run to resume: a configuration, or at least a checkpoint."""
         return self.config.is_file() or self.has_checkpoint()
 
     def has_checkpoint(self) -> bool:
-        """Return whether there is something to continue from."""
+        """Return whether there is a checkpoint to resume from."""
         return any((self.checkpoints / name).is_file() for name in ("last.ckpt", "previous.ckpt"))
 
     def last_checkpoint(self) -> Path | None:
-        """Return the newest whole checkpoint to continue from; None if the run was stopped before it had one."""
+        """Return the newest intact checkpoint to resume from; None if the run stopped before it had one."""
         try:
             return first_whole([self.checkpoints / name for name in ("last.ckpt", "previous.ckpt", "best.ckpt")])
         except UsageError as error:
-            anew = f"`vitlab fit --config {self.config} --run_dir {self.path} --overwrite`"
-            raise UsageError(f"{error}; start the run anew: {anew}") from error
+            restart = f"`vitlab fit --config {self.config} --run_dir {self.path} --overwrite`"
+            raise UsageError(f"{error}; start the run again: {restart}") from error
 
     def checkpoint(self) -> Path:
-        """Return the checkpoint to use: of the best epoch, or the last one; of a run that kept weights alone, these."""
+        """Return the checkpoint to use: the best, else the last; the weights of a run that kept only these."""
         path = first_whole([self.checkpoints / name for name in ("best.ckpt", "last.ckpt", "previous.ckpt")])
         weights = [self.weights / name for name in ("best.safetensors", "last.safetensors")]
         path = path or next((file for file in weights if file.is_file()), None)
@@ -95,26 +95,26 @@ class RunDir:
 
     @property
     def record(self) -> Record:
-        """How the run was started and how it goes; empty before its start."""
+        """How the run was started and its status; empty before its start."""
         return read_record(self.path / "run.json", Record)
 
     @property
     def results(self) -> Results:
-        """What was measured; empty where nothing was."""
+        """All measured results; empty if there are none."""
         return read_record(self.path / "results.json", Results)
 
     def measured(self, split: str) -> dict[str, Any]:
-        """Return what was measured on a split under the run's own conditions; empty if nothing was."""
+        """Return the results on a split under the run's own conditions; empty if there are none."""
         return dict(self.results).get(split) or {}  # type: ignore[return-value]
 
     @property
     def data(self) -> DataFacts:
-        """What the run is trained on; every run has it once its data is set up, and one without it is refused."""
+        """Facts about the data; a run without them is refused, as every run writes them once its data is set up."""
         return self._need("data.json", DataFacts)
 
     @property
     def model(self) -> ModelFacts:
-        """Sizes and costs of the network; every run has them once its data is set up, one without is refused."""
+        """Sizes and costs of the network; a run without them is refused, as for :attr:`data`."""
         return self._need("model.json", ModelFacts)
 
     def _need(self, file: str, kind: type) -> Any:
@@ -123,11 +123,11 @@ class RunDir:
         raise UsageError(f"{self.path} has no {file}: copy it from where the run was trained, or train it again")
 
     def read(self, file: str) -> dict[str, Any]:
-        """Return the content of another JSON file, empty if there is none."""
+        """Return the content of any other JSON file; empty if there is none."""
         return read_json(self.path / file)
 
     def write(self, file: str, content: Any) -> None:
-        """Write a JSON file in one step, so that no reader and no crash sees half of it."""
+        """Write a JSON file atomically, so that no reader and no crash sees half of it."""
         write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n", sync=True)
 
     def update(self, file: str, **values: Any) -> None:
@@ -135,28 +135,28 @@ class RunDir:
         self.write(file, {**self.read(file), **values})
 
     def set_aside_damaged(self) -> list[str]:
-        """Rename the records that cannot be read, and return what is wrong with each: who trains writes them anew."""
-        told = []
+        """Rename unreadable records, which training rewrites, and return what is wrong with each."""
+        messages = []
         for file, kind in RECORDS.items():
             path = self.path / file
             try:
                 read_record(path, kind)
             except UsageError as error:
                 os.replace(path, path.with_name(f"{file}.damaged"))
-                told.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")
-        return told
+                messages.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")
+        return messages
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl; a last line that a crash cut off is left out."""
+        """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
         lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a place beside ``path``; what is written there takes its name in one step, or goes if writing fails."""
+    """Yield a temporary path beside ``path``; the file replaces ``path`` in one step, or is removed on failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{os.getpid()}.{path.name}")  # the suffix stays: some libraries go by it
+    beside = path.with_name(f".{os.getpid()}.{path.name}")  # some libraries depend on the suffix
     try:
         yield beside
         os.replace(beside, path)
@@ -165,7 +165,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, sync: bool = False) -> None:
-    """Write a text file in one step, with ``sync`` in one that a power failure cannot undo by half."""
+    """Write a text file atomically, with ``sync`` also across a power failure."""
     with atomic_write(path) as beside, beside.open("w") as file:
         file.write(text)
         if sync:
@@ -174,7 +174,7 @@ def write_text(path: Path, text: str, sync: bool = False) -> None:
 
 
 def find_run(text: str) -> tuple[RunDir, Path]:
-    """Return the run and the checkpoint that a user means by a run directory, its name, a checkpoint, or ``last``.
+    """Return the run and the checkpoint that a run directory, its name, a checkpoint, or ``last`` names.
 
     Example:
         >>> run, checkpoint = find_run("first")
@@ -185,8 +185,8 @@ def find_run(text: str) -> tuple[RunDir, Path]:
     if path.is_file():
         run = RunDir(path.parent.parent)
         if not run.config.is_file():
-            way_on = "say what it is a checkpoint of: --config FILE --ckpt_path FILE"
-            raise UsageError(f"{path} lies in no run directory: there is no {run.config}; {way_on}")
+            way_on = "give its configuration too: --config FILE --ckpt_path FILE"
+            raise UsageError(f"{path} is not in a run directory: there is no {run.config}; {way_on}")
         check_whole(path)
         return run, path
     run = find_directory(text)
@@ -194,7 +194,7 @@ def find_run(text: str) -> tuple[RunDir, Path]:
 
 
 def find_directory(text: str) -> RunDir:
-    """Return the run that a user means by a directory, a name in ``runs/``, or ``last``."""
+    """Return the run that a directory, a name in ``runs/``, or ``last`` names."""
     if text == "last":
         return last_run()
     others = ""
@@ -202,10 +202,10 @@ def find_directory(text: str) -> RunDir:
         if RunDir(directory).has_begun():
             return RunDir(directory)
         if directory.is_dir() and (foreign := RunDir(directory).foreign()):
-            others = f"; {directory} holds {foreign[0]} and no run: start one elsewhere with --name"
+            others = f"; {directory} contains {foreign[0]} and no run: start one elsewhere with --name"
         elif directory.is_dir():
             way_on = f"`vitlab fit --config FILE --run_dir {directory} --auto_resume` starts it"
-            raise UsageError(f"{directory} holds no run: its start was interrupted, or its files are gone; {way_on}")
+            raise UsageError(f"{directory} has no run: its start was interrupted, or its files are gone; {way_on}")
     names = [run.path.name for run in all_runs()]
     hint = did_you_mean(text, names)
     raise UsageError(
@@ -220,7 +220,7 @@ def all_runs() -> list[RunDir]:
 
 
 def _started(run: RunDir) -> str:
-    with suppress(UsageError):  # a damaged file of one run is in no other's way
+    with suppress(UsageError):  # a damaged run does not affect the others
         return run.record.get("started", "")
     return ""
 
@@ -234,14 +234,14 @@ def last_run() -> RunDir:
 
 
 def default_name(configs: list[str], seed: Any, resolved: str) -> str:
-    """Return DATE_CONFIG_sSEED_HASH for a run that was given no name."""
+    """Return DATE_CONFIG_sSEED_HASH, the name of a run without --name."""
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
     digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
     return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}"
 
 
 def check_name(name: str) -> str:
-    """Return ``name`` if it can be a directory of its own."""
+    """Return ``name`` if it is a valid directory name."""
     if not NAME.fullmatch(name) or set(name) <= {"."}:
         raise UsageError(f'`--name` must be 1 to 64 of A-Z a-z 0-9 . _ -, got "{name}"; use --run_dir for a path')
     return name

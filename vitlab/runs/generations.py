@@ -1,4 +1,4 @@
-"""How a checkpoint reaches the disk whole, and how the one before it stays."""
+"""Write checkpoints so that an intact one, and the one before it, survive any crash."""
 
 import copy
 import json
@@ -27,17 +27,17 @@ _PROBE = 2**23  # bytes, at most
 
 
 class NotSaved(OSError):
-    """The state of a run could not be written; what was written before is as it was."""
+    """A checkpoint could not be written; earlier ones are intact."""
 
 
-class WholeFiles(TorchCheckpointIO):
-    """Write a checkpoint straight to its path and sync it, in a thread and from a copy: training goes on meanwhile.
+class BackgroundCheckpointIO(TorchCheckpointIO):
+    """Write and sync a checkpoint in a thread, from a copy, while training continues.
 
-    Lightning's own goes through TMPDIR, and copies where that is another file system. Processes that wait for the
-    writing one could not know of an error that it raises: :meth:`wait` returns what failed.
+    Lightning's own writes through TMPDIR, and copies if that is another file system. Other processes would not see an
+    error that the writing process raises, so :meth:`wait` returns it.
     """
 
-    finish: Callable[..., None] | None = None  # what the thread does with the file that it has written
+    finish: Callable[..., None] | None = None  # what the thread does after writing the file
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,19 +46,19 @@ class WholeFiles(TorchCheckpointIO):
         self._error: BaseException | None = None
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Copy ``checkpoint``, and begin to write it; the host needs memory for the copy until it is written."""
+        """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""
         content = snapshot(checkpoint, {})
         self.begin(partial(self.write, content, Path(path)), Path(path), tensor_bytes(content))
 
     def begin(self, work: Callable[[], None], path: Path, size: int) -> None:
-        """Let the thread ``work``, which writes ``size`` bytes at ``path``."""
-        if failure := self.wait():  # of a writing that nobody has waited for
+        """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
+        if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
         self._thread = threading.Thread(target=self._run, args=(work, path, size), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str | None:
-        """Return, when nothing is being written any more, why the last checkpoint could not be; None if it could."""
+        """Wait for the thread, and return why the last checkpoint could not be written; None if it was."""
         if self._thread is not None:
             self._thread.join()
         self._thread = None
@@ -68,7 +68,7 @@ class WholeFiles(TorchCheckpointIO):
         return failure
 
     def write(self, content: dict[str, Any], path: Path) -> None:
-        """Write a file, now and synced, and give it its names."""
+        """Write and sync a file, and give it its names."""
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             torch.save(content, file)
@@ -90,7 +90,7 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
-    """Return a copy of nested containers on the CPU; tensors that share their memory, such as tied weights, still do.
+    """Copy nested containers to the CPU; tensors that share memory, such as tied weights, still share it.
 
     >>> tied = torch.zeros(2)
     >>> copied = snapshot({"a": tied, "b": [tied]}, {})
@@ -103,7 +103,7 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
             seen[place] = content.detach().to("cpu", copy=True)
         return seen[place]
     if isinstance(content, dict):
-        copied = copy.copy(content)  # with the versions that a state dict carries beside its entries
+        copied = copy.copy(content)  # keeps the version metadata of a state dict
         copied.update((key, snapshot(value, seen)) for key, value in content.items())
         return copied
     if type(content) in (list, tuple):
@@ -112,7 +112,7 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
 
 
 def _reason(error: BaseException) -> str | None:
-    """Return why a file could not be written; torch hides the system's error behind one of its own."""
+    """Return why a file could not be written; torch wraps the system's error in its own."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, OSError):
@@ -122,17 +122,17 @@ def _reason(error: BaseException) -> str | None:
 
 
 def _not_saved(folder: Path, reason: str, size: int) -> str:
-    """Say that a checkpoint could not be written, with what it needs and the way out."""
+    """Return the message that a checkpoint could not be written, with the space it needs and the way out."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     return (
-        f"the state of the run could not be written into {folder}: {reason}; it needs {megabytes(size)}, "
+        f"the checkpoint could not be written into {folder}: {reason}; it needs {megabytes(size)}, "
         f"{megabytes(free)} are free. What was saved before is intact: make room, then `vitlab fit --resume "
         f"{folder.parent}`"
     )
 
 
 def tensor_bytes(content: Any) -> int:
-    """Return how many bytes the tensors in nested containers have."""
+    """Return the number of bytes of the tensors in nested containers."""
     if isinstance(content, Tensor):
         return content.nbytes
     values: Iterable[Any] = ()
@@ -148,10 +148,10 @@ def megabytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-def keep(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> None:
-    """Give what was written the ``names``; what was last becomes ``previous``.
+def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> None:
+    """Give the new checkpoint its ``names``; the last one becomes ``previous``.
 
-    At every moment each file is whole, and its checksum stands in the manifest: the new one is written there before
+    At every moment each file is intact and its checksum is in the manifest: the new checksum is written there before
     the first file is renamed.
     """
     written, last, previous = (folder / name for name in (WRITING, "last.ckpt", "previous.ckpt"))
@@ -161,10 +161,10 @@ def keep(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> No
     before = read_manifest(folder)
     _write_manifest(folder, {**before, WRITING: entry})
     entries = {name: e for name, e in before.items() if name != WRITING}
-    if last.is_file() and (old := _known(last, before)):  # a damaged one takes no good one's place
+    if last.is_file() and (old := _known(last, before)):  # a damaged file never replaces a good one
         _rename_link(last, previous)
         entries[previous.name] = old
-    for name in names[1:]:  # the same file under a second name
+    for name in names[1:]:  # hard links to the same file
         _rename_link(written, folder / f"{name}.ckpt")
     os.replace(written, folder / f"{names[0]}.ckpt")
     sync_folder(folder)
@@ -175,7 +175,7 @@ def keep(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> No
 
 
 def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
-    """Return what the manifest says of a file; it is read again only if it was touched since it was written."""
+    """Return the manifest's entry of a file; a modified file is found by its checksum."""
     entry, status = entries.get(path.name, {}), path.stat()
     if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
         return entry
@@ -192,13 +192,13 @@ def _rename_link(source: Path, target: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         os.link(source, link)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, link)
     os.replace(link, target)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a process left that was killed while it wrote, and settle which checksum is whose."""
+    """Remove the leftovers of a process that was killed while writing, and match checksums to files again."""
     for path in (folder / WRITING, folder / _LINK, *folder.glob(f".*.{NAME}")):
         path.unlink(missing_ok=True)
     entries = read_manifest(folder)
@@ -209,23 +209,23 @@ def sweep(folder: Path) -> None:
 
 
 def check_room(run: Path, weights: int) -> None:
-    """Refuse a run directory that cannot be written into, or that has no room for the checkpoints.
+    """Refuse a run directory that is not writable or lacks room for the checkpoints.
 
     Args:
-        run: The run directory, which need not exist.
+        run: The run directory, which may not exist yet.
         weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
     """
-    there = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
+    existing = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
     one = 3 * weights + 2**18
     have = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
-    need, free = max(_KEPT * one - have, one), shutil.disk_usage(there).free
+    need, free = max(_KEPT * one - have, one), shutil.disk_usage(existing).free
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"
     if free < need:
         text = f"{run} has no room for the checkpoints: they need about {megabytes(need)}, {megabytes(free)} are free"
         raise UsageError(f"{text}; {ways_out}")
     if limit != resource.RLIM_INFINITY and limit < one:
-        text = f"a checkpoint needs about {megabytes(one)} and files may have {megabytes(limit)} here (ulimit -f)"
+        text = f"a checkpoint needs about {megabytes(one)} and files are limited to {megabytes(limit)} (ulimit -f)"
         raise UsageError(f"{run}: {text}; raise the limit")
     probe = run / f".probe-{os.getpid()}"
     try:
@@ -235,7 +235,7 @@ def check_room(run: Path, weights: int) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise UsageError(f"{run} cannot be written into: {error.strerror}; {ways_out}") from error
+        raise UsageError(f"cannot write into {run}: {error.strerror}; {ways_out}") from error
     finally:
         if probe.parent.is_dir():
             probe.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run directory, and finds it ready."""
+"""Lock a run directory, so that one process at a time trains in it, and prepare it."""
 
 import logging
 import os
@@ -14,21 +14,21 @@ from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.generations import check_room
 from vitlab.runs.launch import launched_rank
-from vitlab.runs.processes import runs
+from vitlab.runs.processes import is_running
 
 LOG = logging.getLogger("vitlab")
-ORPHANS = 15.0  # seconds; the loader's workers notice within five that their trainer was killed, and hold its lock
+ORPHANS = 15.0  # seconds; loader workers hold the lock of a killed trainer until they notice, within five seconds
 
 
-def leads() -> bool:
-    """Return whether this is the process of a launch that sees to the run directory."""
+def is_leader() -> bool:
+    """Return whether this process of a launch manages the run directory."""
     return launched_rank() == 0 and "VITLAB_RUN_DIR" not in os.environ
 
 
 @contextmanager
 def locked(run: RunDir) -> Iterator[None]:
-    """Hold the run directory; refuse if another process does. A lock whose process has died is taken over."""
-    if not leads():
+    """Lock the run directory; refuse if another process holds the lock. A dead process's lock is taken over."""
+    if not is_leader():
         yield
         return
     claim = _take(run)
@@ -37,44 +37,44 @@ def locked(run: RunDir) -> Iterator[None]:
     finally:
         claim.release()
         with suppress(OSError):
-            run.path.rmdir()  # nothing was written
+            run.path.rmdir()  # succeeds only if nothing was written
 
 
 def _take(run: RunDir) -> lock.Claim:
     path = run.path / LOCK
     since, first = time.monotonic(), lock.read(path) or {}
-    told = False
+    announced = False
     try:
         while (claim := lock.take(path)) is None:
             owner = lock.read(path) or {}
             waited = time.monotonic() - since
             if not _may_have_died(owner, first, waited):
                 who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
-                raise UsageError(f"{who} is training in {run.path}; wait for its end, or stop it, before you go on")
-            if waited > 3 and not told:
-                told = True
-                LOG.info("run    waits for the lock of process %s on %s", owner.get("pid", "?"), owner.get("host", "?"))
+                raise UsageError(f"{who} is training in {run.path}; wait until it ends, or stop it")
+            if waited > 3 and not announced:
+                announced = True
+                LOG.info("run    waiting for the lock of process %s on %s", owner.get("pid"), owner.get("host"))
             time.sleep(0.2)
     except OSError as error:
-        raise UsageError(f"{run.path} cannot be written into: {error.strerror}; choose another --run_dir") from error
+        raise UsageError(f"cannot write into {run.path}: {error.strerror}; choose another --run_dir") from error
     return claim
 
 
 def _may_have_died(owner: dict[str, Any], first: dict[str, Any], waited: float) -> bool:
-    """Return whether it is worth to wait on for a lock: its owner is dead, or has given no sign of life meanwhile."""
+    """Return whether to keep waiting for a lock, because its owner is dead or has given no sign of life."""
     if owner.get("host") == socket.gethostname():
-        return not runs(owner.get("pid", 0)) and waited < ORPHANS
+        return not is_running(owner.get("pid", 0)) and waited < ORPHANS
     touched = owner.get("age", 0) < first.get("age", 0) + waited / 2  # it would be older by all of it
     return waited < lock.UNSIGNED or (not touched and waited < 2 * lock.DEAD)
 
 
 def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
-    """Empty the run directory if asked to, now that everything could be built, and see whether it has room.
+    """Empty the run directory if requested, now that the build has succeeded, and check that it has room.
 
     Args:
         run: The run directory, locked.
-        overwrite: Whether to delete what is there.
-        resumed: Whether what is there is to be continued.
+        overwrite: Whether to delete its content.
+        resumed: Whether its run is resumed.
         weights: Bytes of the network's weights.
     """
     if overwrite:
@@ -84,5 +84,5 @@ def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:
             elif path.name != LOCK:
                 path.unlink()
     elif not resumed and run.has_begun():
-        raise UsageError(f"the run directory {run.path} was written by another process a moment ago")
+        raise UsageError(f"another process has just started a run in {run.path}")
     check_room(run.path, weights)

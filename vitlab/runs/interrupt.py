@@ -1,4 +1,4 @@
-"""The second Ctrl-C ends a process, whatever it does."""
+"""End a process at the second Ctrl-C, whatever it is doing."""
 
 import os
 import signal
@@ -9,34 +9,34 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TWICE = 0.4  # seconds within which a second signal is the same one: a terminal and a launcher both send it
-GRACE = 0.5  # seconds that a process has to end by itself after the second Ctrl-C
+TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal and a launcher both send it
+GRACE = 0.5  # seconds that a process has to end normally after the second Ctrl-C
 
 
 @contextmanager
 def second_interrupt_ends() -> Iterator[None]:
-    """End the process at the second Ctrl-C, whatever it does: also where Python does not come to run its handlers.
+    """End the process at the second Ctrl-C, even where Python cannot run its signal handlers.
 
-    A thread hears of each signal through a socket. The first is left to the handlers, and after the second they have a
-    moment to end in good order.
+    A thread receives each signal through a socket. It leaves the first to the handlers; after the second they have a
+    moment to finish.
     """
     reads, writes = socket.socketpair()
     writes.setblocking(False)
     before = signal.set_wakeup_fd(writes.fileno(), warn_on_full_buffer=False)
     twice = threading.Event()
-    threading.Thread(target=_hear, args=(reads, twice), daemon=True).start()
-    os.register_at_fork(after_in_child=_hear_nothing)  # or the signals of a worker would count
+    threading.Thread(target=_listen, args=(reads, twice), daemon=True).start()
+    os.register_at_fork(after_in_child=_ignore_in_worker)  # else a worker's signals count too
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
         writes.close()  # ends the thread
-        if twice.is_set():  # an interpreter takes seconds to clean up
+        if twice.is_set():  # cleaning up the interpreter takes seconds
             sys.stdout.flush()
             os._exit(128 + signal.SIGINT)
 
 
-def _hear(reads: socket.socket, twice: threading.Event) -> None:
+def _listen(reads: socket.socket, twice: threading.Event) -> None:
     first = 0.0
     while number := reads.recv(1):
         if number[0] == signal.SIGINT:
@@ -48,5 +48,5 @@ def _hear(reads: socket.socket, twice: threading.Event) -> None:
     reads.close()
 
 
-def _hear_nothing() -> None:
+def _ignore_in_worker() -> None:
     signal.set_wakeup_fd(-1)

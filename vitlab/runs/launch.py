@@ -1,4 +1,4 @@
-"""Several processes, started from outside by torchrun or srun, agree on one name for their run."""
+"""Coordinate the processes of one run, started by torchrun, srun or Lightning."""
 
 import hashlib
 import os
@@ -10,40 +10,40 @@ from typing import Any
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
-from vitlab.runs.processes import runs
+from vitlab.runs.processes import is_running
 
-PATIENCE = 300.0  # seconds that a process waits for the first one, and the first for all
-MET = threading.Event()  # of the processes of a run: from then on they watch each other
-_own: Any = None  # the store of this group of processes: its server ends with the last who holds it
+PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all
+CONNECTED = threading.Event()  # set once the processes of a run are connected and watch each other
+_own: Any = None  # the store of this group of processes; keeps its server alive
 
 
 def launched_rank() -> int:
-    """Return which process of a launch by torchrun or srun this is; 0 for a process on its own."""
+    """Return the rank of this process in a launch by torchrun or srun; 0 for a single process."""
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
-def launch(run: Path) -> None:
-    """Tell the processes that Lightning will start from this one whose they are."""
+def announce_run(run: Path) -> None:
+    """Pass the run directory to the processes that Lightning will start from this one."""
     os.environ |= {"VITLAB_RUN_DIR": str(run.resolve()), "VITLAB_LAUNCHER": str(os.getpid())}
 
 
-def follow() -> None:
-    """End this process if Lightning has started it and who did dies before they have met: it would wait for long."""
+def watch_launcher() -> None:
+    """End a process that Lightning started if its parent dies before they are connected; it would wait in vain."""
 
-    def look(launcher: int, met: threading.Event) -> None:
-        while not met.wait(1.0):
-            if not runs(launcher):
+    def watch(launcher: int, connected: threading.Event) -> None:
+        while not connected.wait(1.0):
+            if not is_running(launcher):
                 os._exit(1)
-                return  # a test may stand in for it
+                return  # a test may replace os._exit
 
     if "VITLAB_LAUNCHER" in os.environ:
-        threading.Thread(target=look, args=(int(os.environ["VITLAB_LAUNCHER"]), MET), daemon=True).start()
+        threading.Thread(target=watch, args=(int(os.environ["VITLAB_LAUNCHER"]), CONNECTED), daemon=True).start()
 
 
 def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
-    """Return how many devices and machines torchrun has started processes for; nothing outside of torchrun.
+    """Return the numbers of devices and machines that torchrun uses; empty outside of torchrun.
 
-    Lightning takes `devices: auto` to be one on a CPU, and each of the processes would train alone.
+    Lightning reads `devices: auto` as one device on a CPU, and each process would train alone.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return {}
@@ -58,18 +58,18 @@ def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:
 
 
 def is_restarted() -> bool:
-    """Return whether torchrun has started this group of processes again after one was lost."""
+    """Return whether torchrun restarted this group of processes after losing one."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
 
 
 def agreed() -> str | None:
-    """Return the name that this launch has agreed on before torchrun started its processes again; None if none."""
+    """Return the run name that this launch agreed on before torchrun restarted it; None if there is none."""
     store, key = _elastic_store()
     return store.get(key).decode() if store.check([key]) else None
 
 
 def agree(name: str) -> str:
-    """Return the ``name`` that the first process of this launch has given."""
+    """Return the ``name`` that process 0 of this launch gave."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return _by_store(name)
     if "SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1:
@@ -78,9 +78,9 @@ def agree(name: str) -> str:
 
 
 def _by_store(name: str) -> str:
-    """Ask the store that torchrun itself keeps for the time of this launch."""
+    """Agree through the store that torchrun keeps during this launch."""
     store, key = _elastic_store()
-    if launched_rank() == 0:  # the first name stays: who is started again continues the run
+    if launched_rank() == 0:  # the first name stays, so that a restart continues the run
         store.compare_set(key, "", name)
     return store.get(key).decode()
 
@@ -92,14 +92,14 @@ def _elastic_store() -> tuple[Any, str]:
     return store, f"vitlab/run/{os.environ['TORCHELASTIC_RUN_ID']}"
 
 
-def meet_apart() -> None:
-    """Give the processes that torchrun has started together a store of their own, and wait until all are there.
+def join_own_store() -> None:
+    """Give the processes that torchrun started together a store of their own, and wait until all have joined.
 
-    torchrun keeps one store for all its groups: one that it starts again would find the addresses of the group before
-    (pytorch/pytorch#135712). Its counts of restarts differ between machines, so each process asks with a new word.
+    torchrun keeps one store for all its groups: a restarted group would find the addresses of the one before
+    (pytorch/pytorch#135712). Its counts of restarts differ between machines, so each process asks with a random token.
 
     Raises:
-        UsageError: A process did not come within ``PATIENCE``.
+        UsageError: A process did not join within ``PATIENCE``.
     """
     global _own
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -117,12 +117,12 @@ def meet_apart() -> None:
                     store.set(f"{key}/port/{store.get(ask).decode()}", str(_own.port))
             _wait(until, "process 0", f"process {missing[0].rpartition('/')[2]} to join")
     else:
-        word = uuid.uuid4().hex
-        store.set(asks[rank - 1], word)
-        while not store.check([f"{key}/port/{word}"]):
+        token = uuid.uuid4().hex
+        store.set(asks[rank - 1], token)
+        while not store.check([f"{key}/port/{token}"]):
             _wait(until, f"process {rank}", "process 0 to join")
-        _own = TCPStore(host, int(store.get(f"{key}/port/{word}")), is_master=False)
-        _own.set(asks[rank - 1], word)
+        _own = TCPStore(host, int(store.get(f"{key}/port/{token}")), is_master=False)
+        _own.set(asks[rank - 1], token)
     os.environ |= {"MASTER_PORT": str(_own.port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
 
 
@@ -133,7 +133,7 @@ def _wait(until: float, who: str, what: str) -> None:
 
 
 def _by_file(name: str) -> str:
-    """Use a file that only this job step of SLURM has."""
+    """Agree through a file that belongs to this job step of SLURM."""
     words = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
     key = ":".join(os.environ.get(word, "") for word in words)
     path = RUNS / ".launch" / hashlib.sha256(key.encode()).hexdigest()[:16]

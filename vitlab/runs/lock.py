@@ -1,8 +1,8 @@
-"""Claims: of several workers, on one machine or many, one alone owns a cell, or trains in a run directory.
+"""Claims: of several workers, on one machine or many, exactly one owns a cell or trains in a run directory.
 
-A claim is a file that only one process can create. Its owner touches it, and holds a lock on it that the processes it
-starts inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not been
-touched for a minute.
+A claim is a file that only one process can create. Its owner touches it regularly, and holds a lock on it that child
+processes inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not
+been touched for a minute.
 """
 
 import fcntl
@@ -17,15 +17,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.runs.processes import born, runs
+from vitlab.runs.processes import is_running, start_time
 
-UNSIGNED = 2.0  # seconds that a claim may say nothing of its owner, who has just made it
+UNSIGNED = 2.0  # seconds that a new claim may lack its owner's name
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
 
 
 class Claim:
-    """The right to work on a cell.
+    """The exclusive right to work on a cell or run.
 
     Args:
         path: The claim's file.
@@ -45,10 +45,10 @@ class Claim:
         """Write more facts into the claim."""
         self._facts |= facts
         text = json.dumps(self._facts).encode()
-        os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place: the lock belongs to this very file
+        os.pwrite(self.fd, text + b" " * max(0, 512 - len(text)), 0)  # in place, as the lock belongs to this file
 
     def release(self) -> None:
-        """Give the cell back."""
+        """Release the claim."""
         self._end.set()
         self._beat.join()
         if self.is_mine():
@@ -56,7 +56,7 @@ class Claim:
         os.close(self.fd)
 
     def is_mine(self) -> bool:
-        """Return whether the claim is still that of this process."""
+        """Return whether this process still owns the claim."""
         with suppress(FileNotFoundError):
             return self.path.stat().st_ino == os.fstat(self.fd).st_ino
         return False
@@ -68,7 +68,7 @@ class Claim:
 
 
 def take(path: Path) -> Claim | None:
-    """Return a claim on ``path``; None if another worker that lives has it."""
+    """Return a claim on ``path``; None if a live worker has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
@@ -77,17 +77,17 @@ def take(path: Path) -> Claim | None:
             if not _take_over(path):
                 return None
             continue
-        with suppress(OSError):  # a file system without locks: the touching alone tells
+        with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
         claim = Claim(path, fd)
         if claim.is_mine():
             return claim
-        claim.release()  # it said nothing for too long, and another has taken it over
+        claim.release()  # another worker took it over before it was signed
     return None
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Return what a claim says, with its age in seconds; None if there is none."""
+    """Return the facts in a claim and its age in seconds; None if there is none."""
     try:
         facts = json.loads(path.read_text() or "{}")
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +98,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def _age(path: Path) -> float:
-    """Return how long a file has not been touched, by the clock of its own file system."""
+    """Return the seconds since a file was touched, by the clock of its file system."""
     now = path.with_name(f".now-{uuid.uuid4().hex}")
     try:
         now.touch()
@@ -110,7 +110,7 @@ def _age(path: Path) -> float:
 
 
 def is_alive(path: Path) -> bool:
-    """Return whether the owner of a claim, or a process it started, still lives; the claim stays as it is."""
+    """Return whether the owner of a claim, or a child process of it, is running; the claim does not change."""
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError:
@@ -122,7 +122,7 @@ def is_alive(path: Path) -> bool:
 
 
 def _is_dead(path: Path, fd: int) -> bool:
-    """Return whether a claim is dead; if so, ``fd`` has its lock, and nobody else can come to the same conclusion."""
+    """Return whether a claim is dead; if so, ``fd`` now has its lock, so no other process concludes the same."""
     facts = read(path) or {}
     here = facts.get("host") == socket.gethostname()
     patience = DEAD if facts.get("host") else UNSIGNED  # a power failure leaves an empty one
@@ -131,7 +131,7 @@ def _is_dead(path: Path, fd: int) -> bool:
     except BlockingIOError:
         return False
     except OSError:  # no locks here
-        return (here and not runs(facts.get("pid", 0))) or facts.get("age", 0) > patience
+        return (here and not is_running(facts.get("pid", 0))) or facts.get("age", 0) > patience
     return here or facts.get("age", 0) > patience
 
 
@@ -157,13 +157,13 @@ def _take_over(path: Path) -> bool:
 
 
 def _end_orphan(facts: dict[str, Any]) -> None:
-    """End what a worker of this machine had started before it was killed: two may not write one run directory."""
+    """Kill the child process that a killed worker of this machine left, as it still writes into the run directory."""
     child = facts.get("child")
-    if not child or facts.get("host") != socket.gethostname() or runs(facts.get("pid", 0)):
+    if not child or facts.get("host") != socket.gethostname() or is_running(facts.get("pid", 0)):
         return
-    if facts.get("child_started") and born(child) == facts["child_started"]:  # the number was not given to another
+    if facts.get("child_started") and start_time(child) == facts["child_started"]:  # not a reused number
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         deadline = time.monotonic() + 5
-        while runs(child) and time.monotonic() < deadline:
+        while is_running(child) and time.monotonic() < deadline:
             time.sleep(0.02)

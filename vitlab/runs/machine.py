@@ -1,4 +1,4 @@
-"""What a measurement was made on."""
+"""Facts about this machine and the code, for records of measurements."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "lightning", "timm", "torchvision", "vit-pytorch", "transf
 
 def facts(device: str = "cpu") -> dict[str, Any]:
     """Return device, CPU and its vector units, versions, threads, load and commit."""
-    import torch  # here: whoever asks for the processor's name alone need not wait for it
+    import torch  # slow, and not needed for the CPU's name
 
     named = _cpu_fields()
     words = named.get("flags", named.get("Features", "")).split()
@@ -35,7 +35,7 @@ def facts(device: str = "cpu") -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return what the processor calls itself, or its architecture."""
+    """Return the model name of the CPU, or its architecture."""
     return _cpu_fields().get("model name", platform.machine())
 
 
@@ -53,15 +53,15 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of the code, with a mark where the code differs from it; saved measurements may."""
+    """Return the commit of the code, marked as dirty if the code in this folder differs from it."""
     commit = git("rev-parse", "--short=12", "HEAD")
     return f"{commit}-dirty" if git("status", "--porcelain", "--", ".") else commit
 
 
 def git(*words: str) -> str | None:
-    """Return what git says of the checkout that vitlab runs from; None where it is installed from a package.
+    """Return the output of git for the checkout that vitlab runs from; None if vitlab is an installed package.
 
-    An installed vitlab may lie within the checkout of somebody else's repository, which says nothing of it.
+    An installed vitlab may lie inside the checkout of another repository, which does not count.
     """
     return _run_git(*words) if _is_checkout() else None
 

@@ -1,4 +1,4 @@
-"""Which checkpoint files are whole: their checksums, kept beside them in ``manifest.json``."""
+"""Checksums of checkpoint files, in ``manifest.json`` beside them, and checks against them."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ def file_digest(path: Path) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Entry]:
-    """Return what is known of each checkpoint in a folder; empty where nothing is or it cannot be read."""
+    """Return the manifest's entry of each checkpoint in a folder; empty if it is missing or unreadable."""
     try:
         content = json.loads((folder / NAME).read_text())
     except (OSError, ValueError):
@@ -32,10 +32,10 @@ def read_manifest(folder: Path) -> dict[str, Entry]:
 
 
 def damage(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint file, or None if it is whole.
+    """Return what is wrong with a checkpoint file, or None if it is intact.
 
-    A file that the manifest beside it names must have one of the manifest's checksums: of any entry, for a process may
-    have ended between two renames. Any other file is read through once for the checksums that its parts carry.
+    A file in the manifest must have one of the manifest's checksums; any entry's, because a process may have ended
+    between two renames. For any other file, the checksums within the archive are verified.
     """
     entries = read_manifest(path.parent)
     try:
@@ -46,26 +46,26 @@ def damage(path: Path) -> str | None:
             written = entries[path.name]["size"]
             if path.stat().st_size < written:
                 return f"it has {path.stat().st_size:,} of the {written:,} bytes that were written"
-            return "its bytes are not those that were written (sha256)"
+            return "its content has changed since it was written (sha256)"
         return torn_archive(path)
     except OSError as error:
         return error.strerror or str(error)
 
 
 def _torn_shards(folder: Path, entry: Entry) -> str | None:
-    """Return what is wrong with the shards that a checkpoint in ``folder`` names; None if they are whole."""
+    """Return what is wrong with the shards of a checkpoint in ``folder``; None if they are intact."""
     named = entry.get("shards") or {"folder": "", "files": {}}
     for name, digest in named["files"].items():
         path = folder / named["folder"] / name
         if not path.is_file():
-            return f"its shard {path} is gone"
+            return f"its shard {path} is missing"
         if file_digest(path) != digest:
-            return f"the bytes of its shard {path} are not those that were written (sha256)"
+            return f"its shard {path} has changed since it was written (sha256)"
     return None
 
 
 def torn_archive(path: Path) -> str | None:
-    """Return what is wrong with a file in torch's zip format, or None if it is whole or of another format."""
+    """Return what is wrong with a file in torch's zip format; None if it is intact or in another format."""
     with path.open("rb") as file:
         if file.read(2) != b"PK":
             return None
@@ -78,7 +78,7 @@ def torn_archive(path: Path) -> str | None:
 
 
 def first_whole(paths: list[Path]) -> Path | None:
-    """Return the first of ``paths`` that exists and is whole, and say which others were passed over."""
+    """Return the first of ``paths`` that exists and is intact, and log which ones were skipped."""
     bad: list[str] = []
     for path in paths:
         if not path.is_file():
@@ -90,20 +90,20 @@ def first_whole(paths: list[Path]) -> Path | None:
             return path
         bad.append(f"{path} is damaged: {reason}")
     if bad:
-        raise UsageError("; ".join(bad) + "; no whole checkpoint is left")
+        raise UsageError("; ".join(bad) + "; no intact checkpoint is left")
     return None
 
 
 def check_whole(path: Path) -> None:
-    """Refuse a checkpoint that a user has named if it is not what was written."""
+    """Refuse a checkpoint that is damaged."""
     if reason := damage(path):
         others = [p for p in sorted(path.parent.glob("*.ckpt")) if p != path and damage(p) is None]
-        hint = f"; {others[-1]} is whole" if others else ""
+        hint = f"; {others[-1]} is intact" if others else ""
         raise UsageError(f"{path} is damaged: {reason}{hint}")
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
+    """Sync the directory entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -112,9 +112,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def last_saved(folder: Path) -> str:
-    """Say what a run has to go on from, if it ended now."""
+    """Return a sentence on the last saved state, ending before the command that resumes from it."""
     entry = read_manifest(folder).get("last.ckpt") if (folder / "last.ckpt").is_file() else None
     if entry is None:
-        return "Nothing has been saved so far, and it starts anew with"
+        return "Nothing was saved yet; start again with"
     step, epoch = entry.get("step", "?"), entry.get("epoch", 0) + 1
-    return f"What was saved last is step {step}, in epoch {epoch}; it goes on with"
+    return f"The last checkpoint is of step {step}, in epoch {epoch}; continue with"

@@ -1,4 +1,4 @@
-"""Which processes of this machine live."""
+"""Facts about the processes of this machine."""
 
 import multiprocessing
 import os
@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 
-def runs(pid: int) -> bool:
-    """Return whether a process lives, be it stopped; a zombie does not."""
+def is_running(pid: int) -> bool:
+    """Return whether a process exists, even if stopped; a zombie does not count."""
     stat = _stat(pid)
     if stat is not None:
         return stat[0] not in ("Z", "X")
@@ -21,19 +21,19 @@ def runs(pid: int) -> bool:
 
 
 def state(pid: int | None) -> str | None:
-    """Return the letter that the system has for what a process does: T is stopped, D waits for a disk, Z is dead."""
+    """Return the system's letter for the state of a process: T is stopped, D waits for a disk, Z is a zombie."""
     found = _stat(pid) if pid else None
     return found[0] if found else None
 
 
-def born(pid: int) -> str | None:
-    """Return when a process started, in ticks since this machine did; None where the system does not tell."""
+def start_time(pid: int) -> str | None:
+    """Return the start time of a process in ticks since boot; None if the system does not provide it."""
     stat = _stat(pid)
     return stat[19] if stat else None
 
 
 def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of those it has started with multiprocessing, ended ones included."""
+    """Return the CPU seconds of this process and of its multiprocessing children, including those that ended."""
     ended, ticks = os.times()[2:4], os.sysconf("SC_CLK_TCK")
     stats = [stat for child in multiprocessing.active_children() if child.pid and (stat := _stat(child.pid))]
     return time.process_time() + sum(ended) + sum(int(stat[11]) + int(stat[12]) for stat in stats) / ticks

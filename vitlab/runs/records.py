@@ -1,4 +1,4 @@
-"""What the JSON files of a run directory hold, and that they hold it."""
+"""The schemas of the JSON files in a run directory, and checks against them."""
 
 import json
 import types
@@ -10,7 +10,7 @@ from vitlab.errors import UsageError
 
 
 class Ending(TypedDict):
-    """Why a training has ended.
+    """Why a training ended.
 
     Example:
         >>> read_record(Path("runs/first/run.json"), Record)["ending"]
@@ -22,7 +22,7 @@ class Ending(TypedDict):
 
 
 class Record(TypedDict, total=False):
-    """``run.json``: how the run was started, on what, and how it goes.
+    """``run.json``: how the run was started, on what, and its status.
 
     Example:
         >>> read_record(Path("runs/first/run.json"), Record)["status"]
@@ -35,11 +35,11 @@ class Record(TypedDict, total=False):
     started: str  # ISO 8601, as all times
     resumed: str | None
     ended: str
-    ending: Ending | None  # None while the run goes on
+    ending: Ending | None  # None during training
     error: str | None
     commit: str | None
     dirty: bool | None
-    diff: str | None  # digest of what is not committed
+    diff: str | None  # digest of uncommitted changes
     host: str
     python: str
     versions: dict[str, str]
@@ -47,20 +47,20 @@ class Record(TypedDict, total=False):
     world_size: int
     threads: int
     seed: int | bool
-    recipe: str  # name that runs of one configuration share, whatever their seeds
+    recipe: str  # name shared by runs that differ only in the seed
     steps: int
     sum_of_learning_rates: float
     sum_of_learning_rates_pos_embed: float
     promises: dict[str, str]
     peak_memory: dict[str, int]  # bytes by host and cuda
     wandb_id: str | None
-    init_from: str | None  # what the first weights came from
+    init_from: str | None  # source of the initial weights
     resize: Any
-    init_grid: str | None  # rows and columns of tokens of those weights, where their file did not say them
+    init_grid: str | None  # token grid of those weights, where their file lacked it
 
 
 class Results(TypedDict, total=False):
-    """``results.json``: what was measured on each split, and under other conditions than the run's own.
+    """``results.json``: the results on each split, and those under conditions other than the run's.
 
     Example:
         >>> "val" in read_record(Path("runs/first/results.json"), Results)
@@ -86,7 +86,7 @@ class SplitFacts(TypedDict):
 
 
 class DataFacts(TypedDict):
-    """``data.json``: what the network was trained on.
+    """``data.json``: the data that the network was trained on.
 
     Example:
         >>> read_record(Path("runs/first/data.json"), DataFacts)["class_names"][:3]
@@ -113,14 +113,14 @@ class DataFacts(TypedDict):
 
 
 class ModelFacts(TypedDict, total=False):
-    """``model.json``: sizes and costs of the network; operations are those of one image.
+    """``model.json``: sizes and costs of the network; operations are per image.
 
     Example:
         >>> read_record(Path("runs/first/model.json"), ModelFacts)["grid"]
         [4, 4]
     """
 
-    parameters: int  # that are trained
+    parameters: int  # trained ones
     parameters_total: int
     macs: int
     flops: int
@@ -128,20 +128,20 @@ class ModelFacts(TypedDict, total=False):
     grid: list[int]
     img_size: list[int]
     in_chans: int
-    float32: dict[str, str]  # what products and convolutions round such values to
+    float32: dict[str, str]  # format that matrix products and convolutions round float32 to
 
 
 RECORDS = {"run.json": Record, "results.json": Results, "data.json": DataFacts, "model.json": ModelFacts}
 _WAYS = {
-    Record: "remove it, and it is written anew when the run goes on",
+    Record: "remove it; resuming the run writes it again",
     Results: "remove it, and measure the run again with `vitlab validate` and `vitlab test`",
-    DataFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it anew",
-    ModelFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it anew",
+    DataFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it again",
+    ModelFacts: "copy it from where the run was trained, or let `vitlab fit --resume` write it again",
 }
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file, empty if there is none; refuse one that is damaged.
+    """Return the content of a JSON file, empty if there is none; refuse a damaged one.
 
     Example:
         >>> read_json(Path("nowhere.json"))
@@ -154,14 +154,14 @@ def read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it must hold names and values, not {type(content).__name__}")
+        raise UsageError(f"{path} is damaged: it must contain names and values, not {type(content).__name__}")
     return content
 
 
 def read_record(path: Path, kind: type) -> Any:
-    """Return a file as one of the records above, empty if there is none; refuse it if a value is of another type.
+    """Return a file as one of the records above, empty if there is none; refuse values of a wrong type.
 
-    What the record does not name is left as it is: a later vitlab may have written more.
+    Unknown keys are kept: a later vitlab may have written more.
 
     Example:
         >>> read_record(Path("nowhere.json"), Results)

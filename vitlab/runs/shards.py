@@ -1,7 +1,7 @@
-"""Weights and moments in shards: a folder beside the checkpoint that names it, written by all processes at once.
+"""Weights and moments in shards: a folder beside the checkpoint, written by all processes at once.
 
-The checkpoint keeps everything else, and the sha256 of each file of the folder. A folder is whole before a checkpoint
-names it, and goes after no checkpoint names it any more: a kill at any moment leaves a whole state.
+The checkpoint names the folder, and has everything else and the sha256 of each file. A folder is complete before a
+checkpoint names it, and is removed after no checkpoint names it: a kill at any moment leaves a complete state.
 """
 
 import pickle
@@ -16,7 +16,7 @@ import torch
 from vitlab.runs.manifest import Entry, file_digest, sync_folder
 
 FOLDER = "shards-"
-_HARMLESS = {  # what the index of a folder may consist of; a pickle could else run code
+_HARMLESS = {  # names that the index of a folder may contain; other pickles could run code
     "torch.distributed.checkpoint.metadata": {
         "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "TensorStorageMetadata",
         "_MEM_FORMAT_ENCODING",
@@ -37,11 +37,11 @@ class _Index(pickle.Unpickler):
 
 
 class TornShards(ValueError):
-    """A folder of shards that is not there, is damaged or holds more than tensors."""
+    """A folder of shards is missing, damaged, or contains more than tensors."""
 
 
 def reader(folder: Path) -> Any:
-    """Return what reads a folder of shards without running what is in it, or raise TornShards."""
+    """Return a reader for a folder of shards that runs no code from it, or raise TornShards."""
     from torch.distributed.checkpoint import FileSystemReader
 
     class Reader(FileSystemReader):
@@ -54,29 +54,29 @@ def reader(folder: Path) -> Any:
         inside = {info.relative_path for info in index.storage_data.values()}
         if any(Path(name).name != name for name in inside):
             raise ValueError("it names files outside")
-    except Exception as error:  # a damaged pickle fails as it likes
-        raise TornShards(f"{folder} is no whole folder of shards: {error}") from error
+    except Exception as error:  # a damaged pickle may raise anything
+        raise TornShards(f"{folder} is not a complete folder of shards: {error}") from error
     return Reader(folder)
 
 
 def fill(tensors: dict[str, torch.Tensor], source: Any, *, alone: bool) -> None:
-    """Read shards into ``tensors``, in this process ``alone`` or in all at once; TornShards where that fails."""
+    """Read shards into ``tensors``, in this process ``alone`` or in all at once; raise TornShards on failure."""
     import torch.distributed.checkpoint as dcp
 
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is")  # not there, which is as it should be
+            warnings.filterwarnings("ignore", "torch.distributed is")  # not initialized, as intended
             dcp.load(tensors, storage_reader=source, no_dist=alone)
-    except dcp.CheckpointException as error:  # which no `except Exception` meets
+    except dcp.CheckpointException as error:  # a BaseException
         first = next(iter(error.failures.values()))[0]
-        raise TornShards(f"{source.path} is no whole folder of shards: {first}") from error
+        raise TornShards(f"{source.path} is not a complete folder of shards: {first}") from error
 
 
 def write(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, group: Any = None) -> dict[str, str]:
-    """Write what this process has of ``tensors``; return the sha256 of each file, of all processes of the group.
+    """Write this process's part of ``tensors``; return the sha256 of the files of all processes in the group.
 
     Raises:
-        OSError: In all processes, where one could not write.
+        OSError: In all processes, if one could not write.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -100,23 +100,23 @@ def write(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, grou
     for bad in [failed, *parts]:
         if isinstance(bad, Exception):
             first = next(iter(bad.failures.values()))[0] if isinstance(bad, dcp.CheckpointException) else bad
-            if process == 0:  # all have come to their end
+            if process == 0:  # all processes have finished
                 shutil.rmtree(folder, ignore_errors=True)
             raise OSError(getattr(first, "strerror", None) or str(first)) from bad
     return {name: digest for part in parts for name, digest in part.items()}
 
 
 def is_sharded(path: Path) -> bool:
-    """Return whether a checkpoint names shards; its bytes must be known to be harmless and whole."""
+    """Return whether a checkpoint has shards; it must have been checked before."""
     return path.suffix == ".ckpt" and "shards" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
 
 
 def read_checkpoint(path: Path, **how: Any) -> Any:
-    """Read a checkpoint in the mode that cannot run code, with whole weights where they lie in shards.
+    """Read a checkpoint without running code from it, and assemble its weights if they are sharded.
 
     Args:
         path: The file.
-        **how: Where to, as :func:`torch.load` takes it.
+        **how: Further arguments of :func:`torch.load`.
     """
     content = torch.load(path, weights_only=True, **how)
     whole = not isinstance(content, dict) or "shards" not in content or "state_dict" in content
@@ -131,7 +131,7 @@ def read_checkpoint(path: Path, **how: Any) -> Any:
 
 
 def sweep_shards(folder: Path, entries: dict[str, Entry]) -> None:
-    """Remove the shards that no checkpoint names; all stay where one is there of which nothing is known."""
+    """Remove the shards that no checkpoint names; keep all if a checkpoint is missing from the manifest."""
     if all(path.name in entries for path in folder.glob("*.ckpt")):
         named = {entry["shards"]["folder"] for entry in entries.values() if entry.get("shards")}
         for path in folder.glob(f"{FOLDER}*"):

@@ -1,1 +1,1 @@
-"""Training: what is built for it, how it goes, how it ends."""
+"""Training: build the job, run it, close it."""

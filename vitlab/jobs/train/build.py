@@ -1,4 +1,4 @@
-"""What ``vitlab fit`` builds: task, data and trainer in the directory of a run."""
+"""Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
 from contextlib import suppress
@@ -28,14 +28,14 @@ from vitlab.jobs.terminal import print_error, say
 from vitlab.jobs.train.describe import describe, header
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.wandb import Guarded, place_loggers
+from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import last_saved
 
 
 def build(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
-    """Build what ``arguments`` configure; nothing is written.
+    """Build the job that ``arguments`` configure, without writing anything.
 
     Args:
         arguments: Arguments of the configuration.
@@ -82,31 +82,31 @@ class FitCLI(VitlabCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run directory, and send the loggers into it; nothing is written yet."""
+        """Choose the run directory and point the loggers to it, without writing anything."""
         check_callbacks(self.config.trainer)
         self.config_text = self._as_text()
         values = flatten(yaml.safe_load(self.config_text))
         if self.resumed:
             if old := stored_config(self.run):
-                check_same_config(self.run, self._at_default(values) | flatten(old), values)
+                check_same_config(self.run, self._defaults_among(values) | flatten(old), values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
         self.recipe = recipe_name(config_paths(self.arguments), values)
-        with suppress(UsageError):  # a damaged record is written anew
+        with suppress(UsageError):  # a damaged record is rewritten later
             self.wandb_id = self.run.record.get("wandb_id") or self.wandb_id
             self.recipe = self.run.record.get("recipe") or self.recipe
         redirect_into_run(self.config.trainer, self.run.path)
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        """Build the trainer with the run directory as its root and with what keeps, shows and saves the run."""
+        """Build the trainer with vitlab's callbacks and the run directory as its root."""
         self.record = RunRecord(self.run, self._describe)
         saves = self.config.trainer.enable_checkpointing is not False
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
-        watch = Watch(self._lost)
-        progress = Progress(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
+        watch = Watch(self._on_lost_process)
+        progress = Progress(self.run.path / "train.log", self.options.deadline, keeper, self._on_hang)
         self.added_callbacks = [
             self.record,
             watch,
@@ -117,16 +117,16 @@ class FitCLI(VitlabCLI):
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         for logger in trainer.loggers:
-            if isinstance(logger, Guarded):
-                logger.belongs(self.recipe, self.config.seed_everything)
+            if isinstance(logger, SafeWandbLogger):
+                logger.set_group(self.recipe, self.config.seed_everything)
         environment = trainer._accelerator_connector.cluster_environment
         if isinstance(environment, SLURMEnvironment):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
         check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
 
-    def _at_default(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the values that are defaults: where an older run does not speak of one, it had this."""
+    def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the values that are defaults; an older run that lacks a key was trained with its default."""
         classes = {name: class_of(self.config[name].class_path) for name in ("model", "data")}
         taken = {
             f"{name}.{p.name}": p.default for name, cls in classes.items() for p in signature(cls).parameters.values()
@@ -135,7 +135,7 @@ class FitCLI(VitlabCLI):
         return {key: value for key, value in values.items() if key in plain and plain[key] == value}
 
     def _as_text(self) -> str:
-        """Return the configuration as it is kept, with what the words say of images where the data cannot."""
+        """Return the configuration to store, with the linked values that the data cannot provide."""
         content = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
         links = {} if deals_samples(class_of(self.config.data.class_path)) else self.given_links()
         arguments = {**content["model"].get("init_args", {}), **links}
@@ -147,16 +147,16 @@ class FitCLI(VitlabCLI):
         say(header(self.job))
         describe(self.job)
 
-    def _hung(self, what: str) -> None:
+    def _on_hang(self, what: str) -> None:
         print_error(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
         if self.trainer.is_global_zero:
-            self._broken_off("preempted", what)
+            self._record_failure("preempted", what)
 
-    def _lost(self, what: str) -> None:
+    def _on_lost_process(self, what: str) -> None:
         print_error(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        self._broken_off("failed", what)
+        self._record_failure("failed", what)
 
-    def _broken_off(self, status: str, what: str) -> None:
+    def _record_failure(self, status: str, what: str) -> None:
         if self.run.exists():
             ending = {"why": "error", "text": what}
             self.run.update("run.json", status=status, ended=now_utc(), error=what, ending=ending)

@@ -1,4 +1,4 @@
-"""What a finished run leaves: weights to share, results, the last lines on the terminal."""
+"""Close a finished run: write weights and results, print the last lines."""
 
 import json
 from pathlib import Path
@@ -10,27 +10,27 @@ from safetensors.torch import save_file
 from vitlab.contract import fingerprint
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.wandb import Guarded
+from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import atomic_write
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.shards import read_checkpoint
 
 
-def sum_up(job: Job) -> None:
-    """Let W&B hold the result: the best epoch, how the run ended and, where asked for, the checkpoint."""
+def log_summary(job: Job) -> None:
+    """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint."""
     best, ending = best_row(job), job.run.record.get("ending")
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
     values |= {"ending": ending["why"] if ending else None}
     for logger in job.trainer.loggers:
-        if isinstance(logger, Guarded):
-            logger.sum_up(values)
+        if isinstance(logger, SafeWandbLogger):
+            logger.log_summary(values)
             if job.keeper and job.run.has_checkpoint():
                 logger.keep_checkpoint(job.run.checkpoint(), ["latest", *(["best"] if best else [])], at_end=True)
 
 
 def best_row(job: Job) -> dict[str, Any]:
-    """Return what the best epoch's validation has measured; empty where none was."""
+    """Return the validation metrics of the best epoch; empty if there is none."""
     keeper = job.keeper
     rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]
     return rows[-1] if rows else {}
@@ -43,7 +43,7 @@ def close(job: Job, seconds: float) -> None:
     if keeper is None or job.config.trainer.fast_dev_run:
         say(end)
         return
-    job.run.write("data.json", fingerprint(job.data))  # again: files may have turned bad on the way
+    job.run.write("data.json", fingerprint(job.data))  # again, as files may have become unreadable during training
     for name in ("best", "last"):
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors")
@@ -59,13 +59,13 @@ def close(job: Job, seconds: float) -> None:
 
 
 def metrics_text(values: dict[str, float], images: str) -> str:
-    """Return what was measured in one line."""
+    """Return metrics as one line of text."""
     shown = ", ".join(f"{k} {v:.4f}" for k, v in values.items() if k != "n")
     return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """Return what ties a result to the weights it was measured with."""
+    """Return what identifies the weights that a result was measured with."""
     averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
     return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "ema" if averaged else "raw"}
 

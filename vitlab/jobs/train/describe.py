@@ -1,4 +1,4 @@
-"""What is known of a run before its first step: the header on the terminal, the files in the run directory."""
+"""Describe a run before its first step: the header on the terminal, the files in the run directory."""
 
 import hashlib
 import importlib.metadata
@@ -36,7 +36,7 @@ PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm
 
 
 def header(job: Job) -> str:
-    """Return the lines that say what is trained, on what, and where."""
+    """Return the header of a run: model, data, training, directory."""
     lines = {
         "model": _model_line(job.task, job.facts) if has_grid(job.task) else _own_model_line(job.task, job.facts),
         "data": _data_line(job.data),
@@ -53,14 +53,14 @@ def header(job: Job) -> str:
 def _model_line(task: Task, facts: dict[str, Any]) -> str:
     net: Any = task.net
     h, w = net.grid_size
-    size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
+    size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {net.embed_dim}"
     heads = net.blocks[0].attn.num_heads
     q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
     free = net.pos_embed.bias(0) is None and net.pos_embed.relate(q, 0) is None
-    note = "" if free else "; its bias on attention rules out flash kernels"
+    note = "" if free else "; its attention bias rules out flash kernels"
     if isinstance(net.tokenizer, T2TTokenizer) and (aside := net.tokenizer.plain_because()):
-        note += f"; {' and '.join(aside)}: the splits take the plain way, which is slower"
+        note += f"; {' and '.join(aside)}: the soft splits use the slower plain implementation"
     positions = choice_text(recipe(task).get("pos_embed", type(net.pos_embed).__name__))
     return f"{tokens}, {len(net.blocks)} blocks, position embedding {positions}: {size}{note}"
 
@@ -68,8 +68,8 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
 def _own_model_line(task: Any, facts: dict[str, Any]) -> str:
     size = f"{path_of(task)}: {facts['parameters'] / 1e6:.3g} M parameters"
     if "macs" in facts:
-        return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds an image"
-    return f"{size}; multiply-adds are not counted: that takes `img_size`, `in_chans` and a forward of images"
+        return f"{size}, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
+    return f"{size}; multiply-adds unknown: counting needs `img_size`, `in_chans` and a forward of images"
 
 
 def _teacher_line(task: Distillation) -> str:
@@ -83,9 +83,9 @@ def _teacher_line(task: Distillation) -> str:
 
 def _data_line(data: Any) -> str:
     if not isinstance(data, ImageData):
-        known = "by its own fingerprint" if hasattr(data, "fingerprint") else "not recorded: it has no `fingerprint`"
-        place = "a stop in mid-epoch goes on with other batches, unless its loader has `state_dict`"
-        return f"{path_of(data)}; its samples are {known}; {place}"
+        known = "by its `fingerprint`" if hasattr(data, "fingerprint") else "not recorded: it has no `fingerprint`"
+        place = "a run resumed within an epoch sees other batches, unless the loader has `state_dict`"
+        return f"{path_of(data)}; its samples are recorded {known}; {place}"
     data.compare_with_test()
     facts = data.fingerprint()
     splits = facts["splits"]
@@ -105,8 +105,8 @@ def _data_line(data: Any) -> str:
     line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
-    told = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
-    return "\n       ".join([line, *facts["notes"], *told])
+    warnings = [f"training images are in the test split: {' = '.join(pair)}" for pair in leaks[:1]]
+    return "\n       ".join([line, *facts["notes"], *warnings])
 
 
 def _train_line(job: Job) -> str:
@@ -129,7 +129,7 @@ def _recipe(task: Task, batch: int) -> str:
 
 
 def begin(job: Job) -> None:
-    """Make the directory a run that can go on, before data, loggers or anything else is touched."""
+    """Write what a run needs to be resumed, before data, loggers or anything else is touched."""
     run = job.run
     for text in run.set_aside_damaged():
         print_error(text)
@@ -155,7 +155,7 @@ def begin(job: Job) -> None:
 
 
 def describe(job: Job) -> None:
-    """Write what the data and the devices are known to be, once they are there."""
+    """Write facts about network, data and devices once they are known."""
     run = job.run
     if isinstance(task := job.task, Task):
         lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
@@ -169,13 +169,13 @@ def describe(job: Job) -> None:
     run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):
-            with suppress(Exception):  # W&B never stops a training; its logger has told what happened
+            with suppress(Exception):  # W&B never stops a training; its logger reports the failure
                 known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run)}
                 logger.experiment.config.update(known, allow_val_change=True)
 
 
 def _for_loggers(run: RunDir) -> dict[str, Any]:
-    """Return what a table of runs compares them by, beside their configurations."""
+    """Return the facts, besides the configuration, by which W&B compares runs."""
     record, data = run.record, run.data
     commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
     hashes = {name: split.get("hash", split["n"]) for name, split in data.get("splits", {}).items()}
@@ -213,7 +213,7 @@ def _rates(task: Task) -> dict[str, float]:
 
 
 def promises(trainer: L.Trainer) -> dict[str, str]:
-    """Return what a second run with this configuration and seed, or a resumed one, has in common with this one."""
+    """Return how closely a second run with this configuration and seed, or a resumed one, reproduces this one."""
     on_cpu = trainer.strategy.root_device.type == "cpu"
     processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
     condition = f"with {processes}, {torch.get_num_threads()} threads each, and the same builds"

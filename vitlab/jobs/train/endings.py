@@ -1,4 +1,4 @@
-"""Why a training ended early, in one line with the way on."""
+"""Explain in one line why a training ended early and how to continue."""
 
 import errno
 import os
@@ -18,12 +18,12 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, err
 
 
 def explain_exception(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
-    """Return what a user must know of an error that a sound program meets, or None for a mistake of ours.
+    """Return an explanation of an error with an outside cause; None for a bug of ours.
 
     Args:
         error: What ended the training.
         run: The run directory.
-        batch: Images of a step, over all processes; None where the data do not say it.
+        batch: Global batch size; None if unknown.
         processes: Number of processes.
     """
     way_on = f"`vitlab fit --resume {run.path}`"
@@ -37,19 +37,19 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             share = f" with data.batch_size={batch}, {batch // processes} in each process" if batch else ""
             return f"out of memory{share}; {OUT_OF_MEMORY}"
         case RunGone():
-            again = "start it again with the same command, or `vitlab fit --resume` it where it is now"
+            again = "start it again with the same command, or `vitlab fit --resume` its new place"
             return f"{error}; nothing more can be saved: {again}"
         case ImageError():
-            return f"{error}; repair the file, or allow some with --data.max_unreadable, then {way_on}"
+            return f"{error}; repair the file, or tolerate some with --data.max_unreadable, then {way_on}"
         case URLError():
-            return f"the data could not be downloaded: {error.reason}; fetch them where there is a network"
+            return f"the data could not be downloaded: {error.reason}; download them on a machine with a network"
         case OSError() if error.errno in _DISK:
             place = error.filename or run.path
             return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"
         case RuntimeError() if "Early stopping conditioned on" in str(error):
             return " ".join(str(error).split())
         case RuntimeError() if "loading state_dict" in str(error):
-            return f"the checkpoints in {run.checkpoints} are of another network: give the configuration that they had"
+            return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
         case RuntimeError() if "DataLoader worker" in str(error) or "DataLoader timed out" in str(error):
             what = " ".join(str(error).split()).split(". ")[0]
             return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"

@@ -1,4 +1,4 @@
-"""What can be known of a network and of a module before the first step."""
+"""Facts about a network, and checks of a module, before the first step."""
 
 from contextlib import suppress
 from typing import Any
@@ -27,24 +27,24 @@ def has_grid(task: Any) -> bool:
 def check_grid(task: Any) -> None:
     """Refuse to resize a network that has no grid of tokens."""
     if not has_grid(task):
-        raise UsageError(f"`--resize` is for networks of vitlab, and {path_of(task)} is none")
+        raise UsageError(f"`--resize` only supports networks of vitlab, got {path_of(task)}")
 
 
 def check_crops(task: Any, data: Any) -> None:
-    """Refuse crops for a task that takes whole images, and what mixes or erases crops."""
+    """Refuse crops for a task that takes whole images, and mixing or erasing of crops."""
     if getattr(getattr(data, "pipeline", None), "crops", None) is None:
         return
     if not getattr(task, "takes_crops", False):
         name = type(task).__name__
         raise UsageError(
-            f"`data.augment`: MultiCrop gives crops, which `model: {name}` does not take: --model=DINO does"
+            f"`data.augment`: MultiCrop yields crops, which `model: {name}` does not take; use --model=DINO"
         )
     if data.mix.mixing or data.mix.erasing:
-        raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` are not for crops: leave them at 0")
+        raise UsageError("`data.mixup`, `data.cutmix` and `data.random_erasing` do not work on crops: set them to 0")
 
 
 def model_facts(task: Any, data: Any) -> dict[str, Any]:
-    """Return parameters, multiply-adds, tokens and grid of a network, as far as they are known."""
+    """Return parameters, multiply-adds, tokens and grid of a network, as far as known."""
     _check_native(task, data)
     net: Any = network(task)
     facts = {
@@ -71,7 +71,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
 
 
 def _check_native(task: Any, data: Any) -> None:
-    """Refuse a task or a network that cannot take images of their own sizes, where the data have such."""
+    """Refuse native image sizes for a task or network that does not support them."""
     if not isinstance(data, ImageData) or not (native := data.pipeline.native):
         return
     net: Any = network(task)
@@ -80,7 +80,7 @@ def _check_native(task: Any, data: Any) -> None:
             raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
         if recipe(task).get("compile"):
             raise ValueError(
-                "every step has other sizes, and `model.compile` would compile each: leave one of them out"
+                "sizes change at every step, and `model.compile` would compile each: leave one of them out"
             )
         check_packed(net, net.in_chans, (native.patch, native.patch))
     except ValueError as error:
@@ -88,7 +88,7 @@ def _check_native(task: Any, data: Any) -> None:
 
 
 def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
-    """Return the FLOPs of an image from each epoch of a schedule on; refuse sizes that cannot be trained at."""
+    """Return the FLOPs per image by first epoch of each size in a schedule; refuse sizes that do not work."""
     if not isinstance(data, ImageData) or not (steps := data.pipeline.sizes.steps)[1:]:
         return {}
     net: Any = network(task)
@@ -106,7 +106,7 @@ def _growing(task: Any, data: Any) -> dict[str, list[list[int]]]:
 
 def _check_size(net: Any, size: tuple[int, int]) -> None:
     if not hasattr(net, "positions"):
-        raise ValueError(f"{type(net).__name__}, the teacher, is not known to take images of every size")
+        raise ValueError(f"the teacher {type(net).__name__} may not support other image sizes")
     tokenizer, images = net.tokenizer, torch.empty(1, net.in_chans, *size)
     for side in getattr(tokenizer, "flexi_patch", ()):
         tokenizer.drawn = (side, side)
@@ -124,12 +124,12 @@ def check_module(task: L.LightningModule) -> None:
     """
     for name in ("training_step", "configure_optimizers"):
         if not is_overridden(name, task, L.LightningModule):
-            raise UsageError(f"{path_of(task)} has no `{name}`, and cannot be trained; see docs/bring_your_own.md")
+            raise UsageError(f"{path_of(task)} cannot be trained without `{name}`; see docs/bring_your_own.md")
     for name, value in recipe(task).items():
         if not is_plain(value):
             raise UsageError(
-                f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, and checkpoints hold "
-                f'numbers, words and tensors alone: save_hyperparameters(ignore=["{name}"])'
+                f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
+                f'hold numbers, strings and tensors: use save_hyperparameters(ignore=["{name}"])'
             )
 
 
@@ -138,7 +138,7 @@ def _operations(macs: int | None) -> dict[str, int]:
 
 
 def _macs_of_forward(net: nn.Module, img_size: list[int], in_chans: int) -> int | None:
-    """Count on the meta device; None where the forward pass takes no images, or needs values."""
+    """Count on the meta device; None if the forward pass does not take images or depends on values."""
     meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
     images = torch.empty(1, in_chans, *img_size, device="meta")
     counter = FlopCounterMode(display=False)

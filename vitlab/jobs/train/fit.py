@@ -1,4 +1,4 @@
-"""What ``vitlab fit`` does once its arguments are known: build, train, and close the run."""
+"""Build, train and close a run: the work of ``vitlab fit``."""
 
 import os
 import shutil
@@ -17,41 +17,41 @@ from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.jobs.rebuild import training_args
 from vitlab.jobs.terminal import close_log, open_terminal, print_error, say
 from vitlab.jobs.train.build import build
-from vitlab.jobs.train.close import close, sum_up
+from vitlab.jobs.train.close import close, log_summary
 from vitlab.jobs.train.describe import begin, header
 from vitlab.jobs.train.endings import explain_exception, is_out_of_memory
 from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.mismatch import mismatch
+from vitlab.jobs.train.mismatch import explain_mismatch
 from vitlab.jobs.train.wandb import finish
 from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
-from vitlab.runs.hold import leads, locked, prepare
-from vitlab.runs.launch import follow, launch, meet_apart
+from vitlab.runs.hold import is_leader, locked, prepare
+from vitlab.runs.launch import announce_run, join_own_store, watch_launcher
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
 
 def fit(arguments: list[str], options: FitOptions) -> RunDir:
-    """Train as the configuration says, and return the run directory; a dry run writes none.
+    """Train as configured, and return the run directory; a dry run does not create it.
 
     Args:
         arguments: Arguments of the configuration, as on the command line.
-        options: What belongs to the run rather than to its configuration.
+        options: Options of the run.
 
     Raises:
         UsageError: The user's mistake.
-        RunFailed: The training ended for a reason outside of the program, which has been printed.
+        RunFailed: The training ended for an outside reason, which has been printed.
         Stopped: A signal ended it.
     """
     started = time.perf_counter()
-    follow()
+    watch_launcher()
     run = run_to_continue(options)
     open_terminal(options.quiet)
     try:
-        with quick_imports():  # the logger's, the data's, the user's own
+        with quick_imports():  # of logger, data and the user's code
             job = build(training_args(run, arguments, auto=not options.resume), options, run)
     except UsageError as error:
         if is_out_of_memory(error):
@@ -62,15 +62,15 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
         load_initial_weights(job, source, job.run.record.get("resize"), job.run.record.get("init_grid"))
     if options.dry_run:
-        _try(job)
+        _dry_run(job)
     else:
         with locked(job.run):
             _train(job, started)
     return job.run
 
 
-def _try(job: Job) -> None:
-    """Set up the data too, and show the header."""
+def _dry_run(job: Job) -> None:
+    """Set up the data and print the header."""
     with user_mistakes():
         job.data.prepare_data()
         job.data.setup("fit")
@@ -81,24 +81,24 @@ def _try(job: Job) -> None:
             job.task.check_targets()
         if isinstance(job.task, Distillation):
             job.task.find_teacher(job.data)
-    say(header(job) + "\n\ndry run: all of it can be built; nothing was written")
+    say(header(job) + "\n\ndry run: everything can be built; nothing was written")
 
 
 def _train(job: Job, started: float) -> None:
-    if leads():
+    if is_leader():
         prepare(job.run, job.options.overwrite, job.resumed, sum(p.nbytes for p in job.task.parameters()))
         begin(job)
-    launch(job.run.path)
+    announce_run(job.run.path)
     failed = True
     try:
         _fit(job)
         failed = False
         if job.trainer.is_global_zero:
-            sum_up(job)
+            log_summary(job)
     finally:
         del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
         for part in job.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(part, Progress):  # which an error within an error has not reached
+            if isinstance(part, Progress):  # still running after an error during error handling
                 part.stop()
         if job.wandb_line:
             finish(failed)
@@ -107,17 +107,17 @@ def _train(job: Job, started: float) -> None:
         try:
             close(job, time.perf_counter() - started)
         except (OSError, SafetensorError) as error:
-            what = f"the run is done, but its weights and results could not be written: {error}"
+            what = f"the training is done, but weights and results could not be written: {error}"
             raise _failed(f"{what}; make room, then `vitlab fit --resume {job.run.path}`") from error
 
 
 def _fit(job: Job) -> None:
-    """Train to the end, or to whatever ends it before."""
+    """Train until the end, a signal or an error."""
     checkpoint = job.run.last_checkpoint() if job.resumed else None
     if checkpoint:
         with user_mistakes():
             check_readable(checkpoint)
-    meet_apart()
+    join_own_store()
     try:
         job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
@@ -136,14 +136,14 @@ def _fit(job: Job) -> None:
             raise ended from error
         if sentence := explain_exception(error, job.run, job.batch, job.trainer.world_size):
             raise _failed(sentence) from error
-        sentence = mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
+        sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
         if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
             raise
         if not job.resumed and job.trainer.is_global_zero:
             shutil.rmtree(job.run.path, ignore_errors=True)
-        if "parameter group" in str(error):  # of a version that grouped them otherwise, as with `layer_decay`
-            way_on = f"go on with the vitlab of its commit (run.json), or start anew with --init_from {job.run.path}"
-            sentence = f"{job.run.path} groups its parameters otherwise than this vitlab: {way_on}"
+        if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
+            way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.path}"
+            sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
         raise UsageError(sentence or " ".join(str(error).split())) from error
 
 

@@ -1,4 +1,4 @@
-"""What is built before a training begins."""
+"""Everything that is built before a training starts."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ from vitlab.runs.directory import RunDir
 
 @dataclass
 class Job:
-    """A training that can begin.
+    """A training that is ready to start.
 
     Args:
         task: The LightningModule.
@@ -22,15 +22,15 @@ class Job:
         trainer: The Trainer.
         config: The resolved configuration.
         arguments: The arguments of the command line that gave it.
-        options: What belongs to the run rather than to its configuration.
+        options: Options of the run.
         run: The run directory.
         resumed: Whether the run is continued.
-        recipe: Name of what runs of the same configuration share, whatever their seeds.
+        recipe: Name shared by runs that differ only in the seed.
         record: The callback that writes the run's record.
         wandb_id: Identity of the W&B run.
-        wandb_line: What the header says of W&B; None where it takes no part.
-        keeper: The callback that saves checkpoints; None where none are saved.
-        facts: What is known of the network: parameters, multiply-adds, tokens.
+        wandb_line: Line of the header about W&B; None if it is not used.
+        keeper: The callback that saves checkpoints; None if none are saved.
+        facts: Facts about the network: parameters, multiply-adds, tokens.
     """
 
     task: Any
@@ -51,6 +51,6 @@ class Job:
 
     @property
     def batch(self) -> int | None:
-        """Images of a step of the optimizer over all processes; None where the data do not say it."""
+        """Images per optimizer step over all processes; None if unknown."""
         size = getattr(self.data, "batch_size", None)
         return size * self.trainer.accumulate_grad_batches if isinstance(size, int) else None

@@ -1,4 +1,4 @@
-"""Why a module or data of the user's own failed before the first step was done, in one line."""
+"""Explain in one line why a module or data of the user's own failed in the first step."""
 
 import traceback
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ from vitlab.tasks.base import Task
 _OURS = Path(vitlab.__file__).parent
 
 
-def mismatch(error: Exception, task: Any, data: Any) -> str | None:
-    """Return where it failed and what the batches hold; None where task and data are vitlab's, or it is another matter.
+def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
+    """Return where the first step failed and what a batch holds; None if it is not a mismatch of task and data.
 
     Args:
-        error: What the first batches have raised.
+        error: The error of the first step.
         task: The LightningModule.
         data: The LightningDataModule.
     """
@@ -47,11 +47,11 @@ def _first(data: Any) -> str:
     try:
         return shape_of(next(iter(data.train_dataloader())))
     except Exception as error:  # the user's code may raise anything
-        return f"not there ({type(error).__name__})"
+        return f"not available ({type(error).__name__})"
 
 
 def shape_of(batch: Any) -> str:
-    """Return what a batch holds, in short.
+    """Return the structure of a batch in short.
 
     >>> import torch
     >>> shape_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})

@@ -1,4 +1,4 @@
-"""Weights & Biases inside a run directory: one run, offline without a key, never in the way."""
+"""Weights & Biases in a run directory: one W&B run, offline without an API key; failures never stop a training."""
 
 import logging
 import netrc
@@ -25,20 +25,20 @@ LOG = logging.getLogger("vitlab")
 ENVIRONMENT = {
     **dict.fromkeys(("WANDB_SILENT", "WANDB_DISABLE_GIT", "WANDB_DISABLE_CODE"), "true"),
     "WANDB_CONSOLE": "off",
-    "WANDB_HOST": "-",  # the machine's name stays here
-    "WANDB_INIT_TIMEOUT": "7",  # seconds; then the run is kept offline
-    "WANDB_FINISH_TIMEOUT": "120",  # what has not been sent by then can be sent later
+    "WANDB_HOST": "-",  # do not send the machine's name
+    "WANDB_INIT_TIMEOUT": "7",  # seconds; then the run stays offline
+    "WANDB_FINISH_TIMEOUT": "120",  # seconds; the rest can be sent later
 }
 
 
 def prepare_environment() -> None:
-    """Keep W&B quiet and modest, where the user's environment does not say otherwise."""
+    """Set W&B's defaults; variables that the user has set take priority."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
-    """Point the loggers of a parsed configuration to ``run``; return a line on W&B if it is among them."""
+    """Point the loggers of a parsed configuration to ``run``; return the header's line about W&B if it is used."""
     loggers = config.get("trainer.logger")
     line = None
     for logger in loggers if isinstance(loggers, list) else [loggers]:
@@ -48,7 +48,7 @@ def place_loggers(config: Namespace, run: RunDir, wandb_id: str) -> str | None:
             logger.init_args.save_dir = str(run.path)
         if logger.class_path.endswith(".WandbLogger"):
             line = _place_wandb(logger.init_args, run, wandb_id)
-            logger.class_path = f"{Guarded.__module__}.{Guarded.__name__}"
+            logger.class_path = f"{SafeWandbLogger.__module__}.{SafeWandbLogger.__name__}"
     return line
 
 
@@ -57,20 +57,20 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     args["version"], args["id"], args["resume"] = None, wandb_id, "allow"
     args["name"] = args["name"] or run.path.name
     if args["offline"] and args["log_model"]:
-        raise UsageError(f"`trainer.logger.log_model={args['log_model']}` sends checkpoints, and offline=true none")
+        raise UsageError(f"`trainer.logger.log_model={args['log_model']}` cannot send checkpoints with offline=true")
     if not args["offline"] and not has_key() and "WANDB_MODE" not in os.environ:
         args["mode"] = "offline"
     if args["offline"] or args.get("mode") == "offline" or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
-        return f"offline; send it with `wandb sync {run.path}/wandb/offline-run-*`"
+        return f"offline; upload it with `wandb sync {run.path}/wandb/offline-run-*`"
     return f"project {args['project']}, run {wandb_id}"
 
 
 def add_result(run: RunDir, config: Mapping[str, Any], values: Mapping[str, float]) -> None:
-    """Add what was measured of a finished run to the summary of its W&B run, where it has one.
+    """Add metrics to the summary of a finished run's W&B run, if it has one.
 
     Args:
         run: The run.
-        config: Its configuration, as it is kept.
+        config: Its stored configuration.
         values: Metrics by name.
     """
     loggers = (config.get("trainer") or {}).get("logger")
@@ -83,14 +83,14 @@ def add_result(run: RunDir, config: Mapping[str, Any], values: Mapping[str, floa
                 "dir": None,
             }
             _place_wandb(given, run, str(run.record["wandb_id"]))
-            logged = Guarded(**given)
-            logged.belongs(run.record.get("recipe"), run.record["seed"])
-            logged.sum_up(values)
+            logged = SafeWandbLogger(**given)
+            logged.set_group(run.record.get("recipe"), run.record["seed"])
+            logged.log_summary(values)
             finish(failed=False)
 
 
-class Guarded(WandbLogger):
-    """Lightning's logger, whose failures stop no training: it goes on offline, or falls silent."""
+class SafeWandbLogger(WandbLogger):
+    """Lightning's logger with failures that do not stop a training: it continues offline, or stops logging."""
 
     has_failed = False
 
@@ -99,18 +99,18 @@ class Guarded(WandbLogger):
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, and Lightning always gives it
         self._wandb_init |= {"group": os.environ.get("WANDB_RUN_GROUP") or group, "tags": list(tags or ())}
 
-    def belongs(self, recipe: str | None, seed: int | bool) -> None:
-        """Group the run with those of its recipe, unless the user has named a group, and tag it with its seed."""
+    def set_group(self, recipe: str | None, seed: int | bool) -> None:
+        """Group the run with those of its recipe, unless the user named a group, and tag it with its seed."""
         known = self._wandb_init
         tags = known["tags"] or os.environ.get("WANDB_TAGS", "").split(",")
         known |= {"group": known["group"] or recipe, "tags": [*filter(None, tags), f"seed {seed}"]}
 
-    def sum_up(self, values: Mapping[str, Any]) -> None:
+    def log_summary(self, values: Mapping[str, Any]) -> None:
         """Write values into the summary of the run."""
         self.experiment.summary.update(dict(values))
 
     def keep_checkpoint(self, path: Path, aliases: list[str], at_end: bool) -> None:
-        """Send a checkpoint as an artifact where ``log_model`` asks for it: with "all" each one, with true the best.
+        """Send a checkpoint as an artifact if ``log_model`` asks for it: "all" sends every one, true the best.
 
         Args:
             path: The checkpoint.
@@ -130,30 +130,30 @@ class Guarded(WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
-        """Return the W&B run, started offline if it does not start within ten seconds."""
+        """Return the W&B run, started offline if it cannot start online within seconds."""
         if self._experiment is not None:
             return self._experiment
-        import wandb  # now, and not for a run that does without
+        import wandb  # only for runs that use it
 
-        _leave_launch_alone()
+        _skip_launch_import()
         try:
             return WandbLogger.experiment.__get__(self)
         except Exception as error:  # unreachable, a wrong key, a refusal: wandb has an error for each
-            LOG.warning("W&B    cannot be reached, this run is kept offline: %s", _line(error))
+            LOG.warning("W&B    cannot be reached, this run stays offline: %s", _line(error))
         os.environ["WANDB_MODE"] = self._wandb_init["mode"] = "offline"
         try:
             wandb.teardown()  # its service still holds the run that it could not start
             return WandbLogger.experiment.__get__(self)
         except Exception as error:
-            LOG.warning("W&B    cannot start offline either, training goes on without: %s", _line(error))
+            LOG.warning("W&B    cannot start offline either, training continues without it: %s", _line(error))
         self.has_failed, self._experiment = True, DummyExperiment()  # type: ignore[assignment]
         return self._experiment
 
 
-def _leave_launch_alone() -> None:
-    """Keep W&B from importing W&B Launch, a CPU second, to see that nobody has staged inputs for it.
+def _skip_launch_import() -> None:
+    """Keep W&B from importing W&B Launch, which takes a CPU second, only to find no inputs.
 
-    Who stages some has imported it. Delete this when ``Run._detect_and_apply_job_inputs`` looks there itself.
+    A program with inputs has already imported it. Delete this when ``Run._detect_and_apply_job_inputs`` checks that.
     """
     from wandb.sdk.wandb_run import Run
 
@@ -161,18 +161,18 @@ def _leave_launch_alone() -> None:
         Run._detect_and_apply_job_inputs = lambda self: None  # type: ignore[method-assign]
 
 
-def _attempt(name: str) -> Callable[..., None]:
-    method = getattr(Guarded, name)
+def _never_raise(name: str) -> Callable[..., None]:
+    method = getattr(SafeWandbLogger, name)
 
     @wraps(method)
-    def attempt(self: Guarded, *args: Any, **kwargs: Any) -> None:
+    def attempt(self: SafeWandbLogger, *args: Any, **kwargs: Any) -> None:
         if self.has_failed:
             return
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # its service was killed, its disk is full, its server refuses
             self.has_failed = True
-            LOG.warning("W&B    has failed, training goes on and metrics.jsonl is the record: %s", _line(error))
+            LOG.warning("W&B    failed, training continues and metrics.jsonl has the metrics: %s", _line(error))
 
     return attempt
 
@@ -184,10 +184,10 @@ for _name in (
     "log_table",
     "save",
     "finalize",
-    "sum_up",
+    "log_summary",
     "keep_checkpoint",
 ):
-    setattr(Guarded, _name, _attempt(_name))
+    setattr(SafeWandbLogger, _name, _never_raise(_name))
 
 
 def _line(error: Exception) -> str:
@@ -195,15 +195,15 @@ def _line(error: Exception) -> str:
 
 
 def finish(failed: bool) -> None:
-    """End the W&B run of this process, so that the next one is a run of its own."""
+    """End the W&B run of this process, so that the next one starts separately."""
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:
         return
     try:
         wandb.finish(exit_code=int(failed))
-    except Exception:  # what could not be sent is kept beside the run
+    except Exception:  # unsent data stays in the run directory
         with suppress(Exception):
-            wandb.teardown()  # or its service, if it has died, is mourned with a traceback at exit
+            wandb.teardown()  # else a dead service causes a traceback at exit
 
 
 def has_key() -> bool:

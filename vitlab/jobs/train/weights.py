@@ -1,4 +1,4 @@
-"""The weights that a new run starts from."""
+"""Load the initial weights of a new run."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from vitlab.runs.manifest import check_whole
 
 
 def load_initial_weights(job: Job, source: str, resize: str | None, grid: str | None) -> None:
-    """Start from the weights of another model, and say what was changed to make them fit."""
+    """Load weights of another model into the network, and print what was changed to make them fit."""
     how = {"resize": resize or "usual", "grid": [int(side) for side in grid.split(",")] if grid else None}
     with user_mistakes():
         if source.startswith("timm:"):
