@@ -66,7 +66,7 @@ def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab
     monkeypatch.setenv("TOY_IMAGES", "480")  # the pictures behind the same root are others now
     said = []
     assert len(done().run(say=said.append).failed) == 2
-    assert "the images are not those of the plan: {'train': 640, 'val': 10000} then, {'train': 480" in "".join(said)
+    assert "the images have changed since the plan: {'train': 640, 'val': 10000} then, {'train': 480" in "".join(said)
     status = done().run()
     assert not status.failed and set(status.cells["state"]) == {"done"}
     assert "4 of other config and data" in str(status) or "4 of other data" in str(status)
@@ -84,7 +84,7 @@ def test_a_base_config_that_changed_is_told_with_its_lines(done, lab):
     done().report()
     base = lab.path / "base.yaml"
     base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))
-    assert "beside them finished cells that are not of this plan: 4 of other config" in str(done().run())
+    assert "also finished cells that are not in this plan: 4 with other config" in str(done().run())
     done().report()
     page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
     assert (
@@ -108,14 +108,14 @@ def test_a_registered_protocol_cannot_change_in_silence(done, lab):
 
 def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
     found = done().verify()
-    assert found.is_green and str(found) == "4 cells, 8 numbers computed again: all agree"
+    assert found.is_green and str(found) == "4 cells, 8 numbers recomputed: all agree"
     path = cell(lab) / "results.json"
     results = json.loads(path.read_text())
     results["val"]["acc1"] = 0.95
     path.write_text(json.dumps(results))
     assert list(done().verify().problems) == [f"learned/{path.parent.name}"]
     code, out = lab("verify")
-    assert code == 1 and "acc1 is 0.95, its predictions say 0." in out and "1 of them disagree" in out
+    assert code == 1 and "acc1 is 0.95, its predictions give 0." in out and "1 of them disagree" in out
     (cell(lab, "none") / "predictions/val.parquet").unlink()
     assert "there is no val.parquet of predictions" in str(done().verify())
 
@@ -169,14 +169,14 @@ def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory
 
 def test_an_exported_folder_that_was_touched_is_refused(done, lab):
     done().export("kept")
-    with pytest.raises(UsageError, match="kept is there already and not empty"):
+    with pytest.raises(UsageError, match="kept exists and is not empty"):
         done().export("kept")
     table = lab.path / "kept/seeds.csv"
     table.write_text(table.read_text().replace("0.", "0.9", 1))
-    with pytest.raises(UsageError, match=r"hashes do not fit: seeds.csv; it is not what was exported"):
+    with pytest.raises(UsageError, match=r"these files changed since the export: seeds.csv"):
         Lab("kept")
     (lab.path / "empty").mkdir()
-    with pytest.raises(UsageError, match="empty is no folder of `vitlab ablate export`"):
+    with pytest.raises(UsageError, match="empty was not written by `vitlab ablate export`"):
         Lab("empty")
 
 

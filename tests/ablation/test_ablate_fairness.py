@@ -12,7 +12,7 @@ from vitlab.ablation.file.spec import read
 from vitlab.ablation.verdict.audit import flags, shares
 from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.linear import check, linear, of_arm
+from vitlab.ablation.verdict.linear import check, gate_of, linear
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.work.cells import Resolved
@@ -67,7 +67,7 @@ def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     none, learned = resolved(found, [100, 100])
     group = {"name": "pos_embed.weight", "shape": [1, 16, 4], "weight_decay": 0.0, "lr_scale": 10.0}
-    words = ["its position embedding learns at 10 times the rate, none's at 1"]
+    words = ["position embedding trained at 10 times the rate, none at 1"]
     assert flags(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
     assert flags(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
 
@@ -79,7 +79,7 @@ def test_positions_that_weigh_otherwise_at_the_start_are_seen_and_can_be_require
         return flags(spec, [replace(arm, start={"pos_to_content": ratio}) for arm, ratio in arms])
 
     assert told([0.0, 0.3, 0.5]) == {} and told([0.0, 1.8, 0.3]).keys() == {"other"}  # by more than a factor of two
-    words = {"other": ["positions are 0.5 of the content at the start, learned's 0.4"]}
+    words = {"other": ["initial ratio of positions to content 0.5, learned has 0.4"]}
     assert told([0.0, 0.4, 0.5], match={"pos_to_content": 0.2}) == words
     assert told([0.0, 0.4, 0.48], match={"pos_to_content": 0.2}) == {}
 
@@ -111,7 +111,7 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     kept = tmp_path / "runs/ablations/toy/linear.json"
     easier = kept.read_text().replace(str(found["acc1"]), "0.5")
     kept.write_text(easier)
-    assert of_arm(linear(spec, arms), spec, arms[0])["acc1"] == 0.5  # it is fitted once
+    assert gate_of(linear(spec, arms), spec, arms[0])["acc1"] == 0.5  # it is fitted once
     fitted = check(spec, arms)
     monkeypatch.setattr("vitlab.ablation.verdict.linear._fit", lambda spec, arm: dict(found))
     assert (fitted[0], fitted[1]) == (1, [f"acc1 is 0.5, fitted again it is {found['acc1']}"])
@@ -120,7 +120,7 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     assert check(spec, arms) == (1, [], "")
     assert "images are not in this folder" in check(replace(spec, home=kept.parent), arms)[2]
     kept.write_text(easier)
-    assert of_arm(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
+    assert gate_of(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
     results = Results(spec, arms)
     results.numbers = {
         (arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)
@@ -134,7 +134,7 @@ def test_arms_of_one_seed_start_alike(tmp_path):
     lines, is_alike = check_lines(ablation(tmp_path, axes, match={"within": ["tokenizer"]}))
     assert is_alike, lines
     for line, tokenizer in zip(lines[1::2], TOKENIZER, strict=True):
-        pattern = rf"{tokenizer}-learned: \d+ tensors of .* as in {tokenizer}-none, all start alike; its own: pos_embed"
+        pattern = rf"{tokenizer}-learned: \d+ tensors of .* as in {tokenizer}-none, all equal initially; only here: pos"
         assert re.search(pattern, line), line
 
 
@@ -142,7 +142,7 @@ def test_arms_that_start_differently_are_found(tmp_path):
     other = {**POS_EMBED, "wide": {**NONE, "model.init_std": 0.2}}
     lines, is_alike = check_lines(ablation(tmp_path, {"pos_embed": other}))
     assert not is_alike
-    assert "START DIFFERENTLY" in lines[2] and "START DIFFERENTLY" not in lines[1]
+    assert "DIFFER INITIALLY" in lines[2] and "START DIFFERENTLY" not in lines[1]
 
 
 def test_arms_of_different_schedules_are_told(tmp_path):

@@ -172,7 +172,7 @@ def test_a_number_that_nobody_measured_is_noticed(folder):
 
 def test_mcnemar_and_the_joint_interval_are_told_with_their_limits(folder):
     report = (folder / "report.md").read_text()
-    assert "holds for these two checkpoints only" in report
+    assert "is about these two checkpoints" in report
     part = report.split("## Image by image")[1].split("\n## ")[0]
     assert len(re.findall(r"^\| learned \| [012] \| ", part, flags=re.M)) == 3
     assert len(re.findall(r"^\| sincos2d \| [01] \| ", part, flags=re.M)) == 2  # its third seed is missing
@@ -288,7 +288,7 @@ def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path,
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
     said = send_report("made-up", "vitlab", None, tmp_path, folder / "report.html", folder / "summary.csv")
-    assert said.startswith("W&B      offline; send it with")
+    assert said.startswith("W&B      offline; upload it with")
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     files = {path.name.split("_")[0] for path in run.rglob("media/*/*")}
     assert files == {"summary", "report"}

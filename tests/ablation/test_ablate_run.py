@@ -22,7 +22,7 @@ from vitlab.ablation.file.spec import read
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.identity import code_digest
 from vitlab.ablation.work.resolve import known
-from vitlab.runs.processes import runs
+from vitlab.runs.processes import is_running
 
 pytestmark = pytest.mark.slow  # real processes, started and killed
 
@@ -75,9 +75,9 @@ def test_what_a_killed_command_had_started_is_ended_before_the_cell_goes_on(lab)
     claim = json.loads(next(p for p in lab.files(".claim.json") if "child_started" in p.read_text()).read_text())
     process.kill()
     process.communicate()
-    assert runs(claim["child"])  # it lives on: it has a process group of its own
+    assert is_running(claim["child"])  # it lives on: it has a process group of its own
     assert lab()[0] == 0
-    assert not runs(claim["child"])
+    assert not is_running(claim["child"])
 
 
 def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
@@ -105,7 +105,7 @@ def test_finished_cells_get_only_the_analyses_they_miss(lab, undisturbed):
     assert lab()[0] == 0
     before = lab.counts()
     lab.change(analyses=("resolution",))
-    assert "6 done; 6 of those done miss an analysis" in lab("status")[1]
+    assert "6 done; 6 of those done lack an analysis" in lab("status")[1]
     assert lab()[0] == 0
     lab.change(analyses=("resolution", "position"), keep="weights")  # position does not apply to the arm `none`
     assert lab()[0] == 0

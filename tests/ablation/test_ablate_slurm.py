@@ -58,7 +58,7 @@ def test_a_login_node_trains_nothing_and_submits_no_more_than_there_are_cells(lo
         toy().commands() == text and subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
     )
     with pytest.raises(
-        UsageError, match=r"line \d+: a plan trains each arm for 20 steps, and this is no node of SLURM"
+        UsageError, match=r"line \d+: a plan trains each arm for 20 steps, and this is not a SLURM node"
     ):
         toy().plan()
     (login.path / "queue").write_text("71_0\n71_1\n71_2\n")  # again: the one that is missing

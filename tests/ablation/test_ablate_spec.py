@@ -93,7 +93,7 @@ WRONG = {  # what is changed, and words of the message
     "devices in an arm": ({"axes": {"a": {"x": {"trainer.devices": 2}, "y": {}}}}, ["one device"]),
     "baseline of no axis": ({"baseline": {"pos": "none"}}, ["no axis `pos`"]),
     "baseline of no level": ({"baseline": {"pos_embed": "nonne"}}, ["no level `nonne`", '"none"']),
-    "excluded baseline": ({"exclude": [{"pos_embed": "none"}]}, ["is no arm"]),
+    "excluded baseline": ({"exclude": [{"pos_embed": "none"}]}, ["is not an arm"]),
     "everything excluded": ({"exclude": [{"global_pool": "token"}, {"pos_embed": "learned"}]}, ["leaves 1"]),
     "equal seeds": ({"seeds": [1, 1]}, ["different"]),
     "no seeds": ({"seeds": 0}, ["`seeds` must be"]),
@@ -110,7 +110,7 @@ WRONG = {  # what is changed, and words of the message
     "negative retries": ({"run": {"retries": -1}}, ["`run.retries`", "whole number"]),
     "fewer seeds at most than there are": (
         {"seeds": 5, "stats": {"seeds_max": 3}},
-        ["`stats.seeds_max` is 3", "5 `seeds`"],
+        ["`stats.seeds_max` must be at least", "got 3 and 5"],
     ),
     "within": ({"match": {"within": ["tokenizer"]}}, ["no axis `tokenizer`"]),
 }

@@ -1,6 +1,6 @@
 """The ablation laboratory: from a file that describes a comparison to a report with a verdict.
 
-It knows nothing of networks: it runs ``vitlab`` as a command and reads the run directories that this leaves.
+It knows nothing about networks: it runs ``vitlab`` as a command and reads the run directories.
 """
 
 from typing import TYPE_CHECKING

@@ -24,12 +24,12 @@ _OWNED = ("data.fold", "data.val_share", "data.split_file", "seed_everything")
 
 @dataclass
 class Folds:
-    """What the folds have measured, each on its own part of the images that are not for testing.
+    """The results of the folds, each on its own part of the images outside the test split.
 
     Args:
-        status: How far the folds are.
-        rows: A row for each fold that is done: its name, number of images, and metrics.
-        file: Where the table lies as CSV.
+        status: Progress of the folds.
+        rows: One row per finished fold: its name, number of images, and metrics.
+        file: The table as a CSV file.
     """
 
     status: Status
@@ -61,10 +61,10 @@ def cross_validate(
     retry_failed: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> Folds:
-    """Train each fold that is not done and measure it on its part; the test split stays apart.
+    """Train each unfinished fold and measure it on its part; the test split is not used.
 
-    Folds are drawn within classes by the hash of each image's name, groups of a table stay together. They share
-    training images, so that the interval over them is no more than a guide (Bengio and Grandvalet 2004).
+    Folds are drawn within classes by the hash of each image's name; groups of a table stay together. They share
+    training images, so the interval over them is only a guide (Bengio and Grandvalet 2004).
 
     Args:
         configs: Config files or shipped names.
@@ -72,12 +72,12 @@ def cross_validate(
         folds: Number of folds.
         seed: Seed of every fold.
         name: Of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
-        workers: Folds at a time; default: one a GPU, or half of the cores.
-        retry_failed: Whether to try folds again that have failed.
-        say: Gets a line whenever something happens.
+        workers: Folds at a time; default: one per GPU, or half of the cores.
+        retry_failed: Whether to try failed folds again.
+        say: Called with each line of progress.
 
     Raises:
-        UsageError: A setting is wrong, or no fold has come to its end.
+        UsageError: A setting is wrong, or no fold finished.
 
     Example:
         >>> cross_validate(["vit"], folds=1)
@@ -88,8 +88,8 @@ def cross_validate(
     if folds < 2:
         raise UsageError(f"`--folds` must be at least 2, got {folds}")
     if owned := [key for key, _ in settings if key in _OWNED]:
-        what = "write `--seed`" if owned[0] == "seed_everything" else "the folds decide who validates"
-        raise UsageError(f"`{owned[0]}` belongs to cross-validation: {what}")
+        what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
+        raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
     lab = Lab(_file(configs, settings, folds, seed, name), "cv")
     folder = lab.ablation.file.path.parent
     status = lab.run(workers, retry_failed=retry_failed, say=say)

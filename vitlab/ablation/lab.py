@@ -1,6 +1,6 @@
-"""The laboratory from Python: ``Lab("mine.yaml")``, then ``plan``, ``run``, ``status`` and ``report``.
+"""Ablations from Python: ``Lab("mine.yaml")``, then ``plan``, ``run``, ``status`` and ``report``.
 
-The command ``vitlab ablate`` does nothing else than to call it and to print what it returns.
+The command ``vitlab ablate`` only calls it and prints what it returns.
 """
 
 import shlex
@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.ablation.evidence.protocol import note
+from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.file import spec
-from vitlab.ablation.running import commands, run_here, run_there
+from vitlab.ablation.running import commands, run_locally, submit_cells
 from vitlab.ablation.work.cells import Resolved, cells_of
 from vitlab.ablation.work.gpus import visible_devices
 from vitlab.ablation.work.process import worker_count
 from vitlab.ablation.work.resolve import known, resolve
-from vitlab.ablation.work.slurm import is_elsewhere
+from vitlab.ablation.work.slurm import needs_submission
 from vitlab.ablation.work.status import Status, status_of
 from vitlab.ablation.work.tuning import trials, tuned
 from vitlab.analysis import ANALYSES
@@ -43,12 +43,12 @@ class Lab:
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` has written.
-        caller: How the message about a missing file names the call.
-        trust_command: Whether `run.command` of the file, which may be any program, may be started.
+        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` wrote.
+        caller: Name of the call in the message about a missing file.
+        trust_command: Whether to allow `run.command` of the file, which may be any program.
 
     Raises:
-        UsageError: The file is not there or has a mistake; the message has its line.
+        UsageError: The file is missing or has a mistake; the message names the line.
     """
 
     def __init__(self, file: str | Path, caller: str = "ablate", trust_command: bool = False) -> None:
@@ -66,17 +66,17 @@ class Lab:
                 raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
 
     def plan(self, workers: int | None = None, check: bool = False) -> "Plan":
-        """Resolve every arm by a probe of 20 steps; say what a run will do, cost and can show.
+        """Resolve every arm by a probe of 20 steps; return what a run will do and cost, and what it can detect.
 
         Args:
-            workers: Probes and cells at a time; as the file says by default.
-            check: Also build every arm and see that arms of one seed start alike.
+            workers: Probes and cells at a time; default: the file's.
+            check: Also build every arm and compare their initial weights.
         """
         from vitlab.ablation.verdict.plan import plan_of
 
         count = self._workers(workers)
-        if is_elsewhere(self.ablation) and None in known(self.ablation):
-            text = "a plan trains each arm for 20 steps, and this is no node of SLURM: put srun before the command"
+        if needs_submission(self.ablation) and None in known(self.ablation):
+            text = "a plan trains each arm for 20 steps, and this is not a SLURM node: put srun before the command"
             raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
@@ -93,21 +93,21 @@ class Lab:
         retry_failed: bool = False,
         say: Say | None = None,
     ) -> Status:
-        """Work off the cells that are not done, and return how far it is; again continues.
+        """Train the cells that are not done, and return the progress; call again to continue.
 
         Args:
-            workers: Cells at a time; as the file says by default.
-            only: Conditions such as ``pos_embed=none`` that a cell must meet.
+            workers: Cells at a time; default: the file's.
+            only: Conditions such as ``pos_embed=none`` that a cell must satisfy.
             fail_fast: Start no new cells after a failure.
             retry_failed: Try the failed cells again.
-            say: Gets a line whenever something happens; with it a terminal shows a table of the progress, too.
+            say: Called with each line of progress; with it, a terminal also shows a table.
         """
         ablation, count = self.ablation, self._workers(workers)
-        note(ablation)
-        if is_elsewhere(ablation):
-            run_there(ablation, only, fail_fast, retry_failed, say or _silent)
+        record_version(ablation)
+        if needs_submission(ablation):
+            submit_cells(ablation, only, fail_fast, retry_failed, say or _silent)
             return replace(self.status(), submitted=True)
-        failed, code = run_here(ablation, count, only, fail_fast, retry_failed, say)
+        failed, code = run_locally(ablation, count, only, fail_fast, retry_failed, say)
         return replace(self.status(), failed=failed, code=code)
 
     def commands(self, workers: int | None = None, only: Sequence[str] = (), say: Say = _silent) -> str:
@@ -115,7 +115,7 @@ class Lab:
         return commands(self.ablation, self._workers(workers), only, say)
 
     def status(self) -> Status:
-        """Return how far it is; reads files alone."""
+        """Return the progress; only reads files."""
         arms = list(self._arms) if self._arms else known(self.ablation)
         status = status_of(self.ablation, tuned(self.ablation, arms))
         if self.ablation.tune is None:
@@ -128,11 +128,11 @@ class Lab:
         return replace(status, lines=[text, *status.lines])
 
     def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
-        """Write tables, figures and verdicts of what is done to ``runs/ablations/NAME/report``, and return them.
+        """Write tables, figures and verdicts of the finished cells to ``runs/ablations/NAME/report``, and return them.
 
         Args:
-            output: Folder that report.md, summary.csv and the figures are copied to.
-            accept_stale: Take cells that other code has trained.
+            output: Folder to copy report.md, summary.csv and the figures to.
+            accept_stale: Include cells that another version of the code trained.
 
         Raises:
             UsageError: No cell is done.
@@ -151,10 +151,10 @@ class Lab:
         return report
 
     def register(self) -> dict[str, Any]:
-        """Freeze claims and protocol, and return digest, time and commit; later changes are told in each report.
+        """Freeze claims and protocol, and return digest, time and commit; reports list later changes.
 
         Raises:
-            UsageError: Another version has been registered under this name.
+            UsageError: Another version is registered under this name.
         """
         from vitlab.ablation.evidence.protocol import register
 
@@ -162,7 +162,7 @@ class Lab:
         return register(self.ablation, done)
 
     def verify(self) -> "Verified":
-        """Compute every number of the finished cells again, and the linear model's; name what disagrees."""
+        """Recompute every number of the finished cells and of the linear model; report disagreements."""
         from vitlab.ablation.evidence.verify import verify
 
         arms = self._known()
@@ -170,10 +170,10 @@ class Lab:
         return verify(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
 
     def export(self, folder: str | Path) -> list[Path]:
-        """Write all that the report rests on into one folder, from which ``Lab(folder).report()`` makes the same page.
+        """Write everything that the report needs into one folder, from which ``Lab(folder).report()`` writes it again.
 
         Raises:
-            UsageError: The folder is there and not empty.
+            UsageError: The folder exists and is not empty.
         """
         from vitlab.ablation.evidence.bundle import export
 
@@ -184,13 +184,13 @@ class Lab:
         return self._arms or [arm for arm in known(self.ablation) if arm]
 
     def _measured(self) -> list[Resolved]:
-        """Return them with what they have chosen; without those that are not tuned yet, or are given up."""
+        """Return the resolved arms with their tuned values, without those that are not tuned yet or are given up."""
         return [arm for arm in tuned(self.ablation, self._known()) if arm]
 
     def _workers(self, given: int | None) -> int:
-        """Return how many probes or cells to start at a time; refuse to start a program that nobody trusts."""
+        """Return how many probes or cells to run at a time; refuse to start an untrusted program."""
         if self._arms:
-            raise UsageError(f"{self.file} is evidence: it can be reported and verified, not run")
+            raise UsageError(f"{self.file} is exported evidence: it can be reported and verified, not run")
         if self.ablation.run.command and not self.trust_command:
             words = f"`run.command` starts {shlex.join(map(str, self.ablation.run.command))}, which may be any program"
             raise self.ablation.file.mistake("run/command", f"{words}; if you trust it, add --trust_command")

@@ -1,4 +1,4 @@
-"""What ``vitlab ablate run`` does: train the cells here, or hand them to SLURM."""
+"""Train the cells of an ablation on this machine, or submit them to SLURM."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -7,43 +7,43 @@ from dataclasses import replace
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.resolve import known, resolve
-from vitlab.ablation.work.slurm import is_elsewhere, script, submit, task_count
+from vitlab.ablation.work.slurm import needs_submission, script, submit, task_count
 from vitlab.ablation.work.tuning import given_up, run_trials, trials, tuned
 from vitlab.errors import UsageError
 
 Say = Callable[[str], None]
 
 
-def run_here(
+def run_locally(
     ablation: Ablation, workers: int, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say | None
 ) -> tuple[list[str], int]:
-    """Work off the cells; return those that failed, and the exit code of a signal that ended it, or 0."""
+    """Train the cells; return those that failed, and the exit code of a signal that ended the call, or 0."""
     from vitlab.ablation.work.pool import Interrupts, Pool
 
     tell = say or (lambda text: None)
     lost: list[str] = []
-    with Interrupts(tell) as heard:
-        cells = resolved_cells(ablation, workers, only, tell, lambda: heard.count > 0)
-        if heard.count:
-            return [], heard.code
+    with Interrupts(tell) as interrupts:
+        cells = resolved_cells(ablation, workers, only, tell, lambda: interrupts.count > 0)
+        if interrupts.count:
+            return [], interrupts.code
         if retry_failed:
             _forget_failures(cells)
         if ablation.tune:
             arms = list({cell.arm.name: cell.resolved for cell in cells}.values())
-            failed = run_trials(ablation, arms, lambda todo: Pool(todo, workers, say, heard, fail_fast))
-            if failed or heard.count:
-                return failed, heard.code
+            failed = run_trials(ablation, arms, lambda todo: Pool(todo, workers, say, interrupts, fail_fast))
+            if failed or interrupts.count:
+                return failed, interrupts.code
             for name, why in given_up(ablation, trials(ablation, arms)).items():
                 lost.append(name)
                 tell(f"given up {name}: {why}; it is not measured")
         cells = _tuned(ablation, cells)
-        pool = Pool(cells, workers, say, heard, fail_fast)
+        pool = Pool(cells, workers, say, interrupts, fail_fast)
         pool.run_all()
-    return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], heard.code
+    return [*lost, *(cell.name for cell in cells if cell.failure() or pool.failed(cell))], interrupts.code
 
 
-def run_there(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say) -> None:
-    """Submit the workers to SLURM; nothing is trained or resolved on this machine."""
+def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say) -> None:
+    """Submit workers to SLURM; this machine trains and resolves nothing."""
     cells = [Cell(ablation, arm, seed) for arm in tuned(ablation, known(ablation)) if arm for seed in ablation.seeds]
     if retry_failed:
         _forget_failures(cells)
@@ -51,27 +51,27 @@ def run_there(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry_fa
         more = [word for text in only for word in ("--only", text)] + ["--fail-fast"] * fail_fast
         submit(ablation, task_count(ablation, left), more, say)
     else:
-        say("every cell is done; nothing submitted")
+        say("every cell is done; nothing to submit")
 
 
 def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-    from vitlab.ablation.work.worker import left_words
+    from vitlab.ablation.work.worker import remaining_commands
 
-    if is_elsewhere(ablation):
+    if needs_submission(ablation):
         return script(ablation, task_count(ablation, _count(ablation)))
     cells = resolved_cells(ablation, workers, only, say)
     if ablation.tune:
         tried = trials(ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
         cells = [*(c for t in tried for c in t.cells if not t.is_over), *_tuned(ablation, cells)]
-    parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := left_words(cell))]
+    parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := remaining_commands(cell))]
     return "\n".join(line for part in parts for line in part)
 
 
 def resolved_cells(
     ablation: Ablation, workers: int, only: Sequence[str], say: Say, stop: Callable[[], bool] = lambda: False
 ) -> list[Cell]:
-    """Resolve the arms and return the cells to work on; refuse arms that do not match where the file says so."""
+    """Resolve the arms and return their cells; refuse arms that do not match if the file demands it."""
     from vitlab.ablation.verdict.audit import flags
 
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
@@ -82,7 +82,7 @@ def resolved_cells(
     for name, words in unfair.items():
         say(f"note     {name}: {'; '.join(words)}")
     if unfair and ablation.match.on_violation == "fail":
-        raise UsageError(f"{ablation.file.path}: arms that do not match, and `match.on_violation` is fail")
+        raise UsageError(f"{ablation.file.path}: arms do not match, and `match.on_violation` is fail")
     cells = cells_of(ablation, resolved)
     for text in only:
         axis, _, level = text.partition("=")
@@ -93,7 +93,7 @@ def resolved_cells(
 
 
 def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
-    """Return the cells with what their arms have chosen."""
+    """Return the cells with the tuned values of their arms."""
     found: dict[str, Resolved] = {}
     for arm in tuned(ablation, list({cell.arm.name: cell.resolved for cell in cells}.values())):
         found |= {arm.arm.name: arm} if arm else {}
@@ -101,7 +101,7 @@ def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
 
 
 def _count(ablation: Ablation) -> int:
-    """Return how many cells there are, with those of the tuning."""
+    """Return the number of cells, including those of the tuning."""
     tried = ablation.tune.budget * len(ablation.tune.seeds) if ablation.tune else 0
     return len(ablation.arms) * (len(ablation.seeds) + tried)
 

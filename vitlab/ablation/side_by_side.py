@@ -1,4 +1,4 @@
-"""Several ablations on one page: what there is, and the arms of some beside each other."""
+"""List the ablations, and compare several side by side."""
 
 import csv
 from collections.abc import Sequence
@@ -10,13 +10,11 @@ from vitlab.runs.directory import RUNS
 from vitlab.runs.records import read_json
 from vitlab.tables import columns, table
 
-CAUTION = (
-    "Arms of different ablations are not tested against each other: other images, steps or code may lie between them."
-)
+CAUTION = "Arms of different ablations are not tested against each other: images, steps or code may differ."
 
 
-def listed() -> str:
-    """Return a line for each ablation in ``runs/ablations``: arms, finished cells, what was written."""
+def list_ablations() -> str:
+    """Return a line for each ablation in ``runs/ablations``: arms, finished cells, registration, report."""
     rows = [["ablation", "arms", "cells done", "last cell", "registered", "report"]]
     for folder in sorted((RUNS / "ablations").glob("*/")):
         done = sorted(folder.glob("*/s*-*/done.json"))
@@ -29,8 +27,8 @@ def listed() -> str:
     return columns(rows, right=[1, 2])
 
 
-def compared(names: Sequence[str]) -> str:
-    """Return a page with the arms and the claims of several ablations, as their reports have them.
+def compare_ablations(names: Sequence[str]) -> str:
+    """Return a page with the arms and claims of several ablations, from their reports.
 
     Args:
         names: Each a file, a name in ``runs/ablations``, or a folder with a ``summary.csv``.
@@ -65,12 +63,14 @@ def _summary(name: str) -> list[dict[str, str]]:
     found = next((folder / "summary.csv" for folder in folders if (folder / "summary.csv").is_file()), None)
     if not found:
         raise UsageError(
-            f"{name} has no report: `vitlab ablate report {name}` writes it; `vitlab ablate list` says what is there"
+            f"{name} has no report: `vitlab ablate report {name}` writes it; `vitlab ablate list` lists all ablations"
         )
     with found.open() as file:
         rows = list(csv.DictReader(file))
     short = ("mean", "low", "high", "difference", "adjusted_p")
-    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+    return [
+        {**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_counts(row)} for row in rows
+    ]
 
 
 def _whole(row: dict[str, str]) -> dict[str, str]:
@@ -80,5 +80,5 @@ def _whole(row: dict[str, str]) -> dict[str, str]:
 def _read(path: Path) -> dict[str, object]:
     try:
         return dict(read_json(path))
-    except UsageError:  # a damaged file is in nobody's way
+    except UsageError:  # a damaged file does not hide the others
         return {}

@@ -5,7 +5,7 @@ import sys
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from vitlab.ablation.side_by_side import compared, listed
+from vitlab.ablation.side_by_side import compare_ablations, list_ablations
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError, printable
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
     if options.word in ("list", "compare"):
-        _say(listed() if options.word == "list" else compared(options.files))
+        _say(list_ablations() if options.word == "list" else compare_ablations(options.files))
         return 0
     source = getattr(options, "evidence", None) or options.file
     if not source:

@@ -1,4 +1,4 @@
-"""One folder with all that a report rests on, from which the same report can be made on another machine."""
+"""Export everything that a report needs into one folder, to repeat the report on another machine."""
 
 import hashlib
 import json
@@ -33,10 +33,10 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     """Write the folder and return its files; without checkpoints, and predictions without probabilities.
 
     Raises:
-        UsageError: The folder is there and not empty.
+        UsageError: The folder exists and is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} is there already and not empty; evidence is written once")
+        raise UsageError(f"{folder} exists and is not empty; export into a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     facts = [{**asdict(replace(r, arm=None)), "arm": r.arm.name} for r in resolved]  # type: ignore[arg-type]
@@ -58,13 +58,13 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
 
 
 def load(folder: Path) -> tuple[Ablation, list[Resolved]]:
-    """Return the comparison of an exported folder and its arms.
+    """Return the ablation in an exported folder and its arms.
 
     Raises:
-        UsageError: It is no such folder, or a file of it is not the one that was exported.
+        UsageError: It is not such a folder, or a file in it has changed.
     """
     if not (folder / SUMS).is_file():
-        raise UsageError(f"{folder} is no folder of `vitlab ablate export`: it has no {SUMS}")
+        raise UsageError(f"{folder} was not written by `vitlab ablate export`: it has no {SUMS}")
     wrong = []
     for line in (folder / SUMS).read_text().splitlines():
         expected, _, name = line.partition("  ")
@@ -73,7 +73,7 @@ def load(folder: Path) -> tuple[Ablation, list[Resolved]]:
             wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        raise UsageError(f"{folder}: hashes do not fit: {', '.join(wrong[:4])}{more}; it is not what was exported")
+        raise UsageError(f"{folder}: these files changed since the export: {', '.join(wrong[:4])}{more}")
     ablation = replace(spec.read(folder / "ablation.yaml", is_alone=True), home=folder)
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())
@@ -89,7 +89,7 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 
 def _drop_probabilities(path: Path) -> None:
-    """Rewrite a table of predictions without the probabilities: most of its bytes, and no number of a report."""
+    """Rewrite a table of predictions without the probabilities, which are most of its bytes and in no report."""
     with suppress(OSError, ValueError):  # a damaged table is exported as it is
         table = pd.read_parquet(path).drop(columns=["probability", "probabilities"], errors="ignore")
         whole = {name: pd.to_numeric(table[name], downcast="integer") for name in table.select_dtypes("integer")}

@@ -1,4 +1,4 @@
-"""What was declared and when: every version of the file and of its configs that cells ran under."""
+"""Registration and history: every version of the file and its configs that cells ran under."""
 
 import datetime
 import difflib
@@ -27,8 +27,8 @@ def texts(ablation: Ablation) -> dict[str, str]:
     return found
 
 
-def note(ablation: Ablation) -> str:
-    """Keep the present version if it is new, and return its digest."""
+def record_version(ablation: Ablation) -> str:
+    """Store the present version if it is new, and return its digest."""
     present = texts(ablation)
     name = digest(present)
     folder = RunDir(ablation.directory / "history")
@@ -38,16 +38,16 @@ def note(ablation: Ablation) -> str:
 
 
 def register(ablation: Ablation, done: int) -> dict[str, Any]:
-    """Freeze claims and protocol; refuse if another version has been registered.
+    """Freeze claims and protocol; refuse if another version is registered.
 
     Args:
-        ablation: What is registered.
-        done: How many cells are done by now.
+        ablation: The ablation to register.
+        done: Number of cells that are already done.
     """
     old = registered(ablation)
-    name = note(ablation)
+    name = record_version(ablation)
     if old and old["digest"] != name:
-        text = f"{ablation.name} was registered at {old['time']} and has changed since; give what is new another `name`"
+        text = f"{ablation.name} was registered at {old['time']} and has changed since; choose another `name`"
         raise UsageError(text)
     if not old:
         facts = {"digest": name, "time": _now(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
@@ -56,17 +56,17 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
 
 
 def registered(ablation: Ablation) -> dict[str, Any]:
-    """Return what was registered; empty if nothing was."""
+    """Return the registration; empty if there is none."""
     return read_json(ablation.directory / "registered.json")
 
 
 def versions(ablation: Ablation) -> list[dict[str, Any]]:
-    """Return the versions that are kept, oldest first, and the present one if it is none of them."""
+    """Return the stored versions, oldest first, and the present one if it is new."""
     kept = [{**read_json(path), "digest": path.stem} for path in (ablation.directory / "history").glob("*.json")]
     kept.sort(key=lambda version: (version["time"], version["digest"]))
     try:
         present = texts(ablation)
-    except FileNotFoundError:  # of evidence that came alone
+    except FileNotFoundError:  # exported evidence without its configs
         return kept
     if digest(present) not in [version["digest"] for version in kept]:
         kept.append({"time": "now", "texts": present, "digest": digest(present)})
@@ -74,11 +74,11 @@ def versions(ablation: Ablation) -> list[dict[str, Any]]:
 
 
 def sentences(ablation: Ablation) -> list[str]:
-    """Return what a report says: whether it was registered, and every change since the first version, line by line."""
+    """Return the report's sentences on the registration, and every change since the first version, line by line."""
     kept, old = versions(ablation), registered(ablation)
     words = []
     if old:
-        there = f"{old['cells_done']} cells had been done" if old["cells_done"] else "before any cell was done"
+        there = f"{old['cells_done']} cells were done" if old["cells_done"] else "before any cell was done"
         words.append(f"registered at {old['time']}, commit {old['commit']}, digest {old['digest']}; {there}")
         last = kept[-1]["digest"] if kept else old["digest"]
         words.append("nothing has changed since" if last == old["digest"] else "CHANGED since, see below")

@@ -1,4 +1,4 @@
-"""Are the numbers those of the predictions beside them? Every cell is read again, and what disagrees is named."""
+"""Recompute the numbers of every cell from its predictions, and report disagreements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,32 +15,32 @@ from vitlab.ablation.verdict.measured import unreadable
 from vitlab.ablation.work.cells import Cell, Resolved
 from vitlab.ablation.work.identity import digest
 
-CLOSE = 2e-6  # float32 sums of a metric in another order
+CLOSE = 2e-6  # tolerance for float32 sums in another order
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What the cells' own files say of the numbers of a report; as text, a line for each cell that disagrees."""
+    """The result of a verification; as text, a line for each cell that disagrees."""
 
     checked: int
     problems: dict[str, list[str]]  # cell: what is wrong
-    numbers: int  # that were computed again
-    note: str = ""  # what could not be
+    numbers: int  # recomputed ones
+    note: str = ""  # what could not be recomputed
 
     @property
     def is_green(self) -> bool:
-        """Whether every number is what its predictions say."""
+        """Whether every number agrees with its predictions."""
         return not self.problems and self.checked > 0
 
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
         lines += [self.note] if self.note else []
-        return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers computed again: {ending}"])
+        return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
 
 def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) -> Verified:
-    """Compute every number of the finished cells from their predictions, fit the gate again, and compare."""
+    """Recompute every number of the finished cells from their predictions, refit the gate, and compare."""
     problems: dict[str, list[str]] = {}
     checked = numbers = 0
     for cell in cells:
@@ -58,7 +58,7 @@ def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) 
 def _check(cell: Cell) -> tuple[list[str], int]:
     words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
     if digest(cell.run.read("data.json")) != cell.parts["data"]:
-        words.append("data.json is not that of the plan: it has read other images")
+        words.append("data.json differs from the plan: it was trained on other images")
     config = yaml.safe_load(cell.run.config.read_text())
     if config.get("seed_everything") != cell.seed:
         words.append(f"config.yaml has seed {config.get('seed_everything')}")
@@ -67,12 +67,12 @@ def _check(cell: Cell) -> tuple[list[str], int]:
         return words or [f"there is no {path.name} of predictions"], 0
     found, stated = _numbers(path), cell.run.measured(cell.ablation.evaluate)
     both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
-    words += [f"{n} is {b:.6g}, its predictions say {a:.6g}" for n, (a, b) in both.items() if abs(a - b) > CLOSE]
+    words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if abs(a - b) > CLOSE]
     return words, len(both)
 
 
 def _numbers(path: Path) -> dict[str, Any]:
-    """Return the metrics that a table of predictions tells."""
+    """Return the metrics computed from a table of predictions."""
     table = pd.read_parquet(path)
     found = {"n": float(len(table))}
     if "target" in table:

@@ -1,7 +1,7 @@
-"""Claims: sentences that an ablation is run to support or to refute.
+"""Claims: statements that an ablation supports or refutes.
 
-``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each with ``on METRIC`` and ``| axis=level`` where
-wanted. A and B are levels of one axis; B may be a number.
+``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each optionally with ``on METRIC`` and
+``| axis=level``. A and B are levels of one axis; B may be a number.
 """
 
 import itertools
@@ -25,7 +25,7 @@ FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on MET
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of the file, understood."""
+    """A parsed claim."""
 
     text: str
     axis: str
@@ -34,13 +34,13 @@ class Claim:
     sign: str  # > or ~, or gap: the difference of a and b is smaller under `under` than under `against`
     margin: float | None
     metric: str | None  # None: the primary one
-    where: Mapping[str, str]  # axis: level; axes left open give a verdict for each of their levels
+    where: Mapping[str, str]  # axis: level; other axes give one verdict per level
     under: str = ""  # gap: the level of `gap_axis` on the smaller side
     against: str = ""
     gap_axis: str = ""
 
     def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-        """Return every combination of the other axes' levels that the claim speaks of."""
+        """Return every combination of the other axes' levels that the claim covers."""
         others = {n: list(levels) for n, levels in axes.items() if n not in (self.axis, self.gap_axis)}
         for name, level in self.where.items():
             others[name] = [level]
@@ -48,7 +48,7 @@ class Claim:
 
 
 def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[str, Any]]) -> Claim:
-    """Return the claim that ``text`` makes; refuse what names no arm."""
+    """Parse a claim; refuse unknown axes and levels."""
     place = f"claims/{index}"
     if not isinstance(text, str):
         raise file.mistake(place, f"a claim is one of {FORMS}, got {text!r}")
@@ -72,7 +72,7 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
     if found["b"] in axes[axis]:
         b = found["b"]
     if (found["sign"] == "~") != bool(found["margin"]):
-        raise file.mistake(place, f"`~` goes with `within M` and `>` without, got {text!r}")
+        raise file.mistake(place, f"`~` needs `within M`, and `>` must not have it, got {text!r}")
     margin = float(found["margin"]) if found["margin"] else None
     return Claim(text, axis, a, b, found["sign"], margin, metric, where)
 
@@ -108,12 +108,13 @@ def _same_axis(file: File, place: str, axis: str, text: str, axes: Mapping[str, 
 def _level(file: File, place: str, text: str, axes: Mapping[str, Mapping[str, Any]]) -> tuple[str, str]:
     axis, _, level = text.rpartition("=")
     if axis and axis not in axes:
-        raise file.mistake(place, f"a claim names the axis `{axis}`, which is none{did_you_mean(axis, axes)}")
+        raise file.mistake(place, f"a claim names `{axis}`, which is not an axis{did_you_mean(axis, axes)}")
     found = [name for name in ([axis] if axis else axes) if level in axes[name]]
     if not found:
         known = [name for levels in axes.values() for name in levels]
         hint = did_you_mean(level, known) or f"; there are {', '.join(known)}"
-        raise file.mistake(place, f"a claim names `{level}`, which is no level{f' of `{axis}`' if axis else ''}{hint}")
+        where = f" of `{axis}`" if axis else ""
+        raise file.mistake(place, f"a claim names `{level}`, which is not a level{where}{hint}")
     if len(found) > 1:
         raise file.mistake(place, f"`{level}` is a level of {' and '.join(found)}: write {found[0]}={level}")
     return found[0], level

@@ -1,4 +1,4 @@
-"""The keys that the file of an ablation may have, and where in the file each stands."""
+"""The keys of an ablation's file, and their line numbers for error messages."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
 class File:
-    """A YAML file whose mistakes are told with their line.
+    """A YAML file whose mistakes are reported with their line.
 
     Args:
         path: The file.
@@ -59,7 +59,7 @@ class File:
         return UsageError(f"{self.path}, line {self.line(where.split('/'))}: {text}")
 
     def line(self, place: list[str]) -> int:
-        """Return the line of a place in the file; of the closest thing around it, if it is not there."""
+        """Return the line of a place in the file, or of its closest existing parent."""
         node, line = self.root, 1
         for part in place:
             if isinstance(node, yaml.MappingNode):
@@ -78,12 +78,12 @@ class File:
             for key, value in node.value:
                 if key.value in seen:
                     line = key.start_mark.line + 1
-                    raise UsageError(f"{self.path}, line {line}: `{key.value}` is there twice; YAML keeps the last")
+                    raise UsageError(f"{self.path}, line {line}: `{key.value}` appears twice")
                 seen.add(key.value)
                 self._refuse_doubles(value)
 
     def check_keys(self) -> None:
-        """Refuse a key that nobody reads and a value that is none of its choices."""
+        """Refuse unknown keys, and values that are not among their choices."""
         for section, known in KEYS.items():
             content = self.content if not section else self.content.get(section)
             if content is None:
@@ -117,17 +117,17 @@ class File:
 
 
 def check_level_name(file: File, where: str, name: Any) -> str:
-    """Return ``name`` if it can stand in a directory's name."""
+    """Return ``name`` if it can be part of a directory name."""
     if isinstance(name, bool) or name is None:
         text = {True: "on, yes or true", False: "no, off or false", None: "null"}[name]
         raise file.mistake(where, f"YAML reads an unquoted {text} as {name!r}; quote it, as in 'no'")
     if not NAME.fullmatch(str(name)):
-        raise file.mistake(where, f"a name is made of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
+        raise file.mistake(where, f"a name consists of a-z 0-9 _ . - and starts with a letter or digit, got {name!r}")
     return str(name)
 
 
 def level_names(values: list[Any]) -> list[Any]:
-    """Return what levels are called that are written as values: classes by name, with arguments where two are alike.
+    """Return names for levels that are given as values: classes by name, with arguments where names collide.
 
     >>> level_names(["none", 0.5, "mypkg.Coordinates", {"class_path": "mypkg.Wave"}, ["learned", "rope2d"]])
     ['none', '0.5', 'coordinates', 'wave', 'learned_rope2d']
@@ -152,7 +152,7 @@ def _value_name(value: Any, is_long: bool) -> Any:
 
 
 def read_packages(file: File) -> tuple[str, ...]:
-    """Return the packages of the user's own that the file wants to import; the command line confirms them."""
+    """Return the packages of the user's that the file imports; the command line must confirm them."""
     value = file.content.get("trust_imports") or []
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -11,9 +11,9 @@ from vitlab.errors import did_you_mean
 
 @dataclass(frozen=True)
 class Match:
-    """How alike the arms must be; a number is a relative difference to the arm to match."""
+    """How closely the arms must match; a number is a relative difference to the arm to match."""
 
-    within: tuple[str, ...] = ()  # axes across which arms need not be alike
+    within: tuple[str, ...] = ()  # axes across which arms need not match
     steps: float | str = "exact"
     params: float | str = 0.02
     flops: float | str = 0.02
@@ -27,9 +27,9 @@ class Stats:
 
     test: str = "auto"  # paired where arms of one seed see the same batches, else welch
     ci: float = 0.95
-    margin: float | None = None  # the difference that would not matter
-    sd: float | None = None  # the spread to expect, for the plan
-    seeds_max: int | None = None  # the most seeds that there will be; the number of seeds where nothing is said
+    margin: float | None = None  # largest difference that does not matter
+    sd: float | None = None  # expected spread, for the plan
+    seeds_max: int | None = None  # maximal number of seeds; default: the number of seeds
 
     @property
     def alpha(self) -> float:
@@ -53,7 +53,7 @@ class Execution:
 
 
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:
-    """Return how alike the arms must be."""
+    """Return how closely the arms must match."""
     given = dict(file.content.get("match") or {})
     for axis in given.get("within") or ():
         if axis not in axes:
@@ -71,7 +71,7 @@ def read_stats(file: File, seeds: int) -> Stats:
     given = file.content.get("stats") or {}
     most = file.number("stats.seeds_max", None, 2, 10_000, whole=True)
     if most and most < seeds:
-        text = f"`stats.seeds_max` is {most}, but there are {seeds} `seeds`: it is the most there will be"
+        text = f"`stats.seeds_max` must be at least the number of `seeds`, got {most} and {seeds}"
         raise file.mistake("stats/seeds_max", text)
     return Stats(
         test=given.get("test", "auto"),

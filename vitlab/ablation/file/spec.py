@@ -1,4 +1,4 @@
-"""What an ablation compares and how: its file, read and checked before anything starts."""
+"""The file of an ablation: read and checked before anything starts."""
 
 import hashlib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Ablation:
     file: File
     name: str
     base: tuple[str, ...]
-    axes: Mapping[str, Mapping[str, Any]]  # axis: level: what the file says of it
+    axes: Mapping[str, Mapping[str, Any]]  # axis: level: its settings
     arms: tuple[Arm, ...]
     seeds: tuple[int, ...]
     baseline: Mapping[str, str]
@@ -38,16 +38,16 @@ class Ablation:
     claims: tuple[Claim, ...] = ()
     tune: Tune | None = None
     trust_imports: tuple[str, ...] = ()
-    home: Path | None = None  # of evidence that was exported
+    home: Path | None = None  # folder of exported evidence
 
     @property
     def directory(self) -> Path:
-        """Where its cells and its report lie."""
+        """The folder of its cells and report."""
         return self.home or RUNS / "ablations" / self.name
 
     @property
     def digest(self) -> str:
-        """The hash of the file, kept in every cell: a report tells whether the file changed since."""
+        """The hash of the file, stored in every cell, so that a report can show whether the file has changed."""
         return hashlib.sha256(self.file.path.read_bytes()).hexdigest()[:10]
 
     def baseline_of(self, arm: Arm) -> Arm | None:
@@ -57,7 +57,7 @@ class Ablation:
 
 
 def read(path: str | Path, is_alone: bool = False) -> Ablation:
-    """Read and check the file of an ablation; of one that is alone, the configs that it names need not be there."""
+    """Read and check the file of an ablation; with ``is_alone``, the configs that it names may be missing."""
     file = File(path, is_alone)
     file.check_keys()
     content = file.content
@@ -68,7 +68,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
     arms = read_arms(file, axes)
     baseline = pick(file, "baseline", axes, content["baseline"])
     if not any(baseline.items() <= dict(arm.levels).items() for arm in arms):
-        raise file.mistake("baseline", f"the baseline {content['baseline']} is no arm: `exclude` leaves it out")
+        raise file.mistake("baseline", f"the baseline {content['baseline']} is not an arm: `exclude` removes it")
     if not isinstance((metric := content["metric"]).get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
     analyses = _analyses(file, content.get("analyses") or [])

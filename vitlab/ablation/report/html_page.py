@@ -1,4 +1,4 @@
-"""One HTML file with everything in it: no script, no server, no other file."""
+"""The report as one self-contained HTML file without scripts."""
 
 import html
 import re
@@ -48,8 +48,8 @@ def _inline(text: str) -> str:
 
 
 def _own_ids(svg: str, prefix: str) -> str:
-    """Give the ids of one figure a prefix: in one page they must not meet those of another."""
-    svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # the same for equal pictures, and nobody asks for it
+    """Prefix the ids of a figure, so that they are unique on the page."""
+    svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # not referenced, and equal for equal images
     svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
     svg = re.sub(r'((?:xlink:)?href="#)', rf"\1{prefix}-", svg).replace("url(#", f"url(#{prefix}-")
     return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The figures of the analyses: a line for each arm, its interval over seeds as a band, and maps of displacement."""
+"""Figures of the analyses: one line per arm with its interval over seeds as a band, and maps of displacement."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ AXES = {"size": "height of the image, pixels", "blocks": "blocks that change pla
 
 
 def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
-    """Return title, SVG and data of a figure for each analysis that there are numbers for."""
+    """Return title, SVG and data of a figure for each analysis with numbers."""
     drawn = {}
     for name in found.results.ablation.analyses:
         rows = [row for row in found.curves if row["analysis"] == name]
@@ -44,7 +44,7 @@ def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
 
 
 def _parts(name: str, rows: Rows) -> list[tuple[str, Rows]]:
-    """Return title and rows of each panel; of several ways to carry positions over, each arm's usual one."""
+    """Return title and rows of each panel; of several ways to resample positions, each arm's default."""
     if name == "resolution":
         titles = {"resize": "the whole image, resized", "canvas": "the same scale, on a larger canvas"}
         first: dict[tuple[str, str], str] = {}
@@ -102,7 +102,7 @@ def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
     ax.minorticks_off()
     ax.set_xlabel(AXES.get(x, x))
     if measure in ("acc1", "flipped", "accuracy"):
-        ax.set_ylim(-0.03, 1.03)  # an interval may reach beyond what can be
+        ax.set_ylim(-0.03, 1.03)  # an interval may exceed the possible range
 
 
 def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
@@ -124,6 +124,6 @@ def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
         axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
 
     rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
-    title = "Mean logit of a key by where it lies, tokens shuffled before positions; mean over heads and seeds"
+    title = "Mean logit of a key by its offset, tokens shuffled before positions; mean over heads and seeds"
     svg = draw(0.4 + 1.1 * len(profiles), paint, title, columns=len(layers), rows=len(profiles))
     return title, svg, rows

@@ -1,15 +1,15 @@
-"""Where the numbers of a report come from, and whether all cells come from the same place."""
+"""The provenance of a report's numbers, and whether all cells share it."""
 
 from typing import Any
 
 from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.work.status import other_words
+from vitlab.ablation.work.status import foreign_cells_text
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")
 
 
 def provenance(results: Results) -> list[str]:
-    """Return a sentence for each fact; a fact in which cells differ says so."""
+    """Return a sentence for each fact; it says so if cells differ."""
     records = [run.record for run in results.runs.values()]
     done = [run.read("done.json") for run in results.runs.values()]
     lines = [f"{fact}: {_shared([record.get(fact) for record in records])}" for fact in FACTS]
@@ -29,9 +29,9 @@ def provenance(results: Results) -> list[str]:
     if results.ablation.evaluate == "test":
         path = results.ablation.directory / "readings.jsonl"
         count = len(path.read_text().splitlines()) if path.is_file() else 0
-        noted = f"{count} times" if count else f"{len(done)} times or more: no reading was noted"
-        lines.append(f"the test split was read {noted} for these numbers, analyses apart")
-    if text := other_words(results.ablation, list(results.resolved)):
+        noted = f"{count} times" if count else f"at least {len(done)} times: readings were not counted"
+        lines.append(f"the test split was read {noted} for these numbers, not counting analyses")
+    if text := foreign_cells_text(results.ablation, list(results.resolved)):
         lines.append(text.removeprefix("; "))
     return lines
 

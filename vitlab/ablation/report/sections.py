@@ -1,4 +1,4 @@
-"""What a report says, section by section: sentences and tables, which Markdown and HTML write the same."""
+"""The sections of a report: sentences and tables, for Markdown and HTML alike."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.audit import flags
 from vitlab.ablation.verdict.findings import Findings
-from vitlab.ablation.verdict.linear import of_arm
+from vitlab.ablation.verdict.linear import gate_of
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
 
-TESTS = ["arm", "n", "test", "r over seeds", "interval of equivalence", "p of equivalence"]
+TESTS = ["arm", "n", "test", "r over seeds", "equivalence interval", "equivalence p"]
 TESTS += ["interval, unpaired", "p, unpaired"]
 
 
@@ -66,36 +66,36 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
     s, words, power = found.results.ablation.stats, [], found.power(metric)
     tests = {row.test for row in rows} - {""}
     if "paired" in tests:
-        words.append("Paired t tests: arms of one seed share the order of the batches and how what they share starts.")
+        words.append("Paired t tests: arms of one seed share the order of batches and their common initial weights.")
     if "welch" in tests:
-        words.append("Welch's test: seeds are not taken for pairs.")
+        words.append("Welch's test: seeds are not treated as pairs.")
     if power:
         m, low = power["comparisons"], 100 * s.alpha
         words.append(
             f"{m} comparisons are one family (Holm): at most {low:.3g} % of such reports have a false difference, and "
-            f"at most {low:.3g} % a false equivalence. An interval is as wide as its adjusted p asks for."
+            f"at most {low:.3g} % a false equivalence. Intervals match the adjusted p values."
         )
-        unit = "a pair's difference" if power["test"] == "paired" else "a run"
+        unit = "the paired differences" if power["test"] == "paired" else "a run"
         smallest = f"{power['detectable_sd']:.1f} sd of {unit}"
-        words.append(f"n = {power['n']} finds a difference to the baseline of {smallest} in 80 % of cases.")
+        words.append(f"n = {power['n']} detects a difference to the baseline of {smallest} with 80 % power.")
         if power["n"] < 4:
-            words.append(f"n = {power['n']} explores: only what stands far above the spread of seeds can show.")
-        words.append("Arms are compared with the baseline alone; other differences need a claim.")
+            words.append(f"n = {power['n']} is exploratory: it only detects effects far above the spread of seeds.")
+        words.append("Arms are compared only with the baseline; other comparisons need a claim.")
     if metric != found.results.ablation.primary:
-        words.append("Secondary: what no claim asks is explored, in a family of its own.")
+        words.append("Secondary metric: comparisons without a claim are exploratory, in a separate family.")
     if len({row.n for row in rows}) > 1 or any(row.n < row.planned for row in rows):
-        words.append("Some cells are missing: n differs from what was planned, see below.")
+        words.append("Some cells are missing: n differs from the plan, see below.")
     if any(row.n == 1 for row in rows):
         words.append("n = 1: no inference.")
     return words
 
 
 def _gate_words(found: Findings) -> list[str]:
-    """Return what logistic regression on the same pixels reaches, and which arms do not beat it."""
+    """Return the accuracy of logistic regression on the same pixels, the gate that arms must beat."""
     ablation, words = found.results.ablation, []
     gates: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for arm in found.results.resolved:
-        gates.setdefault(str(gate := of_arm(found.linear, ablation, arm)), (gate, []))[1].append(arm.arm.name)
+        gates.setdefault(str(gate := gate_of(found.linear, ablation, arm)), (gate, []))[1].append(arm.arm.name)
     for gate, arms in gates.values():
         if "acc1" in gate:
             share = "" if len(gates) == 1 else f" of {', '.join(arms)}"
@@ -104,7 +104,7 @@ def _gate_words(found: Findings) -> list[str]:
                 f"{gate['acc1']:.4f} on {gate['n']:,}; an arm whose mean is not above that is marked under-trained."
             )
         elif "why" in gate:
-            words.append(f"No logistic regression to compare with: {gate['why']}.")
+            words.append(f"There is no logistic regression to compare with: {gate['why']}.")
     return words
 
 

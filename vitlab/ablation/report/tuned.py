@@ -1,4 +1,4 @@
-"""What each arm has tried before it was measured: a table, and its response to each value."""
+"""The tuning of each arm: a table of candidates, and the response to each value."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before 
 
 
 def tuning_section(results: Results) -> list[Section]:
-    """Return what each arm has tried and chosen; nothing without tuning."""
+    """Return the candidates and choices of each arm; empty without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
         return []
@@ -23,7 +23,7 @@ def tuning_section(results: Results) -> list[Section]:
     chosen, words = choices(ablation, tried), [*_rules(tune, tried)]
     for arm, trial in chosen.items():
         for key in at_border(ablation, trial.values):
-            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of what was tried.")
+            words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of the search space.")
     words += [f"{arm} is not measured: {why}." for arm, why in lost_arms(results)]
     rows = []
     for t in tried:
@@ -36,7 +36,7 @@ def tuning_section(results: Results) -> list[Section]:
 
 
 def _rules(tune: Tune, tried: list[Trial]) -> list[str]:
-    """Return what was declared of the tuning."""
+    """Return the declared rules of the tuning."""
     how, seeds = SEARCHED[tune.search].format(n=tune.budget), ", ".join(map(str, tune.seeds))
     words = [f"Every arm tried {how} on the validation split, seeds {seeds}."]
     if tune.halving:

@@ -26,27 +26,27 @@ from vitlab.runs.directory import write_text
 
 @dataclass
 class Report:
-    """What the finished cells say; as text, the answers to the claims."""
+    """The report on the finished cells; as text, the answers to the claims."""
 
-    arms: pd.DataFrame  # a row for each arm and metric: mean, interval, difference to the baseline, verdict
-    claims: pd.DataFrame  # a row for each claim and setting
+    arms: pd.DataFrame  # one row per arm and metric: mean, interval, difference to the baseline, verdict
+    claims: pd.DataFrame  # one row per claim and setting
     verdicts: list[Verdict]
-    results: pd.DataFrame  # a row for each cell and metric
+    results: pd.DataFrame  # one row per cell and metric
     summary: pd.DataFrame  # every number of the report; `kind` tells the rows apart
     answers: list[str]
     files: list[Path]
-    sent: str = ""  # what became of it at W&B
+    sent: str = ""  # line about sending it to W&B
 
     def __str__(self) -> str:
         return "\n".join(self.answers)
 
 
 def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> Report:
-    """Write the report from whatever is done, and return it."""
+    """Write the report on the finished cells, and return it."""
     results = collect(ablation, resolved, accept_stale)
     if results.mixed:
         cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
-        raise UsageError(f"{cells}: read other images than the rest, and no report mixes them; remove them and `run`")
+        raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
     table, found = (

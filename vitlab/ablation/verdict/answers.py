@@ -1,8 +1,8 @@
-"""One engine of inference: every comparison of a file has one p, one equivalence test and the intervals of these.
+"""Inference: every comparison of a file gets one p value, one equivalence test and their intervals.
 
-A comparison is asked for by the main table (an arm against its baseline) or by a claim; where both ask for the same, it
-is one. All together are the family that Holm's adjustment counts. Arms of one seed share the order of the batches and
-the starting values of what they have in common, so seeds are pairs by design, and the paired test is the declared one.
+Comparisons come from the main table (an arm against its baseline) and from claims; duplicates count once. Together they
+are the family of Holm's adjustment. Arms of one seed share the order of batches and the initial values of the
+parameters they have in common, so seeds are pairs by design, and the paired test is the declared one.
 """
 
 import math
@@ -18,7 +18,7 @@ from vitlab.stats import NAN, Estimate
 
 @dataclass(frozen=True)
 class Question:
-    """A comparison: the weighted sum of the means of arms, less a number; a margin asks whether it would not matter."""
+    """A comparison: the weighted sum of arms' means, minus a number; with a margin, equivalence is tested too."""
 
     metric: str
     terms: tuple[tuple[str, float], ...]  # arm, weight
@@ -27,7 +27,7 @@ class Question:
 
     @property
     def key(self) -> Hashable:
-        """What this comparison has in common with its mirror image."""
+        """An identity that this comparison shares with its mirror image."""
         terms = tuple(sorted(self.terms))
         mirrored = tuple(sorted((arm, -weight) for arm, weight in self.terms))
         return (self.metric, self.number, terms if self.number else min(terms, mirrored))
@@ -35,13 +35,13 @@ class Question:
 
 @dataclass(frozen=True)
 class Test:
-    """A p value, alone and as one of its family, and its interval; NaN where nothing could be tested."""
+    """A p value, alone and adjusted for its family, and its interval; NaN if no test was possible."""
 
     p: float = NAN
     adjusted: float = NAN
     low: float = NAN
     high: float = NAN
-    factor: float = 1.0  # by which Holm's adjustment multiplies the p
+    factor: float = 1.0  # multiplier of p in Holm's adjustment
 
 
 NOTHING = Test()
@@ -49,18 +49,18 @@ NOTHING = Test()
 
 @dataclass(frozen=True)
 class Answer:
-    """What the seeds say of a comparison.
+    """The estimate and tests of a comparison.
 
     Args:
-        estimate: The difference by the declared test.
-        is_paired: Whether that is the paired one.
-        correlation: Of two arms over the seeds they share.
-        note: Why nothing was tested.
+        estimate: The difference, by the declared test.
+        is_paired: Whether the declared test is paired.
+        correlation: Correlation of two arms over the seeds they share.
+        note: Why no test was possible.
         difference: Test of no difference. Its interval excludes 0 if and only if the adjusted p is below alpha.
-        unpaired: The same, had seeds not been taken for pairs.
-        equivalence: Two one-sided tests against the margin; the interval lies within it if and only if the adjusted p
-            is below alpha: of 90 %, less the adjustment, where alpha is 5 %.
-        excess: Test of a difference within the margin: small where it is larger.
+        unpaired: The same test without pairing.
+        equivalence: Two one-sided tests against the margin. The interval is within the margin if and only if the
+            adjusted p is below alpha; at alpha 5 % it is a 90 % interval before adjustment.
+        excess: Test of the null hypothesis that the difference is within the margin.
     """
 
     estimate: Estimate
@@ -74,8 +74,8 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """The estimates of a question."""
+class _Estimates:
+    """The estimates for a question."""
 
     declared: Estimate
     unpaired: Estimate
@@ -87,13 +87,13 @@ class _Seen:
 def answer(results: Results, looks: Looks, questions: Sequence[Question]) -> dict[Question, Answer]:
     """Return the answer to each question; together they are one family."""
     alpha = results.ablation.stats.alpha
-    seen = {q: _see(results, looks.seeds, q) for q in questions}
-    different = _family(seen, looks, alpha, {q: (q.key, s.declared.p()) for q, s in seen.items()})
-    unpaired = _family(seen, looks, alpha, {q: (q.key, s.unpaired.p()) for q, s in seen.items()}, is_declared=False)
-    margins = {q: (seen[q].declared, q.margin) for q in seen if q.margin}
+    found = {q: _estimate(results, looks.seeds, q) for q in questions}
+    different = _family(found, looks, alpha, {q: (q.key, s.declared.p()) for q, s in found.items()})
+    unpaired = _family(found, looks, alpha, {q: (q.key, s.unpaired.p()) for q, s in found.items()}, is_declared=False)
+    margins = {q: (found[q].declared, q.margin) for q in found if q.margin}
     equal = {q: ((q.key, m), e.p_equivalent(m)) for q, (e, m) in margins.items()}
     excess = {q: ((q.key, m), e.p_outside(m)) for q, (e, m) in margins.items()}
-    equivalent, beyond = _family(seen, looks, 2 * alpha, equal, sides=1), _family(seen, looks, alpha, excess)
+    equivalent, beyond = _family(found, looks, 2 * alpha, equal, sides=1), _family(found, looks, alpha, excess)
     return {
         q: Answer(
             s.declared,
@@ -105,12 +105,12 @@ def answer(results: Results, looks: Looks, questions: Sequence[Question]) -> dic
             equivalent.get(q, NOTHING),
             beyond.get(q, NOTHING),
         )
-        for q, s in seen.items()
+        for q, s in found.items()
     }
 
 
-def _see(results: Results, seeds: Sequence[int], q: Question) -> _Seen:
-    """Return the estimates of a question from the seeds that may be tested."""
+def _estimate(results: Results, seeds: Sequence[int], q: Question) -> _Estimates:
+    """Return the estimates for a question from the seeds that may be tested."""
     by_seed = [{s: v for s, v in results.by_seed(arm, q.metric) if s in seeds} for arm, _ in q.terms]
     weights = [weight for _, weight in q.terms]
     values = [list(x.values()) for x in by_seed]
@@ -121,13 +121,13 @@ def _see(results: Results, seeds: Sequence[int], q: Question) -> _Seen:
     declared = stats.contrast(pairs, weights, q.number, pair=True) if is_paired else unpaired
     note = ""
     if not declared.is_testable:
-        note = "fewer than two seeds: no inference" if declared.n < 2 else "no spread at all: no test applies"
+        note = "fewer than two seeds: no inference" if declared.n < 2 else "all seeds agree exactly: no test applies"
     r = stats.correlation(*pairs) if len(q.terms) == 2 else NAN
-    return _Seen(declared, unpaired, is_paired, r, note)
+    return _Estimates(declared, unpaired, is_paired, r, note)
 
 
 def _is_paired(results: Results, arms: list[str]) -> bool:
-    """Return whether seeds are pairs: as the file says, or by design, where arms of one seed see the same batches."""
+    """Return whether seeds are pairs: as the file says, or because arms of one seed see the same batches."""
     if results.ablation.stats.test != "auto":
         return results.ablation.stats.test == "paired"
     configs = [r.config.get("data") or {} for r in results.resolved if r.arm.name in arms]
@@ -136,28 +136,28 @@ def _is_paired(results: Results, arms: list[str]) -> bool:
 
 
 def _family(
-    seen: Mapping[Question, _Seen],
+    estimates: Mapping[Question, _Estimates],
     looks: Looks,
     alpha: float,
-    found: Mapping[Question, tuple[Hashable, float]],
+    p_values: Mapping[Question, tuple[Hashable, float]],
     sides: int = 2,
     is_declared: bool = True,
 ) -> dict[Question, Test]:
     """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once."""
-    unique = dict(reversed(list(found.values())))
-    whole = [looks.overall(2 * p / sides) * sides / 2 for p in unique.values()]
-    adjusted = dict(zip(unique, stats.holm(whole), strict=True))
+    unique = dict(reversed(list(p_values.values())))
+    overall = [looks.overall(2 * p / sides) * sides / 2 for p in unique.values()]
+    adjusted = dict(zip(unique, stats.holm(overall), strict=True))
     tests = {}
-    for q, (key, p) in found.items():
-        (total, factor), estimate = adjusted[key], seen[q].declared if is_declared else seen[q].unpaired
-        share = p / total if total and p else 1 / factor  # the interval is that of the p which would be just enough
+    for q, (key, p) in p_values.items():
+        (total, factor), estimate = adjusted[key], estimates[q].declared if is_declared else estimates[q].unpaired
+        share = p / total if total and p else 1 / factor  # so that the interval agrees with the adjusted p
         low, high = estimate.interval(1 - alpha * share) if estimate.is_testable else (NAN, NAN)
-        tests[q] = Test(p, total, *_cut(q, low, high), factor)
+        tests[q] = Test(p, total, *_clip(q, low, high), factor)
     return tests
 
 
-def _cut(q: Question, low: float, high: float) -> tuple[float, float]:
-    """Cut off what cannot be, such as a difference in accuracy of more than 1; that costs no coverage."""
+def _clip(q: Question, low: float, high: float) -> tuple[float, float]:
+    """Clip an interval to possible values, such as a difference in accuracy of at most 1; coverage does not change."""
     bottom, top = bounds_of(q.metric)
     positive = sum(w for _, w in q.terms if w > 0)
     negative = -sum(w for _, w in q.terms if w < 0)

@@ -1,4 +1,4 @@
-"""Each arm against its baseline, as numbers and a word."""
+"""Compare each arm with its baseline."""
 
 import statistics
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ NOT_COMPARED = Answer(Estimate())
 
 @dataclass(frozen=True)
 class ArmRow:
-    """What the seeds of an arm say in one metric."""
+    """The results of an arm in one metric."""
 
     arm: str
     levels: dict[str, str]  # axis: level
@@ -27,10 +27,10 @@ class ArmRow:
     sd: float
     low: float
     high: float
-    answer: Answer  # on the difference to the baseline; all NaN where there is none to compare with
+    answer: Answer  # difference to the baseline; all NaN without one
     verdict: str
-    test: str  # paired or welch; empty where nothing is tested
-    is_claimed: bool  # one of the claims asks for it, too
+    test: str  # paired or welch; empty if nothing is tested
+    is_claimed: bool  # whether a claim makes the same comparison
     parameters: int | None
     flops: int | None
     images_per_second: float
@@ -75,7 +75,7 @@ def families(results: Results) -> list[tuple[Arm, list[Arm]]]:
 
 
 def arm_questions(results: Results, metric: str) -> dict[str, Question]:
-    """Return what is asked of each arm; the margin is in the unit of the primary metric."""
+    """Return the comparison of each arm with its baseline; the margin is in the unit of the primary metric."""
     margin = results.ablation.stats.margin if metric == results.ablation.primary else None
     return {
         arm.name: Question(metric, ((arm.name, 1.0), (baseline.name, -1.0)), 0.0, margin)
@@ -140,7 +140,7 @@ def _word(results: Results, answer: Answer, n: int) -> str:
     if answer.estimate.n < 2:
         return "n = 1: no inference"
     if not answer.estimate.is_testable:
-        return "no spread: no test"
+        return "all seeds agree exactly: no test"
     is_equal = answer.equivalence.adjusted < alpha
     if answer.difference.adjusted < alpha:
         return ("higher" if answer.estimate.value > 0 else "lower") + (", within the margin" if is_equal else "")

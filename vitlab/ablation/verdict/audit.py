@@ -1,4 +1,4 @@
-"""The fairness of a comparison: what differs between arms beside what is meant to."""
+"""The fairness of a comparison: unintended differences between arms."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
 
 def steps(arm: Resolved) -> int:
-    """Return the number of optimizer steps of a run, an incomplete last batch left out."""
+    """Return the number of optimizer steps of a run, without incomplete last batches."""
     trainer = arm.config["trainer"]
     per_epoch = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
     per_epoch = max(1, per_epoch // int(trainer.get("accumulate_grad_batches") or 1))
@@ -24,7 +24,7 @@ def steps(arm: Resolved) -> int:
 def sum_lr(arm: Resolved) -> float:
     """Return the sum of the learning rates over all steps, which bounds how far Adam can move a weight.
 
-    Of a linear warm-up and a half cosine, by their areas, before any run; run.json has the exact sum. NaN for others.
+    It is computed from the areas of a linear warm-up and a half cosine; run.json has the exact sum. NaN for others.
     """
     model = arguments(arm.config, "model")
     if model.get("lr_scheduler", "cosine") != "cosine":
@@ -38,7 +38,7 @@ def sum_lr(arm: Resolved) -> float:
 
 
 def facts(arm: Resolved) -> dict[str, Any]:
-    """Return what the arms of a fair comparison have in common, apart from what is compared."""
+    """Return the facts that match between the arms of a fair comparison, apart from what is compared."""
     found: dict[str, Any] = {"parameters": arm.model.get("parameters"), "flops": arm.model.get("flops")}
     found["tokens"] = arm.model.get("tokens")
     for part in PARTS:
@@ -57,7 +57,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
 
 
 def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, float]]:
-    """Return by which share steps, parameters and FLOPs of each arm differ from those of the arm it must match."""
+    """Return the relative differences of steps, parameters and FLOPs between each arm and the arm it must match."""
     found: dict[str, dict[str, float]] = {}
     of = {r.arm.name: facts(r) for r in resolved}
     for r in resolved:
@@ -68,7 +68,7 @@ def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, 
 
 
 def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
-    """Return, for each arm that does not match the one it must match, the words to print next to it."""
+    """Return, for each arm that does not match the one it must match, the notes to print."""
     match = ablation.match
     found = {r.arm.name: facts(r) for r in resolved}
     differing = shares(ablation, resolved)
@@ -93,7 +93,7 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
             words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
         scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"] or 1.0
         if scale is not None and abs(scale / usual - 1) > 1e-6:
-            words.append(f"its position embedding learns at {scale:g} times the rate, {matched.name}'s at {usual:g}")
+            words.append(f"position embedding trained at {scale:g} times the rate, {matched.name} at {usual:g}")
         if mine["pos_embed_weight_decay"]:
             words.append("weight decay on the position embedding")
         if words:
@@ -102,9 +102,9 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
 
 
 def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str, str]:
-    """Return the arms in which positions weigh another share of the content at the start than in the first such arm.
+    """Return the arms whose initial ratio of positions to content differs from that of the first such arm.
 
-    Without a rule, one with the same position embedding, and by more than a factor of two.
+    Without a rule, arms are compared within one position embedding, and may differ by a factor of two.
     """
     first: dict[str, tuple[str, float]] = {}
     found = {}
@@ -115,14 +115,14 @@ def _unlike_positions(rule: float | None, resolved: list[Resolved]) -> dict[str,
         method = "" if rule is not None else choice_text(arguments(r.config, "model").get("pos_embed"))
         name, usual = first.setdefault(method, (r.arm.name, ratio))
         if max(ratio / usual, usual / ratio) - 1 > (1.0 if rule is None else rule) + 1e-9:
-            found[r.arm.name] = f"positions are {ratio:.2g} of the content at the start, {name}'s {usual:.2g}"
+            found[r.arm.name] = f"initial ratio of positions to content {ratio:.2g}, {name} has {usual:.2g}"
     return found
 
 
 def reference(ablation: Ablation, arm: Arm) -> Arm | None:
     """Return the arm that ``arm`` must match: the baseline, at the arm's own levels of the axes in `match.within`.
 
-    Across every other axis arms must match too, so it stands at the first level of those that the baseline leaves open.
+    Arms must match across every other axis too, so it has the first level of each axis that the baseline leaves open.
     """
     wanted = {**ablation.baseline, **{axis: arm.levels[axis] for axis in ablation.match.within}}
     return next((other for other in ablation.arms if wanted.items() <= dict(other.levels).items()), None)

@@ -19,9 +19,10 @@ Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of
 
 
 def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
-    """Return a line for each arm, and whether every tensor starts as that of equal name and shape in the arm to match.
+    """Compare the initial weights of each arm with those of equal name and shape in the arm to match.
 
-    That is the baseline, at the arm's own levels of the axes in `match.within`.
+    Returns:
+        A line for each arm, and whether all of them are equal.
     """
     open_terminal()
     starts = {arm.name: _start(ablation, arm) for arm in ablation.arms}
@@ -36,8 +37,8 @@ def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
         differing = [key for key in shared if start[key] != other[key]]
         own = [key for key in start if key not in shared]
         text = f"{len(shared)} tensors of the same name and shape as in {matched.name}, "
-        text += f"{len(differing)} START DIFFERENTLY: {', '.join(differing[:4])}" if differing else "all start alike"
-        lines.append(f"init     {arm.name}: {text}" + (f"; its own: {_few(own)}" if own else ""))
+        text += f"{len(differing)} DIFFER INITIALLY: {', '.join(differing[:4])}" if differing else "all equal initially"
+        lines.append(f"init     {arm.name}: {text}" + (f"; only here: {_few(own)}" if own else ""))
         is_alike = is_alike and not differing
     return lines, is_alike
 

@@ -1,4 +1,4 @@
-"""Everything that a report says, as numbers: one table holds all of them."""
+"""All numbers of a report, in one table."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,11 +9,11 @@ from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
 from vitlab.ablation.verdict.arms import ArmRow, arm_questions, arm_rows, numbers
 from vitlab.ablation.verdict.audit import facts, shares
-from vitlab.ablation.verdict.linear import Gates, of_arm
+from vitlab.ablation.verdict.linear import Gates, gate_of
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.spending import levels
-from vitlab.ablation.verdict.verdicts import Verdict, asked, verdicts
+from vitlab.ablation.verdict.verdicts import Verdict, claim_questions, verdicts
 from vitlab.stats import detectable
 
 Rows = list[dict[str, Any]]
@@ -21,7 +21,7 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Findings:
-    """What the finished cells say."""
+    """All results of the finished cells."""
 
     results: Results
     looks: Looks
@@ -31,10 +31,10 @@ class Findings:
     curves: Rows
     pairs: Rows
     joint: Rows
-    linear: Gates  # what logistic regression reaches
+    linear: Gates  # accuracy of logistic regression
 
     def power(self, metric: str) -> dict[str, Any] | None:
-        """Return the smallest difference that the seeds of a metric can show; None where nothing is tested."""
+        """Return the smallest difference that the seeds can detect in a metric; None if nothing is tested."""
         tested = [row for row in self.arms if row.metric == metric and row.test]
         if not tested:
             return None
@@ -46,7 +46,7 @@ class Findings:
         return {"metric": metric, "n": n, "test": test, "comparisons": m, "detectable_sd": smallest}
 
     def fairness(self) -> Rows:
-        """Return what should be alike in all arms, with its share above or below that of the arm to match."""
+        """Return the facts that should match in all arms, with relative differences to the arm to match."""
         differing = shares(self.results.ablation, self.results.resolved)
         return [
             {"arm": arm.arm.name, **facts(arm), **{f"{k}_share": v for k, v in differing[arm.arm.name].items()}}
@@ -69,13 +69,13 @@ class Findings:
 
 
 def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings:
-    """Return what the finished cells say, beside what logistic regression reaches."""
+    """Return the results of the finished cells."""
     primary, *others = results.metrics()
-    claims = [q for _, _, q in asked(results) if q]
+    claims = [q for _, _, q in claim_questions(results) if q]
     family = [*arm_questions(results, primary).values(), *claims]
     answers = answer(results, looks, family)
     sizes = {primary: len({q.key for q in family})}
-    for metric in others:  # what no claim asks is explored, in a family of its own
+    for metric in others:  # exploratory, in a separate family
         mine = [q for q in arm_questions(results, metric).values() if q not in answers]
         answers |= answer(results, looks, mine)
         sizes[metric] = max(1, len(mine))
@@ -96,9 +96,9 @@ def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings
 
 
 def _gated(results: Results, gates: Gates, row: ArmRow) -> ArmRow:
-    """Return a row with `under-trained` beside its verdict where its mean does not beat logistic regression."""
+    """Add `under-trained` to the verdict of a row whose mean does not beat logistic regression."""
     arm = next((arm for arm in results.resolved if arm.arm.name == row.arm), None)
-    least = of_arm(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None
+    least = gate_of(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None
     is_under = least is not None and row.n > 0 and row.mean <= least
     return replace(row, verdict=f"{row.verdict}; under-trained") if is_under else row
 

@@ -1,4 +1,4 @@
-"""Two arms image by image: which of them is right where the other is wrong."""
+"""Compare two arms image by image: where one is right and the other wrong."""
 
 from typing import Any
 
@@ -10,10 +10,10 @@ from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
 from vitlab.stats import mcnemar, seeds_and_images
 
-NOTE = "McNemar's exact test holds for these two checkpoints only: it speaks of the images, not of other seeds."
+NOTE = "McNemar's exact test is about these two checkpoints: it generalizes to other images, not to other seeds."
 JOINT = (
-    "Seeds and images together: the interval would hold for other seeds and for other images of the same kind. No "
-    "verdict rests on it or on McNemar's p: neither is adjusted for multiple comparisons."
+    "Seeds and images together: the interval generalizes to other seeds and to other images of the same kind. No "
+    "verdict uses it or McNemar's p: neither is adjusted for multiple comparisons."
 )
 
 
@@ -23,11 +23,11 @@ def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
     if path is None or not path.is_file():
         return None
     table = pd.read_parquet(path)
-    return table if "target" in table else None  # the numbers of a regression are neither right nor wrong
+    return table if "target" in table else None  # a regression has no right or wrong
 
 
 def pairs(results: Results) -> list[dict[str, Any]]:
-    """Return a row for each arm and seed whose images can be compared with those of the baseline."""
+    """Return a row for each arm and seed with predictions on the same images as the baseline's."""
     rows = []
     for arm, baseline in _compared(results):
         for seed in results.ablation.seeds:
@@ -58,7 +58,7 @@ def joint(results: Results) -> list[dict[str, Any]]:
 
 
 def section(results: Results, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
-    """Return the section on images; it names the pairs that could not be compared."""
+    """Return the section on single images; it lists the pairs that could not be compared."""
     there = {(row["arm"], row["seed"]) for row in rows}
     lost = [
         f"{arm.name} s{seed}"
@@ -66,10 +66,10 @@ def section(results: Results, rows: list[dict[str, Any]], together: list[dict[st
         for seed in results.ablation.seeds
         if {(arm.name, seed), (baseline.name, seed)} <= results.runs.keys() and (arm.name, seed) not in there
     ]
-    without = [f"No predictions of the same images as the baseline's, so left out: {', '.join(lost)}."] if lost else []
+    without = [f"Left out, as their images are not those of the baseline: {', '.join(lost)}."] if lost else []
     if not rows:
         return [("Image by image", without, [])] if lost else []
-    table: Table = [["arm", "seed", "only it is right", "only the baseline is", "images", "p, this pair"]]
+    table: Table = [["arm", "seed", "only arm right", "only baseline right", "images", "p, this pair"]]
     for row in rows:
         counts = [f"{row[key]:,}" for key in ("only_arm", "only_baseline", "n_images")]
         table.append([row["arm"], str(row["seed"]), *counts, chance(row["p"])])

@@ -1,4 +1,4 @@
-"""A gate: a network that does not beat logistic regression on the same pixels is under-trained."""
+"""The logistic-regression gate: a network that does not beat it on the same pixels is under-trained."""
 
 import tempfile
 import warnings
@@ -15,15 +15,15 @@ from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
 MOST, SIDE, STEPS = 20_000, 32, 100  # training images, height and width at most, iterations
-CLOSE = 0.002  # sums in another order, on another machine, move the accuracy of so many steps by no more
+CLOSE = 0.002  # largest difference in accuracy between machines, from the order of sums
 FILE = "linear.json"
 Gates = dict[str, dict[str, Any]]  # digest of the data and split: accuracy and counts, or why there is none
 
 
 def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
-    """Return, for each digest of data, the accuracy of logistic regression on the split that counts, or why not.
+    """Return, for each digest of data, the accuracy of logistic regression on the evaluated split, or why not.
 
-    It is fitted once and kept beside the cells, so that evidence needs no images.
+    It is fitted once and stored beside the cells, so that exported evidence needs no images.
     """
     place = RunDir(ablation.directory)
     found = _kept(ablation)
@@ -41,7 +41,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
 
 
 def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str], str]:
-    """Fit again what is kept; return how many fits there were, what disagrees, and what could not be fitted here."""
+    """Repeat the stored fits; return their number, what disagrees, and what could not be fitted here."""
     try:
         found: Gates = RunDir(ablation.directory).read(FILE)
     except UsageError as error:
@@ -69,8 +69,8 @@ def _kept(ablation: Ablation) -> Gates:
         return {}
 
 
-def of_arm(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
-    """Return what was found for the data of an arm; empty where nothing was fitted."""
+def gate_of(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
+    """Return the gate for the data of an arm; empty if nothing was fitted."""
     return found.get(f"{digest(arm.data)} {ablation.evaluate}", {})
 
 

@@ -1,6 +1,6 @@
-"""How often an ablation has been looked at: kept beside its cells, since every look at more seeds is another chance.
+"""The interim looks at an ablation, stored beside its cells: each look at more seeds is another chance of an error.
 
-A look is a report on a set of seeds. What it may spend of the error depends on the most seeds there will be, which the
+A look is a report on a set of seeds. The error that it may spend depends on the maximal number of seeds, which the
 first look fixes: `stats.seeds_max` of the file, or its `seeds`.
 """
 
@@ -18,14 +18,14 @@ from vitlab.runs.directory import write_text
 
 @dataclass(frozen=True)
 class Looks:
-    """The looks so far, the present one last.
+    """The looks so far; the last is the present one.
 
     Args:
-        counts: How many seeds had been seen at each.
-        most: The most seeds that there were to be.
-        seeds: Those that the tests may use.
-        added: Seeds that came when nothing was left to spend; shown, not tested.
-        left_out: Seeds that an earlier look has seen and this one has not.
+        counts: Number of seeds seen at each look.
+        most: The maximal number of seeds.
+        seeds: Seeds that the tests may use.
+        added: Seeds beyond the maximum; shown but not tested.
+        left_out: Seeds of an earlier look that are missing now.
     """
 
     counts: tuple[int, ...]
@@ -44,32 +44,32 @@ class Looks:
         return overall(p, self.times)
 
     def sentences(self) -> list[str]:
-        """Return what a report says of them."""
+        """Return the sentences of a report about the looks."""
         words = []
         if len(self.counts) > 1 or self.times != (1.0,):
             counts = ", ".join(map(str, self.counts))
             words.append(
-                f"Look {len(self.counts)}, at {counts} of at most {self.most} seeds: p values count the looks "
-                "(spending of Lan and DeMets, of O'Brien and Fleming's kind)."
+                f"Look {len(self.counts)}, at {counts} of at most {self.most} seeds: p values are adjusted for the "
+                "looks (alpha spending of Lan and DeMets, O'Brien-Fleming type)."
             )
         if self.added:
             words.append(
-                f"Seeds {', '.join(map(str, self.added))} came after the error was spent, at {self.most} seeds: they "
-                "are in the means and in no test. An ablation of another name may test them; `stats.seeds_max` leaves "
-                "room, if it is there before the first report."
+                f"Seeds {', '.join(map(str, self.added))} came after the error was spent, at {self.most} seeds: means "
+                "include them, tests do not. An ablation with another name can test them; to leave room for more "
+                "seeds, set `stats.seeds_max` before the first report."
             )
         if self.left_out:
-            words.append(f"Seeds {', '.join(map(str, self.left_out))} had been looked at before and are not there now.")
+            words.append(f"Seeds {', '.join(map(str, self.left_out))} were in an earlier look and are missing now.")
         return words
 
 
 def history(ablation: Ablation) -> Path:
-    """Return the file that the looks are kept in."""
+    """Return the file that stores the looks."""
     return ablation.directory / "looks.jsonl"
 
 
 def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
-    """Note that a report on ``seeds`` is made, and return the looks with this one."""
+    """Record a report on ``seeds``, and return the looks including it."""
     path = history(ablation)
     lines = path.read_text().splitlines() if path.is_file() else []
     known = [json.loads(line) for line in lines]
@@ -82,16 +82,16 @@ def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
 
 
 def next_look(known: list[dict[str, Any]], seeds: Sequence[int], most: int) -> tuple[Looks, dict[str, Any] | None]:
-    """Return the looks with one at ``seeds``, and the entry to note; None where it has been noted before.
+    """Return the looks including one at ``seeds``, and the entry to record; None if it is recorded already.
 
     Args:
         known: The entries so far.
         seeds: The seeds of the present look.
-        most: The most seeds there will be, if this is the first look.
+        most: The maximal number of seeds, if this is the first look.
     """
     most = known[0]["most"] if known else max(most, len(seeds))
     seen: set[int] = set()
-    valid: list[int] = []  # how many seeds had been seen at each look that had something to spend
+    valid: list[int] = []  # number of seeds seen at each look within the maximum
     allowed: set[int] = set()
     for look in [*(entry["seeds"] for entry in known), seeds]:
         is_new = not valid or not set(look) <= seen

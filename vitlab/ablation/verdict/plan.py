@@ -1,4 +1,4 @@
-"""What a run will do and what it can show, before it starts."""
+"""The plan of an ablation: cells, fairness, detectable effect, time, memory and disk."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from vitlab.ablation.verdict.arms import arm_questions
 from vitlab.ablation.verdict.audit import facts, flags, steps
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
-from vitlab.ablation.verdict.verdicts import asked
+from vitlab.ablation.verdict.verdicts import claim_questions
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.work.status import ORDER
 from vitlab.ablation.work.tuning import tuned
@@ -21,13 +21,13 @@ from vitlab.stats import detectable
 
 @dataclass
 class Plan:
-    """What a run will do; as text, the lines that the command prints."""
+    """The plan of an ablation; as text, the lines that the command prints."""
 
-    arms: pd.DataFrame  # a row for each arm: what it costs and how it differs from the arm that it must match
-    unlike: dict[str, list[str]]  # arm: in what it does not match
+    arms: pd.DataFrame  # one row per arm: its cost and differences from the arm that it must match
+    unlike: dict[str, list[str]]  # arm: how it does not match
     lines: list[str]
-    is_refused: bool  # arms do not match, and the file says that this must not be
-    starts: list[str] = field(default_factory=list)  # with `check`: how each arm starts
+    is_refused: bool  # arms do not match, and `match.on_violation` is fail
+    starts: list[str] = field(default_factory=list)  # with `check`: comparison of initial weights
     same_start: bool | None = None
 
     def __str__(self) -> str:
@@ -56,9 +56,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
     if tune := ablation.tune:
         open_ = [r for r, arm in zip(resolved, found, strict=True) if arm is None]
         tried = [Cell(ablation, r, seed) for r in open_ for seed in tune.seeds for _ in range(tune.budget)]
-        lines.append(
-            f"tuning   {tune.budget} candidates of each arm ({tune.search}); {len(open_)} arms are not tuned yet"
-        )
+        lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
         left += tried
     lines += _cost(ablation, left, workers)
     rows = [{"arm": r.arm.name, **r.arm.levels, **facts(r)} for r in resolved]
@@ -66,18 +64,18 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
 
 
 def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
-    """Return time, memory and disk that the cells will need, judged by the probe of each arm."""
+    """Return the time, memory and disk that the cells will need, estimated from each arm's probe."""
     new = [cell.resolved for cell in left if not cell.is_done()]
     training = [steps(arm) * batch_size(arm.config) / arm.images_per_second for arm in new]
     starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
     seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
     share = sum(starts) / workers / seconds if seconds else 0
     text = f"about {seconds / 60:.1f} min for {len(left)} cells, {workers} at a time ({share:.0%} start-up)"
-    text += "; validation comes on top" + (", and what the analyses compute" if ablation.analyses else "")
+    text += "; plus validation" + (" and analyses" if ablation.analyses else "")
     peaks = {kind: max(arm.peak_memory.get(kind, 0) for arm in new) for kind in ("host", "cuda")} if new else {}
     memory = ", ".join(f"{peak / 2**30:.2g} GiB of {kind}" for kind, peak in peaks.items() if peak)
     disk = f"disk     about {sum(map(_bytes, new)) / 2**20:.0f} MiB in {ablation.directory}"
-    return [f"time     {text}", *([f"memory   {memory} for a cell"] if memory else []), disk]
+    return [f"time     {text}", *([f"memory   {memory} per cell"] if memory else []), disk]
 
 
 def _bytes(arm: Resolved) -> float:
@@ -110,14 +108,14 @@ def _table(resolved: list[Resolved]) -> list[str]:
 def _power(results: Results) -> list[str]:
     ablation, n = results.ablation, len(results.ablation.seeds)
     if n < 2:
-        return ["power    n = 1: no inference; write `seeds: 3` to explore, 5 for a headline"]
-    family = [*arm_questions(results, ablation.primary).values(), *(q for _, _, q in asked(results) if q)]
+        return ["power    n = 1: no inference; set `seeds: 3` to explore, 5 for a main result"]
+    family = [*arm_questions(results, ablation.primary).values(), *(q for _, _, q in claim_questions(results) if q)]
     m, share = len({q.key for q in family}), n / (ablation.stats.seeds_max or n)
     smallest = detectable(n, levels([share], ablation.stats.alpha / m)[-1])
-    text = f"{n} seeds show a difference of {smallest:.1f} sd of a pair's difference in 80 % of cases"
-    text = f"power    {text} (paired t, the strictest of {m} comparisons)"
+    text = f"{n} seeds detect a difference of {smallest:.1f} sd of the paired differences with 80 % power"
+    text = f"power    {text} (paired t, strictest of {m} comparisons)"
     sd = ablation.stats.sd or _spread(results)
-    return [text + (f": {smallest * sd * math.sqrt(2):.3g} at sd {sd:.2g} of a run and no correlation" if sd else "")]
+    return [text + (f": {smallest * sd * math.sqrt(2):.3g} if runs have sd {sd:.2g} and no correlation" if sd else "")]
 
 
 def _spread(results: Results) -> float | None:

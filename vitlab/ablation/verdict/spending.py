@@ -1,6 +1,6 @@
-"""Looking more than once: the error that each look may spend (Lan and DeMets 1983, of O'Brien and Fleming's kind).
+"""Interim looks: alpha spending after Lan and DeMets 1983, of O'Brien and Fleming's type.
 
-Levels are found for normal means and used for the p values of t tests (Jennison and Turnbull 2000).
+Levels are computed for normal means and applied to the p values of t tests (Jennison and Turnbull 2000).
 """
 
 import functools
@@ -15,19 +15,19 @@ POINTS = 257  # of the grid on which the densities are integrated
 
 
 def spent(time: float, alpha: float) -> float:
-    """Return the error, half on either side, that may be spent by a time: a share of the most seeds there will be."""
+    """Return the two-sided error that may be spent by ``time``, a share of the maximal number of seeds."""
     return 4 * float(ndtr(ndtri(alpha / 4) / math.sqrt(min(time, 1.0))))
 
 
 def levels(times: Sequence[float], alpha: float) -> list[float]:
-    """Return the two-sided level of each look, with which all together are wrong in ``alpha`` of cases.
+    """Return the two-sided level of each look such that all looks together have error ``alpha``.
 
     Args:
-        times: Increasing shares of the seeds that will be there at most.
+        times: Increasing shares of the maximal number of seeds.
         alpha: Error of all looks together.
     """
     found: list[float] = []
-    grid, weight = np.zeros(1), np.ones(1)  # of those that have not stopped: the sum so far, and how likely it is
+    grid, weight = np.zeros(1), np.ones(1)  # the sum so far of trials that have not stopped, and its density
     before, used = 0.0, 0.0
     for time in times:
         step, goal = math.sqrt(time - before), spent(time, alpha) - used
@@ -54,13 +54,13 @@ def levels(times: Sequence[float], alpha: float) -> list[float]:
 
 @functools.lru_cache(maxsize=64)
 def _table(times: tuple[float, ...]) -> tuple[list[float], list[float]]:
-    """Return logarithms of the level of the last look and of the whole error that it belongs to."""
+    """Return logarithms of the last look's level and of the corresponding overall error."""
     alphas = np.exp(np.linspace(math.log(1e-8), math.log(0.999), 60))
     return [math.log(levels(times, float(a))[-1]) for a in alphas], [math.log(a) for a in alphas]
 
 
 def overall(p: float, times: Sequence[float]) -> float:
-    """Return the smallest error of all looks together at which the present one, with ``p``, finds something.
+    """Return the smallest overall error at which the present look, with ``p``, is significant.
 
     Args:
         p: Two-sided p of the last look.

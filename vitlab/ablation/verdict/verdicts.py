@@ -1,4 +1,4 @@
-"""From answers to words: each claim of the file."""
+"""Turn the answer to each claim of the file into a verdict."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from vitlab.stats import Estimate
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the runs say of a claim in one combination of the other axes."""
+    """The verdict on a claim at one combination of levels of the other axes."""
 
     claim: Claim
     setting: str
@@ -22,11 +22,11 @@ class Verdict:
     planned: int
     answer: Answer
     note: str = ""
-    more: int | None = None  # seeds that the observed difference would take beside those that are there
+    more: int | None = None  # additional seeds needed to detect the observed difference
 
     @property
     def shown(self) -> Test:
-        """The test that the word rests on."""
+        """The test that decided the verdict."""
         is_equal = (self.claim.sign == "~" and self.word != "refuted") or self.word == "equivalent"
         return self.answer.equivalence if is_equal else self.answer.difference
 
@@ -36,11 +36,11 @@ class Verdict:
         return self.answer.excess.adjusted if self.claim.sign == "~" and self.word == "refuted" else self.shown.adjusted
 
 
-Asked = tuple[Claim, str, Question | None]  # a claim in a setting; None where `exclude` leaves an arm of it out
+ClaimQuestion = tuple[Claim, str, Question | None]  # claim, setting, question; None if an arm of it is excluded
 
 
-def asked(results: Results) -> list[Asked]:
-    """Return what the claims ask in each of their settings."""
+def claim_questions(results: Results) -> list[ClaimQuestion]:
+    """Return the question of each claim in each of its settings."""
     return [
         (claim, ", ".join(f"{axis}={level}" for axis, level in setting.items()), _question(results, claim, setting))
         for claim in results.ablation.claims
@@ -69,7 +69,7 @@ def _question(results: Results, claim: Claim, setting: dict[str, str]) -> Questi
 
 def verdicts(results: Results, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
     """Return a verdict for every claim and setting."""
-    return [_verdict(results, looks, c, s, answers[q] if q else None) for c, s, q in asked(results)]
+    return [_verdict(results, looks, c, s, answers[q] if q else None) for c, s, q in claim_questions(results)]
 
 
 def _verdict(results: Results, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
@@ -81,11 +81,11 @@ def _verdict(results: Results, looks: Looks, claim: Claim, setting: str, answer:
     word = _word(claim, answer, alpha)
     notes, more = [], None
     if word == "inconclusive" and claim.sign != "gap" and isinstance(claim.b, str):
-        more = seeds_more(answer, looks, alpha, claim.margin)
+        more = additional_seeds(answer, looks, alpha, claim.margin)
         is_beyond = claim.margin is not None and abs(answer.estimate.value) >= claim.margin
-        notes.append("it lies beyond the margin" if is_beyond else _advice(more, answer.estimate.n, looks))
+        notes.append("the estimate is beyond the margin" if is_beyond else _advice(more, answer.estimate.n, looks))
     if word == "supported" and claim.sign != "~" and answer.equivalence.adjusted < alpha:
-        notes.append("the difference lies within the margin")
+        notes.append("the difference is within the margin")
     if answer.estimate.n < planned and not looks.added:
         notes.append(f"{planned - answer.estimate.n} of {planned} seeds are missing")
     return Verdict(claim, setting, word, planned, answer, "; ".join(notes), more)
@@ -96,28 +96,28 @@ def _word(claim: Claim, answer: Answer, alpha: float) -> str:
         if answer.equivalence.adjusted < alpha:
             return "supported"
         return "refuted" if answer.excess.adjusted < alpha else "inconclusive"
-    sign = -1 if claim.sign == "gap" else 1  # a gap is claimed to be smaller
+    sign = -1 if claim.sign == "gap" else 1  # the claim is that the first gap is smaller
     if answer.difference.adjusted < alpha:
         return "supported" if sign * answer.estimate.value > 0 else "refuted"
     return "equivalent" if answer.equivalence.adjusted < alpha else "inconclusive"
 
 
-def seeds_more(answer: Answer, looks: Looks, alpha: float, margin: float | None = None) -> int | None:
-    """Return how many more seeds find what is observed in 80 % of cases, at the level that Holm and the looks leave.
+def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float | None = None) -> int | None:
+    """Return how many more seeds detect the observed difference with 80 % power, at the level after Holm and looks.
 
     Args:
-        answer: What is observed.
-        looks: The looks so far; those to come are one.
+        answer: The observed difference.
+        looks: The looks so far; one more is assumed.
         alpha: Error of the family.
-        margin: With one, what is to be found is that the difference lies within it.
+        margin: If given, the aim is to show that the difference is within it.
     """
     n, sides = answer.estimate.n, 1 if margin else 2
     distance = margin - abs(answer.estimate.value) if margin else answer.estimate.value
     level = alpha * (2 / sides) / (answer.equivalence if margin else answer.difference).factor
     if distance <= 0 and margin:
-        return None  # it lies beyond the margin
+        return None  # beyond the margin
     needed = stats.seeds_needed(answer.estimate, distance, level)
-    for count in range(max(needed or n, n + 1), looks.most + 1):  # of the looks to come, the first that would do
+    for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
         left = levels([*looks.times, count / looks.most], level)[-1]
         if (stats.seeds_needed(answer.estimate, distance, left) or count + 1) <= count:
             return count - n
@@ -126,6 +126,6 @@ def seeds_more(answer: Answer, looks: Looks, alpha: float, margin: float | None 
 
 def _advice(more: int | None, n: int, looks: Looks) -> str:
     if more is None:
-        return "more than a thousand seeds, or no difference"
-    place = "" if n + more <= looks.most else f", in an ablation of its own: {looks.most} were to be the most here"
-    return f"about {more} more seed{'s' * (more > 1)} for the observed difference{place}"
+        return "detecting the observed difference would take more than a thousand seeds"
+    place = "" if n + more <= looks.most else f", in a new ablation, as this one allows at most {looks.most}"
+    return f"detecting the observed difference would take about {more} more seed{'s' * (more > 1)}{place}"

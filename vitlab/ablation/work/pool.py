@@ -1,4 +1,4 @@
-"""Work off the cells that are not done, several at a time; what is done is never done again."""
+"""Train the cells that are not done, several at a time; finished cells are never repeated."""
 
 import math
 import signal
@@ -10,16 +10,16 @@ from types import FrameType, TracebackType
 from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.gpus import slot, visible_devices
 from vitlab.ablation.work.progress import Board, Progress
-from vitlab.ablation.work.worker import Outcome, work
+from vitlab.ablation.work.worker import Outcome, process_cell
 from vitlab.runs import lock
 
 Say = Callable[[str], None]
 
 
 class Interrupts:
-    """Ctrl-C once: no new cells. Twice, or another signal: the running ones save and are ended.
+    """Ctrl-C once: start no new cells. Twice, or another signal: running cells save and end.
 
-    SIGUSR1 is the warning of a time limit: the exit code 75 says that it can go on later.
+    SIGUSR1 warns of a time limit: the exit code 75 means that the work can continue later.
     """
 
     def __init__(self, say: Say) -> None:
@@ -27,28 +27,28 @@ class Interrupts:
 
     def __enter__(self) -> "Interrupts":
         if threading.current_thread() is threading.main_thread():
-            self._old = {n: signal.signal(n, self._heard) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+            self._old = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in getattr(self, "_old", {}).items():
             signal.signal(number, handler)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         self.count += 1 if number == signal.SIGINT else 2
         self.code = self.code or (75 if number == signal.SIGUSR1 else 130)
         if self.count == 1:
-            self.say("no new cells; the running ones finish (Ctrl-C again: end them too; `run` continues them)")
+            self.say("no new cells; waiting for the running ones (Ctrl-C again stops them; `run` continues them)")
 
 
 class Pool:
     """The workers of one call of ``vitlab ablate run``.
 
     Args:
-        cells: The cells, in the order to do them.
-        workers: How many at a time.
-        say: Prints a line; None keeps silent.
-        interrupts: Tells of signals.
+        cells: The cells, in order.
+        workers: Number of cells at a time.
+        say: Prints a line; None prints nothing.
+        interrupts: Counts signals.
         fail_fast: Start no new cells after a failure.
     """
 
@@ -57,7 +57,7 @@ class Pool:
     ) -> None:
         self.cells, self.workers, self.interrupts, self.fail_fast = cells, workers, interrupts, fail_fast
         for cell in cells:
-            _mend(cell, say)
+            _set_aside_damaged(cell, say)
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, Outcome]] = []
@@ -66,7 +66,7 @@ class Pool:
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
 
     def run_all(self) -> None:
-        """Work until every cell is done or has failed, or until a signal."""
+        """Train until every cell is done or has failed, or until a signal."""
         with self.board:
             threads = [threading.Thread(target=self._worker) for _ in range(self.workers)]
             for thread in threads:
@@ -88,7 +88,7 @@ class Pool:
                 cell, claim = taken
                 began = time.monotonic()
                 try:
-                    outcome = work(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
+                    outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
                 except OSError as error:  # such as a full disk
                     outcome = Outcome("failed", "system", str(error))
                 finally:
@@ -97,14 +97,14 @@ class Pool:
                     self._tell(cell, outcome, time.monotonic() - began)
 
     def _take(self) -> tuple[Cell, lock.Claim] | None:
-        """Claim the first cell that nobody works on, has done, or has failed at."""
+        """Claim the first cell that is not running, done or failed."""
         for cell in self.cells:
             if self._is_over(cell):
                 continue
             claim = lock.take(cell.claim)
             if claim is None:
                 continue
-            if not self._is_over(cell):  # another worker may have just been here
+            if not self._is_over(cell):  # another worker may have just finished it
                 return cell, claim
             claim.release()
         return None
@@ -127,10 +127,10 @@ class Pool:
             self.board.say(f"done     {cell.name}: {outcome.text}, {seconds:.0f} s{progress}")
 
 
-def _mend(cell: Cell, say: Say | None) -> None:
-    """Set aside what of a cell is damaged, unless somebody works on it."""
+def _set_aside_damaged(cell: Cell, say: Say | None) -> None:
+    """Set aside a damaged cell, unless a worker has claimed it."""
     if (text := cell.damage()) and (claim := lock.take(cell.claim)):
         cell.set_aside()
         claim.release()
         if say:
-            say(f"damaged  {cell.name}: {text}; set aside and done again")
+            say(f"damaged  {cell.name}: {text}; set aside and trained again")

@@ -15,7 +15,7 @@ from vitlab.ablation.work.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.errors import printable
 from vitlab.runs.lock import Claim
-from vitlab.runs.processes import born
+from vitlab.runs.processes import start_time
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
 PATIENCE = 60.0  # seconds to save in
@@ -74,7 +74,7 @@ def finish(
         began = out.tell()
         child = _start(words, env, out.fileno(), fds, fork)
         if claim:
-            claim.note(child=child.pid, child_started=born(child.pid))
+            claim.note(child=child.pid, child_started=start_time(child.pid))
         code = _wait(child, deadline, lambda: stop() or bool(claim and claim.lost))
     with log.open("rb") as written:
         written.seek(began)

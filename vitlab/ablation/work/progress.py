@@ -1,4 +1,4 @@
-"""How far a run is while it goes on: a table that is drawn again and again on a terminal, plain lines elsewhere."""
+"""The progress of a running ablation: a live table on a terminal, plain lines elsewhere."""
 
 import sys
 from collections import Counter
@@ -11,28 +11,28 @@ from rich.table import Table
 from rich.text import Text
 
 from vitlab.ablation.work.cells import Cell, State
-from vitlab.ablation.work.status import running_words
+from vitlab.ablation.work.status import running_text
 from vitlab.runs import lock
 
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
 
 
 class Progress:
-    """What has become of the cells.
+    """The progress of the cells.
 
     Args:
-        cells: All of them.
-        workers: How many are worked on at a time.
+        cells: All cells.
+        workers: Number of cells that run at a time.
     """
 
     def __init__(self, cells: list[Cell], workers: int) -> None:
         self.cells, self.workers = cells, workers
-        self.seconds: list[float] = []  # of the cells that this command has finished
+        self.seconds: list[float] = []  # duration of each cell that this command finished
         self.values: dict[str, float] = {}  # name of a finished cell: primary metric
         self.update()
 
     def update(self) -> dict[str, State]:
-        """Return the state of every cell, and take note of the numbers that have come in."""
+        """Return the state of every cell, and collect new results."""
         states: dict[str, State] = {}
         for cell in self.cells:
             if cell.name not in self.values:
@@ -49,7 +49,7 @@ class Progress:
         return max(known.items(), key=lambda item: sign * item[1]) if known else None
 
     def line(self, states: dict[str, State]) -> str:
-        """Return how many are done and have failed, the time left, the best so far."""
+        """Return the numbers of done and failed cells, the time left, and the best cell so far."""
         counts = Counter(states.values())
         failed = counts["failed"] + counts["diverged"]
         words = [f"{counts['done']}/{len(self.cells)}"] + ([f"{failed} failed"] if failed else [])
@@ -62,7 +62,7 @@ class Progress:
         return ", ".join(words)
 
     def table(self) -> Group:
-        """Return the table: a row for each arm, then what runs and how far it is."""
+        """Return the table: one row per arm, then the running cells."""
         states = self.update()
         table = Table(box=None, pad_edge=False, header_style="bold")
         table.add_column("arm")
@@ -74,12 +74,12 @@ class Progress:
             values = [value for name in mine if (value := self.values.get(name, float("nan"))) == value]
             mean = f"{sum(values) / len(values):.4f}" if values else ""
             table.add_row(arm, *(str(counts[state] or "") for state in SHOWN), mean)
-        runs = [Text(f"{c.name}: {running_words(c)}") for c in self.cells if states[c.name] == "running"]
+        runs = [Text(f"{c.name}: {running_text(c)}") for c in self.cells if states[c.name] == "running"]
         return Group(table, *runs, Text(self.line(states), style="bold"))
 
 
 def _state(cell: Cell) -> State:
-    """Return how far a cell is on the way to having nothing left to do."""
+    """Return the state of a cell, counting its missing analyses as work to do."""
     state = cell.state()
     if state == "done" and not cell.is_finished():  # its analyses are missing
         return "failed" if cell.failure() else "running" if lock.is_alive(cell.claim) else "missing"
@@ -87,11 +87,11 @@ def _state(cell: Cell) -> State:
 
 
 class Board:
-    """Shows the progress of a run: on a terminal the table stands below the lines, elsewhere there are lines alone.
+    """Shows progress: lines, and on a terminal a live table below them.
 
     Args:
-        progress: What to show.
-        say: Prints a line where there is no terminal; None keeps silent.
+        progress: The progress to show.
+        say: Prints a line if there is no terminal; None prints nothing.
     """
 
     def __init__(self, progress: Progress, say: Callable[[str], None] | None) -> None:

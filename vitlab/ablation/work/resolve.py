@@ -158,8 +158,8 @@ def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
         return None
 
 
-def forget(ablation: Ablation, data: str) -> None:
-    """Forget the arms whose probes have read the images of this digest, for they are there no more."""
+def discard_probe(ablation: Ablation, data: str) -> None:
+    """Delete the probes that read images with this digest, as these have changed."""
     for path in (ablation.directory / "arms").glob("*.json"):
         with suppress(ValueError, KeyError):
             if digest(json.loads(path.read_text())["data"]) == data:

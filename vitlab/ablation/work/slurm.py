@@ -31,10 +31,10 @@ SBATCH = (  # options of sbatch that may stand beside them; others belong under 
 SCRIPT = """\
 #!/bin/bash
 # {title}
-# Written by `vitlab ablate run`. Each worker takes cells that nobody works on, until none is left.
+# Written by `vitlab ablate run`. Each worker takes cells that no other worker has, until none is left.
 {header}
 {setup}
-# Slurm sends its warning to the worker: its cells save, and it ends with 75. This shell outlives a signal of its own.
+# Slurm warns the worker: its cells save, and it exits with 75. This shell survives its own signal.
 ended=
 trap 'ended=1' TERM
 srun --cpus-per-task={cpus} {words}
@@ -42,25 +42,25 @@ code=$?
 {requeue}"""
 
 
-def is_elsewhere(ablation: Ablation) -> bool:
-    """Return whether the cells belong on SLURM's nodes and this is none: only slurmd sets the name of a node."""
+def needs_submission(ablation: Ablation) -> bool:
+    """Return whether the cells run on SLURM and this machine is not one of its nodes."""
     return ablation.run.executor == "slurm" and "SLURMD_NODENAME" not in os.environ
 
 
-def words(ablation: Ablation, more: Sequence[str] = ()) -> list[str]:
-    """Return the command of one task of the array; it finds its cells by the claims of the others."""
+def task_command(ablation: Ablation, more: Sequence[str] = ()) -> list[str]:
+    """Return the command of one task of the array; it takes cells that other tasks have not claimed."""
     own = command(ablation) if not ablation.run.command else [sys.executable, "-m", "vitlab"]
     trust = ["--trust_command"] if ablation.run.command else []
     return [*own, "ablate", "run", str(ablation.file.path.resolve()), *more, *trust]
 
 
 def site(ablation: Ablation) -> tuple[Site, int]:
-    """Return what a task asks of the cluster, and how many GPUs it gets; refuse what ``run.slurm`` cannot say."""
+    """Return the settings of a task and its number of GPUs; refuse unknown keys of ``run.slurm``."""
     given = {str(k).removeprefix("slurm_"): v for k, v in ablation.run.slurm.items()}
     given = {{"gpus_per_node": "gpus"}.get(key, key): value for key, value in given.items()}
     for key in given:
         if key not in (*OWN, *SBATCH):
-            hint = did_you_mean(key, (*OWN, *SBATCH)) or "; other options of sbatch stand under `sbatch: {}`"
+            hint = did_you_mean(key, (*OWN, *SBATCH)) or "; other options of sbatch go under `sbatch: {}`"
             raise ablation.file.mistake(f"run/slurm/{key}", f"`run.slurm` has no setting `{key}`{hint}")
     if "time" not in given:
         text = '`run.slurm` must have a `time`, the limit of one attempt, as in time: "04:00:00"'
@@ -78,14 +78,14 @@ def site(ablation: Ablation) -> tuple[Site, int]:
 
 
 def task_count(ablation: Ablation, cells: int) -> int:
-    """Return how many tasks to submit for so many cells: as many as the file says, and none without a cell."""
+    """Return how many tasks to submit for so many cells: as the file says, but never more than cells."""
     per_task = max(1, site(ablation)[1] * ablation.run.per_gpu)
     given = ablation.run.slurm.get("array_parallelism") or ablation.run.workers
     return max(1, math.ceil(min(cells, cells if given == "auto" else int(given)) / per_task))
 
 
 def script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
-    """Return the batch script of so many workers; `sbatch` takes it as it is, where the site allows so large arrays."""
+    """Return the batch script for so many workers, to be passed to `sbatch`."""
     asked, gpus = site(ablation)
     own: dict[str, Any] = {"ntasks-per-node": 1, "array": f"0-{tasks - 1}"} | ({} if gpus else {"gpus-per-node": None})
     return SCRIPT.format(
@@ -93,15 +93,15 @@ def script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
         header=asked.header(ablation.name, _folder(ablation) / "%A_%a.out", **own),
         setup="\n".join(["", *asked.setup, ""]) if asked.setup else "",
         cpus=asked.cpus_per_task,
-        words=shlex.join(words(ablation, more)),
+        words=shlex.join(task_command(ablation, more)),
         requeue=REQUEUE.format(script=_folder(ablation) / "workers.sbatch"),
     )
 
 
 def submit(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[str], None]) -> None:
-    """Submit the workers that are not in the queue yet, in as many arrays as the site's limit makes of them.
+    """Submit the workers that are not in the queue yet, in several arrays if the cluster limits their size.
 
-    Arrays are chained: one starts when the one before it has, so that no limit of a site is met all at once.
+    Arrays are chained: each starts after the previous one has started.
 
     Raises:
         UsageError: There is no SLURM here, or it refused the job.
@@ -125,8 +125,8 @@ def submit(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[s
             ["sbatch", "--parsable", *own_words, str(path)], capture_output=True, text=True, check=False
         )
         if done.returncode:
-            begun = f"; submitted before it: {', '.join(jobs)}" if jobs else ""
-            raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{begun}")
+            before = f"; submitted before: {', '.join(jobs)}" if jobs else ""
+            raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{before}")
         jobs.append(done.stdout.strip().split(";")[0])  # number;cluster where there are several
     say(f"submitted {tasks} workers as {', '.join(jobs)}; logs in {path.parent}; `scancel {' '.join(jobs)}` stops them")
     say(f"follow   vitlab ablate status {ablation.file.path}")

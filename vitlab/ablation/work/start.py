@@ -1,4 +1,4 @@
-"""What a network is before it learns: how far its tokens spread on real images, and how much positions add to them."""
+"""Measure an untrained network: the spread of its tokens on real images, and how much positions add to them."""
 
 import lightning as L
 import torch
@@ -12,9 +12,9 @@ class Tokens(Callback):
     """Writes the spread of tokens and the ratio of positions to content into ``start.json`` of a run directory."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure a batch of validation images, or of training images where there are no others."""
+        """Measure on a batch of validation images, or of training images if there are none."""
         net, data = getattr(pl_module, "net", None), getattr(trainer, "datamodule", None)
-        if data is None or not hasattr(data, "finished") or not isinstance(net, VisionTransformer):
+        if data is None or not hasattr(data, "iterate_batches") or not isinstance(net, VisionTransformer):
             return
         loader = data.val_dataloader() or data.train_dataloader()
         images, _ = next(iter(data.iterate_batches(loader)))
@@ -25,8 +25,8 @@ class Tokens(Callback):
 def spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:
     """Return the standard deviation of the tokens of ``(B, C, H, W)`` images, and positions by content.
 
-    The ratio is the root mean square of what the position embedding adds to the tokens, once, by that deviation: 0 for
-    those that rotate or bias.
+    The ratio is the root mean square of what the position embedding adds to the tokens, divided by that deviation; it
+    is 0 for embeddings that rotate or bias.
     """
     was_training = net.training
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How far an ablation is, from its files alone."""
+"""The progress of an ablation, from its files."""
 
 import time
 from collections import Counter
@@ -18,12 +18,12 @@ ORDER = ("done", "running", "failed", "diverged", "damaged", "stale", "missing")
 
 @dataclass
 class Status:
-    """How far each cell is; as text, a line for each arm and one for each cell that runs or has failed."""
+    """The state of each cell; as text, a line for each arm and for each running or failed cell."""
 
-    rows: list[dict[str, Any]]  # arm, seed, state, what is to be said of it
+    rows: list[dict[str, Any]]  # arm, seed, state, note
     lines: list[str]
-    failed: list[str] = field(default_factory=list)  # the cells that the call which returns this could not finish
-    code: int = 0  # of a signal that ended this call: 130, or 75 where it can go on later
+    failed: list[str] = field(default_factory=list)  # cells that this call could not finish
+    code: int = 0  # exit code of a signal that ended this call: 130, or 75 if it can continue later
     submitted: bool = False
 
     def __str__(self) -> str:
@@ -31,19 +31,19 @@ class Status:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the call that returns this."""
+        """Whether a signal ended this call."""
         return self.code > 0
 
     @property
     def cells(self) -> "pd.DataFrame":
-        """A row for each cell: arm, its levels, seed, state, and what is to be said of it."""
+        """One row per cell: arm, its levels, seed, state and note."""
         import pandas as pd
 
         return pd.DataFrame(self.rows)
 
 
 def status_of(ablation: Ablation, resolved: list[Resolved | None]) -> Status:
-    """Return how far every cell is."""
+    """Return the state of every cell."""
     lines, waiting = [], 0
     rows: list[dict[str, Any]] = []
     width = max(len(arm.name) for arm in ablation.arms)
@@ -59,21 +59,21 @@ def status_of(ablation: Ablation, resolved: list[Resolved | None]) -> Status:
         for seed, state, text in zip(ablation.seeds, states, words, strict=True):
             rows.append({"arm": arm.name, **arm.levels, "seed": seed, "state": state, "note": text})
             lines += [f"  s{seed}  {text}"] if text else []
-    text = f"; {waiting} of those done miss an analysis" if waiting else ""
-    text += other_words(ablation, resolved)
+    text = f"; {waiting} of those done lack an analysis" if waiting else ""
+    text += foreign_cells_text(ablation, resolved)
     return Status(rows, [*lines, f"{'all':<{width}}  {_counts(total)}{text}"])
 
 
-def other_words(ablation: Ablation, resolved: list[Resolved | None]) -> str:
-    """Return how many finished runs are no cells of the present plan, and why; empty if there are none."""
+def foreign_cells_text(ablation: Ablation, resolved: list[Resolved | None]) -> str:
+    """Return how many finished runs are not cells of the present plan, and why; empty if there are none."""
     counts = Counter(others(ablation, resolved).values())
-    kinds = ", ".join(f"{n} of other {part}" for part, n in counts.items())
-    return f"; beside them finished cells that are not of this plan: {kinds}" if counts else ""
+    kinds = ", ".join(f"{n} with other {part}" for part, n in counts.items())
+    return f"; also finished cells that are not in this plan: {kinds}" if counts else ""
 
 
 def _words(cell: Cell, state: str) -> str:
     if state == "running":
-        return running_words(cell)
+        return running_text(cell)
     if state == "damaged":
         return cell.damage()
     failure = cell.failure()
@@ -84,8 +84,8 @@ def _counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{counts[state]} {state}" for state in ORDER if counts.get(state))
 
 
-def running_words(cell: Cell) -> str:
-    """Return who works on a cell, for how long, and how far it is."""
+def running_text(cell: Cell) -> str:
+    """Return which process trains a cell, for how long, and its progress."""
     claim = lock.read(cell.claim) or {}
     seconds = max(0.0, time.time() - claim.get("started", time.time()))
     rows = cell.run.rows()

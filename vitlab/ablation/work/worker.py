@@ -1,4 +1,4 @@
-"""What a worker does with a cell: train it, measure it, write down that it is done, analyze it."""
+"""The work on a cell: train, evaluate, record the result, analyze."""
 
 import datetime
 import json
@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 import yaml
 
-from vitlab.ablation.evidence.protocol import note
+from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.work import process
 from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.gpus import Slot
 from vitlab.ablation.work.identity import digest
 from vitlab.ablation.work.process import STOPPED, TIMEOUT
-from vitlab.ablation.work.resolve import command, fit_args, forget, overrides, start_args
+from vitlab.ablation.work.resolve import command, discard_probe, fit_args, overrides, start_args
 from vitlab.runs.directory import RunDir, write_text
 from vitlab.runs.lock import Claim
 
-KINDS = (  # what the last lines of a log tell of a failure
+KINDS = (  # kinds of failure and their patterns in the last lines of a log
     ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
     ("out of memory", r"out of memory|MemoryError|Cannot allocate memory"),
     ("disk full", r"No space left on device|Disk quota exceeded"),
@@ -34,15 +34,15 @@ EVALUATION = {"val": "validate", "test": "test"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the work on a cell ended: done, failed, stopped, or waiting to be compared with others; and why."""
+    """How the work on a cell ended: done, failed, stopped, or waiting for other candidates; and why."""
 
     end: str
     kind: str = ""
     text: str = ""
 
 
-def fit_words(cell: Cell) -> list[str]:
-    """Return the command that trains a cell, or that continues it."""
+def fit_command(cell: Cell) -> list[str]:
+    """Return the command that trains a cell or resumes it."""
     start = [*command(cell.ablation), "fit"]
     if cell.run.config.is_file() and cell.run.has_checkpoint():
         return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
@@ -50,14 +50,14 @@ def fit_words(cell: Cell) -> list[str]:
     return [*start, *given, *start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
 
 
-def evaluate_words(cell: Cell) -> list[str]:
+def evaluate_command(cell: Cell) -> list[str]:
     """Return the command that measures a cell."""
     checkpoint = cell.run.checkpoints / f"{cell.ablation.checkpoint}.ckpt"
     return [*command(cell.ablation), EVALUATION[cell.ablation.evaluate], str(checkpoint), "--quiet"]
 
 
-def analyze_words(cell: Cell) -> list[str]:
-    """Return the command that does what is missing of a cell's analyses, with its weights if they alone are kept."""
+def analyze_command(cell: Cell) -> list[str]:
+    """Return the command for a cell's missing analyses, from its weights if no checkpoint was kept."""
     name = cell.ablation.checkpoint
     weights = cell.run.weights / f"{name}.safetensors"
     path = cell.run.checkpoints / f"{name}.ckpt"
@@ -65,23 +65,23 @@ def analyze_words(cell: Cell) -> list[str]:
     return [*command(cell.ablation), "analyze", missing, str(weights if weights.is_file() else path), "--quiet"]
 
 
-def left_words(cell: Cell) -> list[list[str]]:
-    """Return the commands that are left to run of a cell, with the file that they read written."""
-    commands = [analyze_words(cell)] if cell.missing_analyses() else []
+def remaining_commands(cell: Cell) -> list[list[str]]:
+    """Return the remaining commands of a cell, and write the file that they read."""
+    commands = [analyze_command(cell)] if cell.missing_analyses() else []
     if cell.is_done():
         return commands
     write_overrides(cell)
-    return [fit_words(cell), evaluate_words(cell), *commands]
+    return [fit_command(cell), evaluate_command(cell), *commands]
 
 
 def write_overrides(cell: Cell) -> None:
-    """Write what the cell sets, for ``vitlab fit --config``."""
+    """Write the settings of a cell, for ``vitlab fit --config``."""
     text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
     write_text(cell.beside(".yaml"), text)
 
 
-def work(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
-    """Do what is left to do in a cell; a stage that is interrupted for no fault of its own is repeated."""
+def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
+    """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started = time.time()
     env = process.environment(workers, slot.device, **_wandb(cell))
     log, timeout = cell.beside(".log"), cell.ablation.run.timeout
@@ -91,20 +91,20 @@ def work(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], 
             return Outcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
         words = _next_stage(cell)
         if (text := _other_data(cell)) and not cell.is_done():
-            return _failed(cell, fit_words(cell), 0, "other data", [text], 1)
+            return _failed(cell, fit_command(cell), 0, "other data", [text], 1)
         if _is_measured(cell) and not cell.is_done():
             _done(cell, started)
         if not words:
             return _finished(cell)
-        if words == evaluate_words(cell):
+        if words == evaluate_command(cell):
             _count_reading(cell)
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
         code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():
             continue
-        if code == STOPPED or (code and stop()):  # a warning of SLURM reaches the command, too
+        if code == STOPPED or (code and stop()):  # SLURM's warning also reaches the command
             return Outcome("stopped")
-        if words != _next_stage(cell) and (not code or cell.is_done()):  # an analysis may not apply, the next may
+        if words != _next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
             continue
         kind = _kind(code, lines)
         attempts += 1
@@ -113,17 +113,17 @@ def work(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], 
 
 
 def _other_data(cell: Cell) -> str:
-    """Return what to say where a run has read other images than the probe of its arm; then forget the probe."""
+    """Return a message if a run read other images than its arm's probe, and discard the probe."""
     own = cell.run.read("data.json")
     if cell.run.record.get("status") != "done" or not own or digest(own) == cell.parts["data"]:
         return ""
-    forget(cell.ablation, cell.parts["data"])
+    discard_probe(cell.ablation, cell.parts["data"])
     sizes = [{k: v.get("n") for k, v in (x.get("splits") or {}).items()} for x in (cell.resolved.data, own)]
-    return f"the images are not those of the plan: {sizes[0]} then, {sizes[1]} now; `run` again plans anew with these"
+    return f"the images have changed since the plan: {sizes[0]} then, {sizes[1]} now; `run` again to plan with these"
 
 
 def _count_reading(cell: Cell) -> None:
-    """Note where the images that count are read: every measurement is a reading, whatever becomes of it."""
+    """Record each evaluation on the evaluated split, whatever its outcome."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
     with (cell.ablation.directory / "readings.jsonl").open("a") as file:
@@ -133,17 +133,17 @@ def _count_reading(cell: Cell) -> None:
 def _next_stage(cell: Cell) -> list[str]:
     if cell.run.record.get("status") != "done":
         if cell.run.exists() and not (cell.run.config.is_file() and cell.run.has_checkpoint()):
-            shutil.rmtree(cell.run.path)  # killed before it had anything to continue from
+            shutil.rmtree(cell.run.path)  # killed before its first checkpoint
         write_overrides(cell)
-        return fit_words(cell)
+        return fit_command(cell)
     if not _is_measured(cell):
-        return evaluate_words(cell)
-    return analyze_words(cell) if cell.missing_analyses() else []
+        return evaluate_command(cell)
+    return analyze_command(cell) if cell.missing_analyses() else []
 
 
 def _is_measured(cell: Cell) -> bool:
     result = cell.result() or {}
-    return bool(result) and "epoch" not in result  # those with an epoch are the training's own: it keeps no predictions
+    return bool(result) and "epoch" not in result  # results with an epoch come from training, without predictions
 
 
 def _done(cell: Cell, started: float) -> None:
@@ -156,7 +156,7 @@ def _done(cell: Cell, started: float) -> None:
             "id": cell.id,
             "parts": cell.parts,
             "file": cell.ablation.digest,
-            "protocol": note(cell.ablation),
+            "protocol": record_version(cell.ablation),
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
             "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
