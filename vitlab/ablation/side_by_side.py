@@ -68,9 +68,7 @@ def _summary(name: str) -> list[dict[str, str]]:
     with found.open() as file:
         rows = list(csv.DictReader(file))
     short = ("mean", "low", "high", "difference", "adjusted_p")
-    return [
-        {**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_counts(row)} for row in rows
-    ]
+    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
 
 
 def _whole(row: dict[str, str]) -> dict[str, str]:
