@@ -83,7 +83,7 @@ def test_a_command_in_a_fork_ends_as_one_in_a_process_and_its_death_is_its_own(l
 def test_where_nothing_can_be_forked_it_is_said_once_and_processes_do_the_work(light, tmp_path, capsys):
     (tmp_path / "server.py").write_text("raise ImportError('no libcudart')")
     assert light("--version")[0] == light("--version")[0] == 0
-    text = "vitlab: cells start as processes, which takes longer; none can be forked: ImportError: no libcudart\n"
+    text = "vitlab: cells start as new processes, which is slower, as forking failed: ImportError: no libcudart\n"
     assert capsys.readouterr().err == text
 
 

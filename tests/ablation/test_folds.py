@@ -54,7 +54,7 @@ def test_the_table_has_mean_spread_and_interval_of_what_is_done(tmp_path):
     [
         (["base.yaml", "--folds=1"], "`--folds` must be at least 2, got 1"),
         (["base.yaml", "--data.fold=1/2"], "`data.fold` is set by cross-validation"),
-        (["base.yaml", "--seed_everything=1"], "write `--seed`"),
+        (["base.yaml", "--seed_everything=1"], "use `--seed`"),
         (["no-such-config"], "no-such-config"),
         (["base.yaml", "--model.lr=1", "x"], "`x` is out of place"),
     ],

@@ -71,7 +71,7 @@ def test_pictures_of_another_size_are_resized_and_it_is_said(run, photos, tmp_pa
         ("distnce", [], 'no analysis called "distnce"; did you mean "distance"?'),
         ("distance", ["--images", "{photos}/none"], "no images found: no such file"),
         ("distance", ["--layer=7"], "`--layer` must lie in 0..2, got 7"),
-        ("token_layers", [], "tokenizer=patch has no layers there; use attention"),
+        ("token_layers", [], "tokenizer=patch has none; use attention"),
         ("attention", ["--query=9,0"], "`--query` must be a row in 0..3"),
         ("attention", ["--query=middle"], "--query: must be ROW,COLUMN of a patch, such as 3,4, got middle"),
         ("distance", ["--data.img_size=12"], "`vitlab analyze resolution` measures other sizes"),

@@ -115,5 +115,5 @@ def test_randomized_parts_are_those_that_are_named():
 
 
 def test_a_network_without_head_is_told(small_subject):
-    with pytest.raises(UsageError, match="asks for the score of a class, and model has no head"):
+    with pytest.raises(UsageError, match="needs class scores, and model has no classification head"):
         analyze_attribution(small_subject(num_classes=0))

@@ -73,8 +73,8 @@ def test_the_shown_cell_lies_where_the_query_patch_does(small_subject):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"tokenizer": "patch"}, "tokenizer=patch has no layers there; use attention"),
-        ({"tokenizer": "conv"}, "tokenizer=conv has no layers there"),
+        ({"tokenizer": "patch"}, "tokenizer=patch has none; use attention"),
+        ({"tokenizer": "conv"}, "tokenizer=conv has none"),
     ],
 )
 def test_what_has_no_token_maps_says_what_to_use(small_subject, arguments, message):

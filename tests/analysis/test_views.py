@@ -66,7 +66,7 @@ def test_a_token_layers_map_times_its_values_is_what_it_adds(t2t_attn):
 def test_splits_show_the_channels_that_vary_most(small_subject):
     table = analyze_splits(small_subject(**T2T)).table
     assert table.groupby("split")["channel"].nunique().tolist() == [3, 3]
-    with pytest.raises(UsageError, match="splits looks between the splits of T2T"):
+    with pytest.raises(UsageError, match="splits needs T2T.s token layers"):
         analyze_splits(small_subject())
 
 
@@ -80,11 +80,11 @@ def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
     assert subject.pixels(subject.shown())[1].mean().item() == pytest.approx(200 / 255, abs=1e-3)
     assert set(analyze_attention(subject).table["image"]) == {0, 1, 2}
     assert len(analyze_distance(subject).table) == 4
-    with pytest.raises(UsageError, match="scramble counts right classes, and the pictures of mine have none"):
+    with pytest.raises(UsageError, match="scramble measures accuracy, and the images for mine have no classes"):
         analyze_scramble(subject)
-    with pytest.raises(UsageError, match="mine comes without data, and this needs images of a train split"):
+    with pytest.raises(UsageError, match="mine has no data, and this needs images of a train split"):
         subject.batches("train")
-    with pytest.raises(UsageError, match="this needs pictures to look at"):
+    with pytest.raises(UsageError, match="this needs images"):
         Subject(small_net(), prepare, name="mine").shown()
 
 
@@ -119,5 +119,5 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
 
 
 def test_what_is_no_autoencoder_fills_nothing_in(small_subject):
-    with pytest.raises(UsageError, match="reconstruction is for masked autoencoders"):
+    with pytest.raises(UsageError, match="reconstruction needs a masked autoencoder"):
         analyze_reconstruction(small_subject())

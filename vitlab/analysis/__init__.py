@@ -1,4 +1,4 @@
-"""Looking at what a trained network has learned; nothing here trains."""
+"""Analyses of trained networks; nothing here trains."""
 
 from typing import TYPE_CHECKING
 

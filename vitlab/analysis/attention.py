@@ -1,4 +1,4 @@
-"""Where a network looks: attention maps, rollout, distance, entropy."""
+"""Attention of a network: maps, rollout, distance, entropy."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -106,7 +106,7 @@ def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFr
 
 
 def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uniform: float, unit: str) -> Finding:
-    """Measure each head's attention beside that of the same network whose tokens have changed places."""
+    """Measure each head's attention, and that of the same network with shuffled tokens as the null."""
     values = per_head(subject.net, subject.batches(), measure)
     with shuffled_tokens(subject.net):
         null = per_head(subject.net, subject.batches(), measure)
@@ -118,12 +118,12 @@ def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uni
     axes.set_ylim(0, 1.1 * max(uniform, table[f"{name}_high"].max(), table[name].max()))
     finish(axes, "layer", unit)
     beyond = int(((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).sum())
-    note = f"{len(values)} images; null: each image's tokens in random places; {beyond} of {len(table)} heads differ"
+    note = f"{len(values)} images; null: shuffled tokens; {beyond} of {len(table)} heads differ"
     return Finding(table, figure, f"{note} from it (95 % interval over images, not adjusted for {len(table)} heads)")
 
 
 def analyze_attention(subject: Subject) -> Finding:
-    """Show where a token looks, in each head of one layer.
+    """Show where a token attends, in each head of one layer.
 
     Example:
         >>> finding = analyze_attention(subject)
@@ -158,7 +158,7 @@ def analyze_rollout(subject: Subject) -> Finding:
 
 
 def analyze_distance(subject: Subject) -> Finding:
-    """Measure how far each head looks, from patch to patch, in rows renormalized without prefix tokens.
+    """Measure the mean attention distance of each head between patches, in rows renormalized without prefix tokens.
 
     Example:
         >>> finding = analyze_distance(subject)
@@ -171,7 +171,7 @@ def analyze_distance(subject: Subject) -> Finding:
 
 
 def analyze_entropy(subject: Subject) -> Finding:
-    """Measure how widely each head looks, all tokens counted.
+    """Measure how widely each head attends, over all tokens.
 
     Example:
         >>> finding = analyze_entropy(subject)
@@ -183,14 +183,14 @@ def analyze_entropy(subject: Subject) -> Finding:
 
 
 def token_name(subject: Subject) -> str:
-    """Return the token whose attention is shown, in words."""
+    """Return the name of the token whose attention is shown."""
     return "class token" if subject.query is None else f"patch at row {subject.query[0]}, column {subject.query[1]}"
 
 
 def maps_of_images(
     subject: Subject, images: Tensor, named: dict[str, Tensor], note: str, titles: Sequence[str] = ()
 ) -> Finding:
-    """Return ``(B, N)`` maps under their names as a table, and laid over their images as a figure."""
+    """Return named ``(B, N)`` maps as a table, and drawn over their images as a figure."""
     h, w = subject.net.grid_size
     rows = [
         {"image": i, "map": name, "row": n // w, "column": n % w, "weight": float(value)}

@@ -1,4 +1,4 @@
-"""The analyses by name: what does each, how its figure is read, and what it does not show."""
+"""The analyses by name: the function, how to read its figure, and what it does not show."""
 
 from vitlab.errors import UsageError, did_you_mean
 
@@ -9,157 +9,158 @@ _VIEWS = "vitlab.analysis.views."
 ANALYSES = {  # name: module:function of a Subject that returns a Finding, how to read it, what it does not show
     "attention": (
         "vitlab.analysis.attention:analyze_attention",
-        "Where the class token looks in each head: bright patches weigh most.",
-        "Why the network decides as it does: deleting the patches it looks at most may cost no more than deleting "
+        "Where the class token attends in each head: bright patches have the largest weights.",
+        "The reason for a decision: deleting the most attended patches may hurt no more than deleting "
         "random ones; `faithfulness` measures that.",
     ),
     "heads": (
         _VIEWS + "heads:analyze_heads",
-        "Every layer and head at one glance, a row of maps for each layer, laid over the picture.",
-        "What a head does with what it looks at, and anything of other pictures than this one.",
+        "The attention of every layer and head on one image, one row per layer.",
+        "What a head does with the tokens it attends to, and other images.",
     ),
     "rollout": (
         "vitlab.analysis.attention:analyze_rollout",
-        "Attention of all layers multiplied, the residual path counted as half: what can reach the class token.",
-        "What the MLPs, the values and, for T2T, the token layers do; which class a patch speaks for.",
+        "The product of the attention of all layers, with the residual path as half: what can reach the class token.",
+        "The effect of MLPs, values and T2T's token layers; which class a patch supports.",
     ),
     "attribution": (
         _MAPS + "maps:analyze_attribution",
         "Which patches the score of the predicted class depends on, by six methods side by side.",
-        "Which of them is right where they differ: read `faithfulness` and `sanity` first.",
+        "Which method is right where they disagree: read `faithfulness` and `sanity` first.",
     ),
     "faithfulness": (
         _MAPS + "curves:analyze_faithfulness",
-        "The probability of the predicted class while a map's best patches are deleted (good maps fall fast) or "
-        "inserted (good maps rise fast): a map no better than `random` is no evidence.",
-        "That a faithful map is complete: deleted patches make images that no training had.",
+        "The probability of the predicted class while the best patches of a map are deleted (good: falls fast) or "
+        "inserted (good: rises fast): a map no better than `random` is no evidence.",
+        "Completeness of a faithful map: images with deleted patches are unlike any training image.",
     ),
     "sanity": (
         _MAPS + "sanity:analyze_sanity",
-        "How alike a map stays while weights become random from the head down: one that does not change shows the "
-        "picture and not the network.",
-        "That a map which does change is faithful.",
+        "How similar a map stays while weights are randomized from the head down: a map that does not change shows the "
+        "image, not the network.",
+        "Faithfulness: a map that does change may still be wrong.",
     ),
     "distance": (
         "vitlab.analysis.attention:analyze_distance",
-        "How far each head looks: compare a dot with the hollow one, the same head with tokens in random places.",
-        "Why: a head is local because it knows places, or because neighbors look alike: only the first is position.",
+        "The mean distance of each head's attention: compare a dot with the hollow one, the same head with shuffled "
+        "tokens.",
+        "The cause: a head may be local because it knows positions or because neighbors have similar content.",
     ),
     "entropy": (
         "vitlab.analysis.attention:analyze_entropy",
-        "How widely each head looks: near the dashed line it looks at all tokens alike, near 0 at a single one.",
-        "Whether what it looks at matters.",
+        "How widely each head attends: near the dashed line evenly to all tokens, near 0 to a single one.",
+        "Whether the attended tokens matter.",
     ),
     "position": (
         "vitlab.analysis.positions:analyze_position",
-        "Each tile compares the position of its cell with all cells: bright neighbors mean that the table knows the "
-        "grid; fixed sines do so by construction.",
-        "Whether the network uses what its table knows: `scramble` and `displacement` do.",
+        "Each tile compares the position vector of its cell with those of all cells: bright neighbors mean that the "
+        "table encodes the grid; fixed sines do so by construction.",
+        "Whether the network uses the table: see `scramble` and `displacement`.",
     ),
     "displacement": (
         "vitlab.analysis.positions:analyze_displacement",
-        "How a logit depends on where the key lies, seen from the query at the cross. Left: tokens in random places, "
-        "so that a pattern above the noise floor is knowledge of position. Right: content draws patterns too.",
-        "What values and later layers make of it.",
+        "How a logit depends on the offset of the key from the query at the cross. Left: shuffled tokens, so a pattern "
+        "above the noise floor comes from positions. Right: patterns may also come from content.",
+        "The effect of values and later layers.",
     ),
     "scramble": (
         "vitlab.analysis.scramble:analyze_scramble",
-        "Tokens change places before they get positions: what is lost is what the network knows through them; without "
+        "Tokens are shuffled before they get positions: the loss of accuracy is what positions contribute; without "
         "positions nothing changes.",
-        "How well a network would do that had been trained on scrambled tokens.",
+        "The accuracy of a network trained on shuffled tokens.",
     ),
     "scramble_image": (
         "vitlab.analysis.scramble:analyze_scramble_image",
-        "Patches of the image change places before the tokenizer.",
-        "Anything of positions where the tokenizer's windows overlap, which makes other tokens: use `scramble` there.",
+        "Patches of the image are shuffled before the tokenizer.",
+        "The role of positions where the tokenizer's windows overlap, as the tokens change too: use `scramble` there.",
     ),
     "shift": (
         "vitlab.analysis.shift:analyze_shift",
-        "How often the prediction survives a move of the image: whole patches round the border are exact only without "
-        "positions, for the patch tokenizer.",
-        "Moves apart from what comes in at the border: compare the three fillings.",
+        "How often the prediction survives a shift of the image: cyclic shifts by whole patches are exact only for the "
+        "patch tokenizer without positions.",
+        "The shift separately from what enters at the border: compare the three fillings.",
     ),
     "resolution": (
         "vitlab.analysis.resolution:analyze_resolution",
-        "Accuracy at other sizes for each way to carry positions over: compare with one without positions (--against).",
-        "Positions alone: objects change size too.",
+        "Accuracy at other image sizes for each way to resample positions: compare with a run without positions "
+        "(--against).",
+        "The effect of positions alone: objects change size too.",
     ),
     "probe": (
         "vitlab.analysis.probes:analyze_probe",
-        "How well a token's cell can be read from it after each block: content tells cells apart too, so the excess "
-        "over no positions is what counts.",
-        "Whether the network uses what can be read.",
+        "How well a linear probe reads a token's cell after each block: content reveals it too, so compare with a "
+        "network without positions.",
+        "Whether the network uses this information.",
     ),
     "fewshot": (
         "vitlab.analysis.features:analyze_fewshot",
-        "Accuracy of a ridge regression on frozen features from a few labels: how separable the classes lie already.",
-        "Learning from few labels, if the network was trained on all labels of these very classes (--data, --root).",
+        "Accuracy of a ridge regression on frozen features with few labels: how separable the classes are.",
+        "Learning from few labels, if the network was trained on all labels of the same classes (--data, --root).",
     ),
     "knn": (
         "vitlab.analysis.features:analyze_knn",
-        "Accuracy of the labels of the most similar training images: what lies together without any fitting.",
-        "Use on new classes, if the network was trained on these (--data, --root).",
+        "Accuracy of nearest neighbors among training images: how classes cluster without any fitting.",
+        "Transfer to new classes, if the network was trained on these classes (--data, --root).",
     ),
     "pca": (
         _VIEWS + "pca:analyze_pca",
-        "Patch features of all pictures as colors, their first three principal components: equal colors are alike to "
-        "the network.",
-        "What the other components hold: the title of each layer tells the share of variance that is shown.",
+        "The first three principal components of patch features as colors: similar colors are similar features.",
+        "The other components: the title of each layer gives the share of variance shown.",
     ),
     "reconstruction": (
         _VIEWS + "reconstruction:analyze_reconstruction",
-        "What a masked autoencoder makes of hidden patches, and what it makes of them from another picture, under the "
-        "same mask: what the two share was not read from the picture.",
-        "How good its features are: `knn` and a linear probe measure that. Sharpness is not asked of it.",
+        "Hidden patches as a masked autoencoder reconstructs them from the image, and from another image under the "
+        "same mask: what both have in common does not come from the image.",
+        "The quality of the features: use `knn` or a linear probe.",
     ),
     "cka": (
         "vitlab.analysis.cka:analyze_cka",
-        "How alike layers represent the same images, 1 is alike up to rotation: compare two runs with two seeds of one "
-        "recipe before reading a difference.",
-        "Whether the network uses what two layers share; few large components decide it.",
+        "How similarly layers represent the same images; 1 is equal up to rotation. Before reading a difference "
+        "between runs, compare two seeds of one recipe.",
+        "Whether the network uses what two layers share; a few large components dominate the value.",
     ),
     "filters": (
         "vitlab.analysis.filters:analyze_filters",
-        "Principal components of the filters on pixels, largest first: smooth ones are learned, salt and pepper is the "
-        "random start.",
-        "What the layers behind them need.",
+        "Principal components of the filters on pixels, largest first: smooth ones are learned, noisy ones are still "
+        "random.",
+        "What later layers use.",
     ),
     "cost": (
         "vitlab.analysis.cost:analyze_cost",
-        "Where parameters and multiply-adds are, and images per second.",
-        "Speed on another machine, or beside other programs.",
+        "Parameters and multiply-adds by part, and images per second.",
+        "Speed on another or a busy machine.",
     ),
     "token_layers": (
         _VIEWS + "token_layers:analyze_token_layers",
-        "Where a token between the splits of T2T looks, on the finer grids there; a performer's weights are those its "
-        "random features imply.",
-        "What the token gets: these layers add values, not inputs.",
+        "Where a token between T2T's soft splits attends, on the finer grids there; a performer's weights are those "
+        "that its random features imply.",
+        "What the token receives: these layers add values, not inputs.",
     ),
     "splits": (
         _VIEWS + "splits:analyze_splits",
-        "The features after each split of T2T as colors and single channels, as figure 2 of T2T-ViT.",
-        "Which channels matter: those shown vary most.",
+        "The features after each soft split of T2T as colors and as single channels, like figure 2 of T2T-ViT.",
+        "Which channels matter: those shown have the largest variance.",
     ),
     "errors": (
         _OUT + "errors:analyze_errors",
-        "The worst mistakes of a split, least likely class first: look for wrong labels before you blame it.",
-        "What the network does elsewhere: these images were chosen for being wrong.",
+        "The worst mistakes on a split, lowest probability of the true class first: check for wrong labels.",
+        "Typical behavior: these images were selected for being wrong.",
     ),
     "confusion": (
         _OUT + "confusion:analyze_confusion",
-        "Images of each class, a row each, by the class they were given, and recall and precision of each class.",
-        "Rates elsewhere, where classes are more or less frequent; a class of few images has any recall.",
+        "Images by true class (rows) and predicted class (columns), with recall and precision of each class.",
+        "Rates for other class frequencies; the recall of a class with few images is uncertain.",
     ),
     "calibration": (
         _OUT + "calibration:analyze_calibration",
-        "How often the network is right where it says so with some probability: below the dashed line it is too sure.",
-        "Whether it is right: one that always says the classes' frequencies is calibrated.",
+        "Accuracy against predicted probability: below the dashed line the network is overconfident.",
+        "Accuracy: a network that always predicts the class frequencies is calibrated.",
     ),
 }
 
 
 def names_of(text: str) -> list[str]:
-    """Return the analyses that ``NAME[,NAME...]`` or ``all`` means.
+    """Return the analyses in ``NAME[,NAME...]``, or all of them for ``all``.
 
     Example:
         >>> names_of("attention,rollout")
@@ -171,5 +172,5 @@ def names_of(text: str) -> list[str]:
     for name in names:
         if name not in ANALYSES:
             hint = did_you_mean(name, ANALYSES)
-            raise UsageError(f'no analysis called "{name}"{hint}; there are all, {", ".join(ANALYSES)}')
+            raise UsageError(f'no analysis called "{name}"{hint}; choose from all, {", ".join(ANALYSES)}')
     return names

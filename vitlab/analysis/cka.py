@@ -1,4 +1,4 @@
-"""How alike the layers of one or two networks are."""
+"""Similarity of the layers of one or two networks, by centered kernel alignment."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ from vitlab.models.walk import block_tokens
 MOST = 256  # images: every pair of them is compared
 QUANTILE = 2.776  # of Student's t with four degrees of freedom: a 95 % interval
 GROUPS = 5  # of images, left out in turn
-MOST_WRITTEN = 8  # layers whose numbers stand in the figure
+MOST_WRITTEN = 8  # layers up to which the figure shows numbers
 
 
 def unbiased_hsic(k: Tensor, m: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def linear_kernel(x: Tensor) -> Tensor:
 
 
 def layer_kernels(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Return the linear kernel of the tokens that enter block 0 and that leave each block."""
+    """Return the linear kernels of the tokens before block 0 and after each block."""
     parts = [[tokens.cpu() for tokens in block_tokens(net, images)] for images, _ in batches]
     return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]
 
@@ -100,5 +100,5 @@ def analyze_cka(subject: Subject) -> Finding:
         if subject.other is None
         else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
     )
-    note = f"{len(own[0])} validation images, all tokens, long ones count most, unbiased linear CKA; {between}"
+    note = f"{len(own[0])} validation images, all tokens, weighted by their norm, unbiased linear CKA; {between}"
     return Finding(pd.DataFrame(rows), figure, note)

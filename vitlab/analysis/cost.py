@@ -1,4 +1,4 @@
-"""What a network costs: parameters, multiply-adds, time and memory."""
+"""The cost of a network: parameters, multiply-adds, time and memory."""
 
 import resource
 import time
@@ -30,7 +30,7 @@ def parameters_by_part(net: VisionTransformer) -> dict[str, int]:
 
 
 def macs_by_part(net: VisionTransformer) -> dict[str, int]:
-    """Return the multiply-adds that one image takes in each part; additions of positions count as none."""
+    """Return the multiply-adds per image in each part; additions of positions count as none."""
     found = macs_of_modules(net)
     blocks = range(len(net.blocks))
     counts = {
@@ -43,7 +43,7 @@ def macs_by_part(net: VisionTransformer) -> dict[str, int]:
 
 @torch.no_grad()
 def images_per_second(net: VisionTransformer, images: Tensor) -> float:
-    """Return how many images a second the network takes in batches of ``images``."""
+    """Return the images per second of the network for batches of ``images``."""
     net(images)
     _wait(images)
     start, runs = time.perf_counter(), 0

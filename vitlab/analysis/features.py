@@ -1,4 +1,4 @@
-"""How well frozen features classify: few-shot ridge and nearest neighbors."""
+"""Classification with frozen features: few-shot ridge regression and nearest neighbors."""
 
 from collections.abc import Iterable
 
@@ -79,7 +79,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
     rows = []
     for shots in SHOTS:
         if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
-            break  # an evaluation on more images than the user asked for
+            break  # beyond --num_images
         for seed in range(DRAWS):
             chosen = images.take(draw(images.labels, shots, seed).numpy())
             train, labels = features(subject.net, subject.prepared(chosen))
@@ -130,5 +130,5 @@ def _counted(accuracy: float, n: int) -> dict[str, float]:
 
 
 def _classes(subject: Subject) -> str:
-    """Say whose classes these are: on those of the training the labels have been used already."""
+    """Return whether these are the classes of the training, whose labels were used already."""
     return "classes that the network was not trained on" if subject.is_elsewhere else SEEN

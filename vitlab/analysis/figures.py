@@ -1,4 +1,4 @@
-"""Axes, colors and maps that the figures share: told apart by the color-blind and in gray."""
+"""Axes, colors and maps that the figures share, distinguishable without color vision and in gray."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,7 +33,7 @@ def picture(axes: Axes, pixels: np.ndarray, title: str = "") -> None:
 
 
 def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = False, **limits: float) -> Any:
-    """Show an ``(h, w)`` map; a diverging one has its white at 0. Return what a color bar needs."""
+    """Show an ``(h, w)`` map; a diverging one is white at 0. Return the image, for a color bar."""
     if diverging and not limits:
         most = float(np.nanmax(np.abs(values))) or 1.0
         limits = {"vmin": -most, "vmax": most}
@@ -43,7 +43,7 @@ def heat(axes: Axes, values: np.ndarray, title: str = "", diverging: bool = Fals
 
 
 def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "") -> None:
-    """Lay an ``(h, w)`` map over the ``(H, W, C)`` image it belongs to, in gray; below it stands the map's range."""
+    """Draw an ``(h, w)`` map over its ``(H, W, C)`` image in gray, with the map's range below."""
     (H, W), gray = pixels.shape[:2], pixels.mean(axis=-1)
     axes.imshow(gray, cmap="gray", vmin=0, vmax=1)
     scaled = (values - values.min()) / max(float(np.ptp(values)), 1e-12)
@@ -54,7 +54,7 @@ def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "")
 
 
 def bare(axes: Axes, title: str = "") -> None:
-    """Leave only a picture and its title."""
+    """Remove ticks and set the title."""
     axes.set_xticks([])
     axes.set_yticks([])
     if title:

@@ -1,4 +1,4 @@
-"""What the first layer looks for in the pixels."""
+"""The filters of the first layer."""
 
 import numpy as np
 import pandas as pd

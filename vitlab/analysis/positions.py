@@ -1,4 +1,4 @@
-"""What a network knows of position: the table's similarities, and logits by displacement."""
+"""What a network knows about position: similarities of the table, and logits by displacement."""
 
 import math
 from collections.abc import Iterable
@@ -123,7 +123,7 @@ def analyze_position(subject: Subject) -> Finding:
 
 
 def analyze_displacement(subject: Subject) -> Finding:
-    """Show how the logits of each head depend on where the key lies, seen from the query, whatever stands there.
+    """Show how the logits of each head depend on the offset of the key from the query, averaged over content.
 
     ``logit`` is of the images as they are; neighbors look alike, so that content alone draws a pattern there.
     ``position`` is of the same images with their tokens shuffled, each image's by a draw of its own, before positions:
@@ -163,7 +163,7 @@ def analyze_displacement(subject: Subject) -> Finding:
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
     ]
-    note = f"{n} images, patch to patch, mean of each head taken away; left: tokens shuffled before positions, with "
+    note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, with "
     note += (
         "the spread above noise and the noise floor; right: images as they are, with content; the cross is the query"
     )
@@ -171,7 +171,7 @@ def analyze_displacement(subject: Subject) -> Finding:
 
 
 def spread_above(mean: Tensor, error: Tensor) -> tuple[float, float]:
-    """Return the spread of a profile that its standard errors do not explain, and what they do explain.
+    """Return the spread of a profile beyond its standard errors, and the spread that they explain.
 
     Example:
         >>> spread_above(torch.tensor([3.0, -3.0]), torch.tensor([0.1, 0.1]))[0] > 2.9

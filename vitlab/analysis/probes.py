@@ -1,4 +1,4 @@
-"""What frozen tokens give away: closed-form ridge regressions."""
+"""Linear probes of frozen tokens, by closed-form ridge regression."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
 
 
 class PositionProbe:
-    """Ridge regression from a token to the cell it stands at: which of N, and its row and column.
+    """Ridge regression from a token to its cell: which of N, and its row and column.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -48,19 +48,19 @@ class PositionProbe:
         self.missed: list[Tensor] = []  # squared distances of each image's guesses, summed
 
     def add(self, tokens: Tensor) -> None:
-        """Learn from ``(B, N, D)`` patch tokens."""
+        """Accumulate ``(B, N, D)`` training tokens."""
         x = _with_bias(tokens)  # (B, N, D + 1)
         self.gram = self.gram + torch.einsum("bni, bnj -> ij", x, x)
         self.cross = self.cross + x.sum(dim=0).T @ self.targets
 
     def score(self, tokens: Tensor) -> None:
-        """Count how many of ``(B, N, D)`` patch tokens, none of which it has learned from, are placed right."""
+        """Score ``(B, N, D)`` held-out tokens."""
         guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
         self.right.append((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).double().mean(dim=1))
         self.missed.append((guess[..., -2:] - self.places).square().sum(dim=(1, 2)))
 
     def accuracies(self) -> Tensor:
-        """Return the share of each image's tokens that is placed right, ``(n,)``."""
+        """Return the share of each image's tokens with the right cell, ``(n,)``."""
         return torch.cat(self.right)
 
     def result(self) -> dict[str, float]:
@@ -73,7 +73,7 @@ class PositionProbe:
 def probe_layers(
     net: VisionTransformer, fit: Iterable[tuple[Tensor, Tensor]], held_out: Iterable[tuple[Tensor, Tensor]]
 ) -> list[PositionProbe]:
-    """Return a :class:`PositionProbe` of the tokens that enter block 0 and that leave each block."""
+    """Return a :class:`PositionProbe` for the tokens before block 0 and after each block."""
     probes = [PositionProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
     for batches, learns in ((fit, True), (held_out, False)):
         for images, _ in batches:
@@ -83,7 +83,7 @@ def probe_layers(
 
 
 def without_positions(net: VisionTransformer) -> VisionTransformer:
-    """Return a copy of a network whose tokens are told nothing of their positions.
+    """Return a copy of a network without its position embedding.
 
     Example:
         >>> net = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, pos_embed="rope2d")
@@ -96,7 +96,7 @@ def without_positions(net: VisionTransformer) -> VisionTransformer:
 
 
 def analyze_probe(subject: Subject) -> Finding:
-    """Read each token's cell from it, layer by layer, with positions and without.
+    """Probe each token for its cell, layer by layer, with and without positions.
 
     Example:
         >>> finding = analyze_probe(subject)
@@ -140,7 +140,7 @@ def analyze_probe(subject: Subject) -> Finding:
 
 
 def _check_comparable(subject: Subject, other: Subject) -> None:
-    """Refuse a base line whose tokens are others: a tokenizer's zero border tells places, too."""
+    """Refuse a baseline with another tokenizer: zero padding at the border reveals positions too."""
     kinds = [
         f"{type(s.net.tokenizer).__name__} {s.net.patch_size} {' x '.join(map(str, s.net.grid_size))}"
         for s in (subject, other)

@@ -1,4 +1,4 @@
-"""How accuracy changes with the size of the images, for each way to carry positions over."""
+"""Accuracy at other image sizes, for each way to resample positions."""
 
 import copy
 from collections.abc import Iterator
@@ -30,13 +30,13 @@ def patch_sides(img_size: Size, grid_size: Size) -> Size:
 
 
 def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
-    """Return the ways to carry the network's positions over, the usual one first; (None,) if nothing is to do."""
+    """Return the ways to resample the network's positions, the default first; (None,) if there is nothing to do."""
     pos_embed = subject.net.pos_embed
     return pos_embed.policies_for(pos_embed.state_dict()) or (None,)
 
 
 def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> Tensor:
-    """Put ``(B, C, H, W)`` images in the middle of a black ground of ``size``, or cut out their middle.
+    """Center ``(B, C, H, W)`` images on a black canvas of ``size``, or crop their center.
 
     They move by multiples of ``steps`` pixels, so that patches stay whole.
     """
@@ -76,7 +76,7 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
 
 
 def analyze_resolution(subject: Subject) -> Finding:
-    """Measure accuracy from half to twice the size of the training.
+    """Measure accuracy from half to twice the training size.
 
     Example:
         >>> finding = analyze_resolution(subject)
@@ -100,5 +100,5 @@ def analyze_resolution(subject: Subject) -> Finding:
         ax.axvline(subject.net.img_size[0], color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "height of the image, pixels (gray line: training)", "accuracy")
     usual = policies(subject)[0] or "nothing to resize"
-    note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, usual policy: {usual}"
+    note = f"{table['n'].iloc[0]} validation images, pos_embed={subject.pos_embed}, default policy: {usual}"
     return Finding(table.drop(columns="line"), figure, note)

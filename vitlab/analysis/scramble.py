@@ -1,4 +1,4 @@
-"""What happens when tokens, or patches of the image, change places."""
+"""The effect of shuffling tokens, or patches of the image."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def scramble_tokens(net: VisionTransformer, images: Tensor, order: Tensor) -> Te
 
 @contextmanager
 def shuffled_tokens(net: VisionTransformer, seed: int = 0) -> Iterator[None]:
-    """Let the tokens of each image change places by a draw of its own before they get positions.
+    """Shuffle the tokens of each image independently before they get positions.
 
     Where a token stands then says nothing of what it shows: what still depends on the place is knowledge of position.
 
@@ -72,7 +72,7 @@ def shuffled_tokens(net: VisionTransformer, seed: int = 0) -> Iterator[None]:
 
 
 def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
-    """Map ``(B, C, H, W)`` images to the same with their h x w patches in another order.
+    """Reorder the h x w patches of ``(B, C, H, W)`` images.
 
     Example:
         >>> scramble_image(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([2, 0, 1]), (1, 3))
@@ -97,7 +97,7 @@ def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def block_sides(grid_size: Grid) -> list[int]:
-    """Return the sides of the square blocks that fill a grid, largest first; the whole grid is none."""
+    """Return the sides of the square blocks that divide a grid, largest first, without the whole grid."""
     return [side for side in range(max(grid_size) - 1, 0, -1) if math.gcd(*grid_size) % side == 0]
 
 
@@ -150,8 +150,8 @@ def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tenso
         ax.set_xscale("log", base=2)
         ax.set_xticks(sorted(table["blocks"].unique()), [str(n) for n in sorted(table["blocks"].unique())])
         ax.set_ylim(0, 1.05)
-        finish(ax, f"blocks of {'tokens' if level == 'tokens' else 'the image'} that change places", name, legend=False)
+        finish(ax, f"shuffled blocks of {'tokens' if level == 'tokens' else 'the image'}", name, legend=False)
     axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes[0].legend(fontsize=7, frameon=False)
-    note = f"{len(images)} validation images, {REPEATS} permutations each; the output that changes most does so by"
-    return Finding(table, figure, f"{note} {table['change_most'].max():.2g} in the mean of the images")
+    note = f"{len(images)} validation images, {REPEATS} permutations each; largest change of an output:"
+    return Finding(table, figure, f"{note} {table['change_most'].max():.2g} averaged over images")

@@ -1,4 +1,4 @@
-"""What happens when the image moves."""
+"""The effect of shifting the image."""
 
 from typing import Literal, get_args
 
@@ -16,7 +16,7 @@ DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}
 
 
 def shifted(images: Tensor, dy: int, dx: int, fill: Fill, black: Tensor | float = 0.0) -> Tensor:
-    """Move ``(B, C, H, W)`` images down and right by pixels; ``fill`` says what comes in at the border."""
+    """Shift ``(B, C, H, W)`` images down and right by pixels; ``fill`` decides what enters at the border."""
     if fill == "circular":
         return images.roll((dy, dx), dims=(2, 3))
     (H, W), (top, left) = images.shape[2:], (max(dy, 0), max(dx, 0))
@@ -26,13 +26,13 @@ def shifted(images: Tensor, dy: int, dx: int, fill: Fill, black: Tensor | float 
 
 
 def shift_sizes(stride: int, side: int) -> list[int]:
-    """Return by how many pixels to move: up to a patch, then two patches, below the side of the image."""
+    """Return the shifts in pixels: up to a patch, then two patches, less than the side of the image."""
     small = range(1, stride) if stride <= 4 else [2**i for i in range(stride.bit_length()) if 2**i < stride]
     return [pixels for pixels in (*small, stride, 2 * stride) if pixels < side]
 
 
 def analyze_shift(subject: Subject) -> Finding:
-    """Move the images by pixels and by whole patches.
+    """Shift the images by pixels and by whole patches.
 
     Example:
         >>> finding = analyze_shift(subject)

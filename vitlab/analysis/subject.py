@@ -1,4 +1,4 @@
-"""What an analysis looks at, and what it finds."""
+"""The subject of an analysis, and its finding."""
 
 import io
 from collections.abc import Callable, Iterator
@@ -28,24 +28,24 @@ T = TypeVar("T")
 
 @dataclass
 class Subject:
-    """A trained network with the images to look at it with.
+    """A trained network and the images to analyze it with.
 
     Args:
-        net: The network, of vitlab or of timm; is set to evaluation.
+        net: The network, of vitlab or of timm; is set to evaluation mode.
         data: The data set it was trained on, or a function from a PIL image to a normalized ``(C, H, W)``: then
-            ``pictures`` are all the images there are, and nothing is said of right and wrong.
+            ``pictures`` are the only images, and have no labels.
         arguments: The arguments it was built with.
-        name: What it is called in figures.
+        name: Its name in figures.
         classifies: Whether its outputs are scores of the data's classes.
-        pictures: Images or their files, or normalized ``(B, C, H, W)``, to show maps of; None takes validation images.
-        num_images: Images to measure with, at most.
-        layer: The block to look at, from 0; None leaves the choice to the analysis.
-        head: The head to look at, from 0; None for all.
+        pictures: Images, image files, or normalized ``(B, C, H, W)``, to draw maps for; None takes validation images.
+        num_images: Largest number of images to measure with.
+        layer: The block to analyze, from 0; None leaves the choice to the analysis.
+        head: The head to analyze, from 0; None for all.
         query: Row and column of the patch whose attention is shown; None for the class token.
         other: Another network to compare with.
-        split: Whose images errors, confusion and calibration look at, all of them.
-        is_elsewhere: Whether the data has other classes than that of the training.
-        task: The LightningModule that trained the network; None where there is but the network.
+        split: Split that errors, confusion and calibration use completely.
+        is_elsewhere: Whether the data has other classes than the training.
+        task: The LightningModule that trained the network; None if there is none.
 
     Example:
         >>> from PIL import Image
@@ -106,16 +106,16 @@ class Subject:
         """Yield normalized ``(B, C, H, W)`` images and their ``(B,)`` classes.
 
         Args:
-            split: Which images; never augmented. Where there are too many, always the same random ones.
-            limit: How many at most; default: ``num_images``.
-            pipeline: What prepares them; default: what the network was trained with, without augmentation.
+            split: Which images; never augmented. Above the limit, a fixed random sample.
+            limit: Largest number of images; default: ``num_images``.
+            pipeline: Preprocessing; default: the network's, without augmentation.
         """
         if isinstance(self.data, OwnPictures):
             return self._of_pictures(split, self.num_images if limit is None else limit)
         try:
             self.data.build(split)
         except NotImplementedError:  # data that was rebuilt without its files
-            raise UsageError(f"the images that {self.name} was trained on are not here, and this needs them") from None
+            raise UsageError(f"this needs the images that {self.name} was trained on, and they are missing") from None
         images, limit = self.data.splits[split], self.num_images if limit is None else limit
         if len(images) > limit:
             chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:limit]
@@ -124,17 +124,17 @@ class Subject:
 
     def _of_pictures(self, split: SplitName, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         if self.pictures is None or split != "val":
-            what = "pictures to look at (--images DIR)" if split == "val" else f"images of a {split} split"
-            raise UsageError(f"{self.name} comes without data, and this needs {what}")
+            what = "images (--images DIR)" if split == "val" else f"images of a {split} split"
+            raise UsageError(f"{self.name} has no data, and this needs {what}")
         return ((part, torch.full((len(part),), -1)) for part in self.pictures[:limit].to(self.device).split(32))
 
     @property
     def has_pictures(self) -> bool:
-        """Whether there are images to show maps of."""
+        """Whether there are images to draw maps for."""
         return self.pictures is not None or not isinstance(self.data, OwnPictures)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what ``make`` makes; it is called once, and kept for the other analyses."""
+        """Return the result of ``make``, which is called once and cached for other analyses."""
         if name not in self._known:
             self._known[name] = make()
         return self._known[name]
@@ -151,18 +151,18 @@ class Subject:
             yield pipeline.normalize(pixels.to(self.device), data.statistics()), labels.to(self.device)
 
     def labeled(self) -> tuple[Tensor, Tensor]:
-        """Return the images and classes of :meth:`batches` in one piece."""
+        """Return the images and classes of :meth:`batches`, concatenated."""
         images, labels = zip(*self.batches(), strict=True)
         return torch.cat(images), torch.cat(labels)
 
     def shown(self, count: int = 4) -> Tensor:
-        """Return the ``(B, C, H, W)`` images to show maps of, at most ``count``."""
+        """Return up to ``count`` images to draw maps for, ``(B, C, H, W)``."""
         return next(self.batches(limit=count))[0] if self.pictures is None else self.pictures[:count].to(self.device)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], to look at.
+        """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], for display.
 
-        Arrays, which have a unit of their own, are gray at their mean, black and white at 2.5 standard deviations.
+        Arrays, which have their own unit, are gray at their mean, black and white at 2.5 standard deviations.
         """
         if getattr(self.data, "arrays", False):
             images = images if images.shape[1] in (1, 3) else images.mean(dim=1, keepdim=True)
@@ -177,30 +177,30 @@ class Subject:
 
     @property
     def class_names(self) -> list[str]:
-        """What the outputs are called."""
+        """The names of the outputs."""
         numbered = [f"class {k}" for k in range(self.net.num_classes)]
         return numbered if self.is_elsewhere else self.data.class_names or numbered
 
     def check_classes(self) -> None:
-        """Refuse to count right answers where there are none, or for classes that the network does not know."""
+        """Refuse to measure accuracy on images without classes, or with classes that the network does not know."""
         if isinstance(self.data, OwnPictures):
-            raise UsageError(f"the pictures of {self.name} come without classes: no answer is right or wrong")
+            raise UsageError(f"the images for {self.name} have no classes, so accuracy cannot be measured")
         if self.is_elsewhere:
-            raise UsageError(f"these images have other classes than those of {self.name}: no answer is right or wrong")
+            raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
     def need_classes(self, name: str) -> None:
-        """Refuse an analysis that counts right answers where there are none."""
+        """Refuse an analysis of accuracy for a network or images without classes."""
         if isinstance(self.data, OwnPictures):
-            raise UsageError(f"{name} counts right classes, and the pictures of {self.name} have none")
+            raise UsageError(f"{name} measures accuracy, and the images for {self.name} have no classes")
         self.check_classes()
         if not self.classifies:
             what = {"multilabel": "labels"}.get(self.data.targets["kind"], "numbers")
-            raise UsageError(f"{name} counts right classes and {self.name} predicts {what}; use probe or cka instead")
+            raise UsageError(f"{name} needs a classifier and {self.name} predicts {what}; use probe or cka instead")
 
     def need_labels(self, name: str) -> None:
-        """Refuse an analysis that sorts features into classes where the data has none."""
+        """Refuse an analysis that needs class labels for data without them."""
         if self.data.targets["kind"] != "class":
-            raise UsageError(f"{name} sorts images into classes, and the images of {self.name} have none")
+            raise UsageError(f"{name} needs class labels, and the images of {self.name} have none")
 
     def shown_query(self, name: str, instead: str) -> int:
         """Return the token whose attention is shown: the class token, or the patch of ``query``."""
@@ -216,12 +216,12 @@ class Subject:
 
 @dataclass
 class Finding:
-    """What an analysis has found.
+    """The result of an analysis.
 
     Args:
-        table: The numbers, a row each.
-        figure: The numbers as a picture.
-        note: On how many images, and what else the numbers depend on.
+        table: The numbers.
+        figure: The numbers as a figure.
+        note: Number of images, and what else the numbers depend on.
 
     Example:
         >>> finding = Finding(pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0]}), Figure(), "2 heads of 8 images")
@@ -233,12 +233,12 @@ class Finding:
     figure: Figure
     note: str = ""
 
-    def _repr_png_(self) -> bytes:  # what a notebook shows
+    def _repr_png_(self) -> bytes:  # for notebooks
         self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
         return file.getvalue()
 
     def save(self, folder: Path, name: str) -> list[Path]:
-        """Write table and figure as ``name`` with suffixes csv, png and svg, each in one step; return the files."""
+        """Write table and figure atomically as ``name`` with suffixes csv, png and svg; return the files."""
         paths = [folder / f"{name}.{suffix}" for suffix in ("csv", "png", "svg")]
         for path in paths:
             with atomic_write(path) as beside:

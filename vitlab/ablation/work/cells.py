@@ -1,4 +1,4 @@
-"""Cells: one arm with one seed, and the files that tell how far it is."""
+"""Cells: one arm with one seed, and their state, read from files."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,18 +20,18 @@ State = Literal["done", "running", "failed", "diverged", "missing", "stale", "da
 
 
 def arguments(config: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    """Return what a resolved config gives to the class of a section, ``model`` or ``data``."""
+    """Return the arguments of the class in a section of a resolved config, ``model`` or ``data``."""
     return config[section].get("init_args") or config[section]
 
 
 def batch_size(config: Mapping[str, Any]) -> int:
-    """Return the images of a step of a resolved config; 64 where `run.command` starts something that does not say."""
+    """Return the batch size of a resolved config; 64 if a program of `run.command` does not define it."""
     return int(arguments(config, "data").get("batch_size") or 64)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """An arm as the commands see it: what its probe left."""
+    """An arm with its resolved config and the facts that its probe measured."""
 
     arm: Arm
     config: Mapping[str, Any]
@@ -40,10 +40,10 @@ class Resolved:
     groups: tuple[Mapping[str, Any], ...]
     images_per_second: float
     code: str
-    start_seconds: float = 12.0  # what a command needs beside its steps: to import torch, to build, to look at the data
-    metrics: Sequence[str] = ()  # that a run measures; empty where it is not known
-    start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens, positions by content; before it learns
-    peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of the host and of the device
+    start_seconds: float = 12.0  # start-up of a command: imports, building the network, reading the data
+    metrics: Sequence[str] = ()  # metrics of a run; empty if unknown
+    start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens and positions by content, untrained
+    peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of host and device
 
     @property
     def fingerprint(self) -> str:
@@ -59,7 +59,7 @@ class Cell:
     ablation: Ablation
     resolved: Resolved
     seed: int
-    until: int = 0  # the epoch after which it waits to be compared with others; 0 goes on to the end
+    until: int = 0  # epoch after which it waits for comparison with others; 0: train to the end
 
     @property
     def arm(self) -> Arm:
@@ -68,7 +68,7 @@ class Cell:
 
     @property
     def parts(self) -> dict[str, str]:
-        """What the identity is made of."""
+        """The parts of the identity."""
         source = self.arm.weights(self.seed)
         start = {"init_from": weights_digest(source)} if source else {}
         config = digest({**effective(self.resolved.config), "seed": self.seed, **start})
@@ -81,7 +81,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The name that people read."""
+        """The readable name: arm, seed and identity."""
         return f"{self.arm.name}/s{self.seed}-{self.id}"
 
     @property
@@ -90,21 +90,21 @@ class Cell:
         return RunDir(self.ablation.directory / self.name)
 
     def beside(self, suffix: str) -> Path:
-        """Return a file of the laboratory next to the run directory."""
+        """Return the path of a file beside the run directory."""
         return self.run.path.with_name(self.run.path.name + suffix)
 
     @property
     def claim(self) -> Path:
-        """The file of the worker that owns it."""
+        """The claim file of the worker that owns the cell."""
         return self.beside(".claim.json")
 
     def result(self) -> dict[str, Any] | None:
-        """Return the numbers that the file asks for; None if they have not been measured."""
+        """Return the evaluation that the file asks for; None if it is missing."""
         found = self.run.measured(self.ablation.evaluate)
         return found if found.get("checkpoint") == f"{self.ablation.checkpoint}.ckpt" else None
 
     def failure(self) -> dict[str, Any]:
-        """Return how it failed; empty if it did not."""
+        """Return the record of a failure; empty if there is none."""
         path = self.beside(".failed.json")
         return read_json(path) if path.is_file() and not self.is_finished() else {}
 
@@ -113,17 +113,17 @@ class Cell:
         return bool(self.run.read("done.json")) and self.result() is not None
 
     def value_at(self, epoch: int) -> float | None:
-        """Return the primary metric at the first validation when so many epochs are over; None before."""
+        """Return the primary metric at the first validation after so many epochs; None before."""
         key = f"val/{self.ablation.primary}"
         found = (row[key] for row in self.run.rows() if key in row and row["epoch"] + 1 >= epoch)
         return next(found, None)
 
     def is_waiting(self) -> bool:
-        """Return whether it has come as far as it may."""
+        """Return whether it has reached the epoch where it must wait."""
         return self.until > 0 and self.value_at(self.until) is not None
 
     def missing_analyses(self) -> list[str]:
-        """Return the analyses of the file that have neither been done nor turned out not to apply."""
+        """Return the analyses of the file that are neither done nor known not to apply."""
         noted = self.run.read("analysis/notes.json")
         return [name for name in self.ablation.analyses if name not in noted]
 
@@ -132,7 +132,7 @@ class Cell:
         return self.is_done() and not self.missing_analyses()
 
     def damage(self) -> str:
-        """Return which of its files cannot be read, empty if all can."""
+        """Return a message about an unreadable file; empty if all are readable."""
         try:
             _ = self.run.record, self.run.results, self.run.read("done.json"), self.run.read("analysis/notes.json")
             _ = self.run.rows(), read_json(self.beside(".failed.json"))
@@ -141,7 +141,7 @@ class Cell:
         return ""
 
     def set_aside(self) -> None:
-        """Rename what is damaged, so that it is done again: a measurement alone, or all of it."""
+        """Rename damaged files, so that the measurement, or if necessary the training, is repeated."""
         for name in ("results.json", "done.json", "analysis/notes.json"):
             path = self.run.path / name
             try:
@@ -157,7 +157,7 @@ class Cell:
             self.run.path.rename(self.run.path.with_name(f"damaged-{time.time_ns()}-{self.run.path.name}"))
 
     def state(self) -> State:
-        """Return how far it is, from its files alone."""
+        """Return the state, from files."""
         if self.damage():
             return "damaged"
         if self.is_done():
@@ -169,7 +169,7 @@ class Cell:
         return "stale" if self.stale() else "missing"
 
     def stale(self) -> RunDir | None:
-        """Return the finished run of the same configuration and data by other code, if there is one."""
+        """Return the finished run with the same configuration and data but other code, if there is one."""
         for path in sorted(self.run.path.parent.glob(f"s{self.seed}-*/done.json")):
             run = RunDir(path.parent)
             parts = _parts(run)
@@ -179,7 +179,7 @@ class Cell:
 
 
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
-    """Return the finished runs that are no cells of the present plan, and what of theirs is another."""
+    """Return the finished runs that are not cells of the present plan, and which part of their identity differs."""
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
     found = {}
     for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
@@ -193,7 +193,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
 
 
 def _parts(run: RunDir) -> dict[str, Any]:
-    """Return what the identity of a finished run is made of; that of a damaged one is nobody's."""
+    """Return the parts of a finished run's identity; a damaged one matches no cell."""
     with suppress(UsageError):
         parts = run.read("done.json").get("parts")
         return parts if isinstance(parts, dict) and "code" in parts else {"code": ""}
@@ -201,5 +201,5 @@ def _parts(run: RunDir) -> dict[str, Any]:
 
 
 def cells_of(ablation: Ablation, resolved: list[Resolved]) -> list[Cell]:
-    """Return the cells, one seed of every arm before the next: what is half done compares all arms."""
+    """Return the cells, ordered by seed, so that an unfinished ablation already compares all arms."""
     return [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in resolved]

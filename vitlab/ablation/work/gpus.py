@@ -1,4 +1,4 @@
-"""The GPUs of a host, shared by all that run cells on it: a slot is a part of a lock file, held while a cell works."""
+"""Share the GPUs of a host between processes: a slot is a byte range of a lock file, held while a cell runs."""
 
 import fcntl
 import os
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-WAIT = 0.5  # seconds between two looks whether a slot is free
-WHOLE = 27720  # bytes of a GPU's lock: a half, a third, ... a twelfth of it are whole numbers
-HIDDEN = ("-1", "NoDevFiles")  # what hides itself and all that follow it; the second is SLURM's
+WAIT = 0.5  # seconds between attempts to get a slot
+WHOLE = 27720  # bytes of a GPU's lock, divisible by 2 to 12
+HIDDEN = ("-1", "NoDevFiles")  # entries that hide themselves and all that follow; the second is SLURM's
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class Slot:
     """A share of a GPU.
 
     Args:
-        device: The GPU as CUDA_VISIBLE_DEVICES names it; None where there is none.
-        fd: The lock, which the processes at work inherit; None where there is no GPU.
+        device: The GPU as CUDA_VISIBLE_DEVICES names it; None without a GPU.
+        fd: The lock, which child processes inherit; None without a GPU.
     """
 
     device: str | None = None
@@ -70,12 +70,12 @@ def one_name(device: str) -> str:
 
 @contextmanager
 def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot | None]:
-    """Hold a slot of a GPU that no other process of this host holds, and wait for one; None if ``stop`` says so.
+    """Wait for a free slot of a GPU and hold it; yield None if ``stop`` returns true.
 
     Args:
-        shares: How many like this one a GPU has room for: whoever takes all of it waits for every part, and others
-            for it, however large theirs are. The first part of every GPU is taken before the second of any.
-        stop: Asked again and again.
+        shares: Number of such slots per GPU; a process that takes a whole GPU waits for every part of it. The first
+            part of every GPU is used before the second of any.
+        stop: Polled while waiting.
     """
     devices = visible_devices()
     if not devices:
@@ -97,7 +97,7 @@ def slot(shares: int, stop: Callable[[], bool] = lambda: False) -> Iterator[Slot
                 try:
                     yield Slot(device, fd)
                 finally:
-                    os.close(fd)  # it ends with the last process that has it
+                    os.close(fd)  # the lock ends with the last process that has it open
                 return
         time.sleep(WAIT)
     yield None

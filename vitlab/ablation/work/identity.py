@@ -1,4 +1,4 @@
-"""The identity of a cell: whatever could change its numbers, and nothing else."""
+"""The identity of a cell: everything that could change its numbers, and nothing else."""
 
 import ast
 import hashlib
@@ -20,13 +20,13 @@ ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code
 
 
 def digest(content: Any) -> str:
-    """Return the first ten hexadecimal digits of the hash of something that JSON can say."""
+    """Return the first ten hexadecimal digits of the hash of a JSON value."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
 def effective(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a resolved config under dotted keys, without what cannot change a number."""
+    """Return a resolved config under dotted keys, without keys that cannot change a number."""
     return {name: value for name, value in flatten(config).items() if key_of(name).identity}
 
 
@@ -34,8 +34,8 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
     """Return the hash of the code that makes the numbers; comments, docstrings and layout do not count.
 
     Args:
-        package: Where vitlab lies.
-        own: Packages of the user's own, which are found where they would be imported from, and not imported.
+        package: Folder of vitlab.
+        own: Packages of the user's, which are located but not imported.
     """
     package = package or Path(vitlab.__file__).parent
     files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
@@ -49,7 +49,7 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
 
 
 def weights_digest(source: str) -> str:
-    """Return the hash of the weights that a cell starts from: of their file, or of the name of what is fetched."""
+    """Return the hash of a cell's initial weights: of their file, or of the name of downloaded ones."""
     if source.startswith("timm:"):
         return digest(source)
     path = Path(source) if Path(source).is_file() else find_run(source)[1]

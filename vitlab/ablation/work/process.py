@@ -1,4 +1,4 @@
-"""A vitlab command in a process of its own."""
+"""Run a vitlab command in a separate process."""
 
 import os
 import signal
@@ -54,19 +54,19 @@ def finish(
     fork: bool = False,
     lock: int | None = None,
 ) -> tuple[int, list[str]]:
-    """Run a command to its end; return its exit code and the last lines it wrote.
+    """Run a command to its end; return its exit code and the last lines of its output.
 
-    It runs in a process group of its own, so that Ctrl-C does not reach it.
+    It runs in its own process group, so that Ctrl-C does not reach it.
 
     Args:
         words: The command.
         env: Its environment.
-        log: The file that its output is appended to.
-        timeout: Seconds after which it is ended.
+        log: File to append its output to.
+        timeout: Seconds after which to end it.
         claim: The claim it works under, whose lock it inherits.
-        stop: Asked again and again; true ends the command.
-        fork: Whether a process that has imported vitlab forks for it, where it is a command of this Python's vitlab.
-        lock: An open file that it inherits, too: the slot of its GPU.
+        stop: Polled; true ends the command.
+        fork: Whether to fork it from a process that has imported vitlab, if it is a command of this Python's vitlab.
+        lock: Open lock file of its GPU slot, which it inherits too.
     """
     fds = [fd for fd in (claim.fd if claim else None, lock) if fd is not None]
     deadline = time.monotonic() + timeout if timeout else None
@@ -91,9 +91,9 @@ def _start(
         try:
             return server.start(words[3:], env, out, fds)
         except OSError:
-            if not _told:
-                _told.append(f"cells start as processes, which takes longer; none can be forked: {server.why()}")
-                sys.stderr.write(f"vitlab: {printable(_told[0])}\n")
+            if not _warned:
+                _warned.append(f"cells start as new processes, which is slower, as forking failed: {server.why()}")
+                sys.stderr.write(f"vitlab: {printable(_warned[0])}\n")
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def _start(
 
 
 _servers: dict[tuple[str | None, ...], Server] = {}
-_told: list[str] = []  # once
+_warned: list[str] = []  # warn once
 _mutex = threading.Lock()
 
 

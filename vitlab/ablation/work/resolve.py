@@ -25,7 +25,7 @@ from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir, write_text
 
-PROBE: dict[str, Any] = {  # what makes a run a probe, and the value of a config that does not speak of it
+PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config has otherwise
     "trainer.max_steps": (20, -1),
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
@@ -34,10 +34,10 @@ TOKENS = "vitlab.ablation.work.start.Tokens"  # a callback
 
 
 def command(ablation: Ablation) -> list[str]:
-    """Return the words that start vitlab, with the packages that this command line trusts.
+    """Return the command that starts vitlab, with the packages that this command line trusts.
 
     Raises:
-        UsageError: The file names a package that the command line does not: a file alone never lets code run.
+        UsageError: The file names a package that the command line does not confirm.
     """
     if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
         way_out = f"confirm it with --trust_imports {','.join(missing)}"
@@ -47,7 +47,7 @@ def command(ablation: Ablation) -> list[str]:
 
 
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
-    """Return what a cell sets: its arm, its seed, and what belongs to the laboratory."""
+    """Return the settings of a cell: those of its arm, its seed, device and logger."""
     logger: Any = False
     if ablation.wandb and ablation.wandb.get("mode") != "disabled":
         names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
@@ -56,7 +56,7 @@ def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
 
 
 def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted keys, with the arguments of a class that they name under this class, in any order.
+    """Return dotted settings with the arguments of a class grouped under the class, in any order.
 
     >>> nested({"data.root": "x", "data": "Packed", "model.lr": 1e-3})
     {'model.lr': 0.001, 'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}}
@@ -71,19 +71,19 @@ def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
-    """Return the arguments of ``vitlab fit`` that say what to train."""
+    """Return the config arguments of ``vitlab fit``."""
     paths = [*ablation.base, *arm.configs, str(overrides_file)]
     return [word for path in paths for word in ("--config", path)]
 
 
 def start_args(arm: Arm, seed: int) -> list[str]:
-    """Return those that say what to start from."""
+    """Return the arguments about initial weights."""
     source = arm.weights(seed)
     return ["--init_from", source] if source else []
 
 
 def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda: False) -> list[Resolved]:
-    """Resolve every arm, the known ones from the files that their probes left; none where ``stop`` said so."""
+    """Resolve every arm, from stored probes where possible; return none if ``stop`` returned true."""
     code = code_digest(own=ablation.trust_imports)
     with ThreadPoolExecutor(workers) as pool:
         probes = [pool.submit(_probe, ablation, arm, code, workers, stop) for arm in ablation.arms]
@@ -97,14 +97,14 @@ def resolve(ablation: Ablation, workers: int, stop: Callable[[], bool] = lambda:
 
 
 def known(ablation: Ablation) -> list[Resolved | None]:
-    """Return the arms as resolved before, None for those that were not; starts nothing."""
+    """Return the arms from stored probes, None for those without; start nothing."""
     code = code_digest(own=ablation.trust_imports)
     paths = [_cache(ablation, arm, code) for arm in ablation.arms]
     return [_load(arm, path, code) for arm, path in zip(ablation.arms, paths, strict=True)]
 
 
 def _refuse_mistakes(ablation: Ablation, errors: list[BaseException | None]) -> None:
-    """Tell of the first arm that cannot be built, at the line of the level that is to blame, and name the others."""
+    """Report the first arm that cannot be built, with the line of the level that causes it, and name the others."""
     bad = [arm for arm, error in zip(ablation.arms, errors, strict=True) if error]
     if not bad:
         return
@@ -124,12 +124,12 @@ def _refuse_equal(ablation: Ablation, resolved: list[Resolved]) -> None:
         if other != arm.arm.name:
             raise ablation.file.mistake(
                 "axes",
-                f"the arms {other} and {arm.arm.name} resolve to the same configuration: one of them sets nothing",
+                f"the arms {other} and {arm.arm.name} resolve to the same configuration",
             )
 
 
 def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
-    """Refuse a metric that no arm measures, before it costs a whole run."""
+    """Refuse a metric that no arm measures."""
     known = [set(arm.metrics) for arm in resolved if arm.metrics]
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
@@ -150,7 +150,7 @@ def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
 
 
 def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
-    """Return an arm as its probe left it; None where it left nothing that can be read."""
+    """Return an arm from its stored probe; None if it is missing or unreadable."""
     try:
         facts = json.loads(path.read_text())
         return Resolved(arm=arm, code=code, **{**facts, "groups": tuple(facts["groups"])})
@@ -171,13 +171,13 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
     while not (found := _load(arm, cache, code)) and not stop():
         claim = lock.take(cache.with_suffix(".claim"))
         if claim is None:
-            time.sleep(WAIT)  # another `run` is at it
+            time.sleep(WAIT)  # another `run` is probing it
             continue
         place = cache.with_suffix(f".{os.getpid()}")
         place.mkdir(parents=True, exist_ok=True)
         try:
-            with slot(1, stop) as own:  # a whole GPU, so that memory and speed are its own
-                if own and not _load(arm, cache, code):  # another may have just done it
+            with slot(1, stop) as own:  # a whole GPU, to measure memory and speed
+                if own and not _load(arm, cache, code):  # another process may have just finished it
                     write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers, own, claim, stop)))
         finally:
             shutil.rmtree(place, ignore_errors=True)
@@ -227,7 +227,7 @@ def _run_probe(
 
 
 def _metrics(run: RunDir) -> list[str]:
-    """Return the metrics that a run measures, as far as 20 steps show: of the validation, or of the training."""
+    """Return the metrics that a probe logged: of the validation, or else of the training."""
     keys = {key for row in run.rows() for key in row}
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
     found = val or train | ({"acc5"} if "acc1" in train else set())

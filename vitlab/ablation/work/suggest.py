@@ -1,4 +1,4 @@
-"""What to try next, by Optuna's tree-structured Parzen estimator (Bergstra et al. 2011)."""
+"""Suggest the next candidate with Optuna's tree-structured Parzen estimator (Bergstra et al. 2011)."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ AT_RANDOM = 4  # candidates before the first that learns from others, the same f
 
 
 def suggestion(tune: Tune, sign: int, past: Past, folder: Path) -> dict[str, Any]:
-    """Return the next candidate of an arm; it follows from what the others gave, and is kept in ``folder``.
+    """Return the next candidate of an arm; it depends on the earlier ones, and is stored in ``folder``.
 
     Raises:
-        UsageError: Optuna is not there, and nothing was kept.
+        UsageError: Optuna is not installed, and no suggestion is stored.
     """
     space = {key: vars(v) if isinstance(v, Range) else list(v) for key, v in tune.space.items()}
     name = f"try{len(past)}-{digest([space, sign, [list(p) for p in past]])}.json"
@@ -40,7 +40,7 @@ def _suggest(tune: Tune, sign: int, past: Past) -> dict[str, Any]:
     choices = {k: list(v) for k, v in tune.space.items() if not isinstance(v, Range)}
     space: dict[str, Any] = {k: CategoricalDistribution(range(len(v))) for k, v in choices.items()}
     space |= {k: FloatDistribution(r.low, r.high, log=r.log) for k, r in tune.space.items() if isinstance(r, Range)}
-    for again in range(20):  # where there are few values, those that were tried may come again
+    for again in range(20):  # a small space may yield values that were tried already
         sampler = optuna.samplers.TPESampler(seed=1000 * again + len(past), n_startup_trials=AT_RANDOM)
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for values, score, stopped in past:

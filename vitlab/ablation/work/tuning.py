@@ -1,7 +1,7 @@
-"""Tuning per arm: every arm tries as many candidates on the validation split, and is measured with its best.
+"""Tuning per arm: every arm tries the same number of candidates on the validation split, and uses its best.
 
-A trial is a cell of an ablation of its own, in ``tune/`` beside the measured cells, killed and continued like any. What
-is tried next and what is stopped follows from the files of the trials alone, whoever asks and whenever.
+A trial is a cell of a separate ablation in ``tune/``, and can be killed and continued like any other. The next
+candidates and those to stop follow from the files of the trials, so every process decides the same.
 """
 
 import copy
@@ -28,8 +28,8 @@ class Trial:
         arm: Name of the arm.
         values: Dotted keys and values.
         cells: One for each seed of the tuning.
-        until: The epoch at which it waits for the others; 0 where it goes on to the end.
-        stopped: The epoch at which it was stopped as hopeless; 0 where it was not.
+        until: Epoch at which it waits for the others; 0: train to the end.
+        stopped: Epoch at which halving stopped it; 0: not stopped.
     """
 
     arm: str
@@ -40,26 +40,26 @@ class Trial:
 
     @cached_property
     def states(self) -> list[State]:
-        """How far each of its cells is, looked at once."""
+        """The state of each of its cells, read once."""
         return [cell.state() for cell in self.cells]
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to do: it is done, has diverged, or was stopped."""
+        """Whether it is done, has diverged, or was stopped."""
         return bool(self.stopped) or {*self.states} <= {"done", "diverged"}
 
     @property
     def has_diverged(self) -> bool:
-        """Whether one of its seeds has."""
+        """Whether one of its seeds has diverged."""
         return "diverged" in self.states
 
     def score(self) -> float:
-        """Return its mean over the seeds; NaN where one has diverged, was stopped or is not done."""
+        """Return its mean over the seeds; NaN if one has diverged, was stopped or is not done."""
         whole = not self.stopped and {*self.states} == {"done"}
         return _mean([(c.result() or {}).get(c.ablation.primary) if whole else None for c in self.cells])
 
     def score_at(self, epoch: int) -> float:
-        """Return its mean at the first validation after an epoch; NaN where one of its seeds is not there."""
+        """Return its mean at the first validation after an epoch; NaN if one of its seeds is not there yet."""
         values = [cell.value_at(epoch) for cell in self.cells]
         worst = math.inf if self.cells[0].ablation.mode == "min" else -math.inf
         return _mean([worst if value is not None and math.isnan(value) else value for value in values])
@@ -70,7 +70,7 @@ def _mean(values: list[Any]) -> float:
 
 
 def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
-    """Return every candidate of every arm that is known so far, and how far each goes."""
+    """Return all candidates of every arm known so far, with the epoch at which each waits or stops."""
     tune = ablation.tune
     if tune is None:
         return []
@@ -83,7 +83,7 @@ def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
             found += _halved(mine, rungs(ablation, arm), tune.halving or 1, sign)
             continue
         mine = []
-        while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each learns from all before it
+        while len(mine) < tune.budget and (not mine or mine[-1].is_over):  # each depends on all before it
             past = [(t.values, t.score_at(t.stopped) if t.stopped else t.score(), t.stopped) for t in mine]
             values = suggestion(tune, sign, past, home / arm.arm.name)
             mine = _in_turn([*mine, _trial(inner, arm, len(mine), values)], rungs(ablation, arm), tune.halving, sign)
@@ -98,14 +98,14 @@ def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) ->
 
 
 def rungs(ablation: Ablation, arm: Resolved) -> list[int]:
-    """Return the epochs after which halving compares: a quarter and half of them, as far as they are before the end."""
+    """Return the epochs after which halving compares: a quarter and half of all, if before the end."""
     epochs = int(arm.config.get("trainer", {}).get("max_epochs") or 0)
     asked = {math.ceil(epochs / 4), math.ceil(epochs / 2)} if ablation.tune and ablation.tune.halving else set()
     return sorted(epoch for epoch in asked if 0 < epoch < epochs)
 
 
 def _halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> list[Trial]:
-    """Return the trials of an arm with their fates: at each rung all that are left wait for each other."""
+    """Apply halving to the trials of an arm: at each rung, the remaining ones wait for each other."""
     fates = {id(trial): trial for trial in tried}
     left = [trial for trial in tried if not trial.has_diverged]
     for epoch in epochs:
@@ -121,7 +121,7 @@ def _halved(tried: list[Trial], epochs: list[int], share: int, sign: int) -> lis
 
 
 def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int) -> list[Trial]:
-    """Return the trials of an arm, the last one with its fate: at a rung it must be among the best so far."""
+    """Apply halving to the last trial of an arm: at each rung it must be among the best so far."""
     *before, last = tried
     for epoch in epochs if not last.has_diverged else []:
         score = sign * last.score_at(epoch)
@@ -136,7 +136,7 @@ def _in_turn(tried: list[Trial], epochs: list[int], share: int | None, sign: int
 
 
 def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[list[Cell]], Pool]) -> list[str]:
-    """Work off the trials, with whoever else is at it, until a signal; return those that failed."""
+    """Train the trials, in parallel with other processes, until a signal; return those that failed."""
     while True:
         left = [trial for trial in trials(ablation, arms) if not trial.is_over]
         todo = [replace(cell, until=trial.until) for trial in left for cell in trial.cells]
@@ -150,11 +150,11 @@ def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[
         if failed or pool.interrupts.count:
             return failed
         if "running" in states:
-            time.sleep(1)  # another `run` is at it
+            time.sleep(1)  # another `run` trains them
 
 
 def choices(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, Trial]:
-    """Return the best candidate of every arm whose trials are over, the first of equals; none below the floor."""
+    """Return the best candidate of every arm whose trials are over, the first in a tie; none below the floor."""
     assert ablation.tune
     sign, found = (-1 if ablation.mode == "min" else 1), {}
     for arm in dict.fromkeys(trial.arm for trial in tried):
@@ -168,7 +168,7 @@ def choices(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, Trial]:
 
 
 def is_over(ablation: Ablation, mine: Sequence[Trial]) -> bool:
-    """Return whether an arm has tried all that it may."""
+    """Return whether an arm has used its budget of trials."""
     assert ablation.tune
     return len(mine) == ablation.tune.budget and all(trial.is_over for trial in mine)
 
@@ -188,7 +188,7 @@ def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
 
 
 def tuned(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[Resolved | None]:
-    """Return the arms with what they have chosen, None where that is not known yet; as they are without tuning."""
+    """Return the arms with their tuned values, None where they are not known yet; unchanged without tuning."""
     if ablation.tune is None:
         return list(resolved)
     chosen = choices(ablation, trials(ablation, [arm for arm in resolved if arm]))
@@ -196,7 +196,7 @@ def tuned(ablation: Ablation, resolved: Sequence[Resolved | None]) -> list[Resol
 
 
 def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
-    """Return the keys whose chosen value is the smallest or the largest of its numbers, or near the end of a range."""
+    """Return the keys whose chosen value is at the border of the search space."""
     assert ablation.tune
     found = []
     for key, value in values.items():
@@ -211,7 +211,7 @@ def at_border(ablation: Ablation, values: Mapping[str, Any]) -> list[str]:
 
 
 def with_values(arm: Resolved, values: Mapping[str, Any]) -> Resolved:
-    """Return an arm as its probe would have left it with other values of some keys."""
+    """Return a resolved arm with other values for some keys."""
     config = copy.deepcopy(dict(arm.config))
     for key, value in values.items():
         section, *path, name = key.split(".")

@@ -1,7 +1,7 @@
-"""A process that has imported everything once and forks for each command: most of a small cell is importing.
+"""A fork server: a process that has imported everything forks for each command, as imports dominate small cells.
 
-A child is what a fresh process would be: a session of its own, its environment, directory and output, its own random
-numbers, no thread and no device of the parent's. It ends with its command, so nothing gathers over the cells.
+A child is like a fresh process: it has its own session, environment, directory, output and random numbers, and no
+threads or devices of the parent. It ends with its command, so nothing accumulates over cells.
 """
 
 import gc
@@ -20,20 +20,20 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-IDLE = 60.0  # seconds without a child after which it ends; the next command starts another
+IDLE = 60.0  # seconds without a child after which it ends
 MOST = 1 << 17  # bytes of a request
 ROOMS = ("cli.fit", "cli.evaluate", "cli.analyze", "api", "config.parser", "jobs.train.fit", "jobs.evaluate")
 OTHERS = ("numpy.random", "pandas", "pyarrow.parquet", "torchvision.transforms.v2", "torchmetrics.classification")
 
 
 class Child:
-    """A command in a fork; waits and tells its exit code as :class:`subprocess.Popen` does."""
+    """A command in a forked process, with the interface of :class:`subprocess.Popen`."""
 
     def __init__(self, pid: int, reply: socket.socket) -> None:
         self.pid, self.reply = pid, reply
 
     def wait(self, timeout: float) -> int:
-        """Return the exit code; -9 where the process that forked it is gone, and it with it."""
+        """Return the exit code; -9 if the server is gone, which ends the child too."""
         if not select.select([self.reply], [], [], timeout)[0]:
             raise subprocess.TimeoutExpired("vitlab", timeout)
         answer = self.reply.recv(64)
@@ -48,7 +48,7 @@ class Server:
     """The process that forks.
 
     Args:
-        env: Its environment; what is read when libraries are loaded, such as OMP_NUM_THREADS, holds for its children.
+        env: Its environment; variables that libraries read when loaded, such as OMP_NUM_THREADS, apply to its children.
     """
 
     def __init__(self, env: Mapping[str, str]) -> None:
@@ -62,19 +62,19 @@ class Server:
         theirs.close()
 
     def has_ended(self) -> bool:
-        """Return whether it is gone and was of use before: it was idle, or killed. One that never was is kept."""
+        """Return whether it ended after serving a command; a server that never worked does not count."""
         if not self.served or self.process.poll() is None:
             return False
         self.close()
         return True
 
     def close(self) -> None:
-        """Let it end."""
+        """End the server."""
         self.socket.close()
         self.errors.close()
 
     def why(self) -> str:
-        """Return why it has ended: the last line that it wrote, or its exit code."""
+        """Return why it ended: its last line of output, or its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
         self.errors.seek(0)

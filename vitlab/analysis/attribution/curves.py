@@ -1,4 +1,4 @@
-"""Whether a map is faithful: what happens when its best patches are taken away, or given first."""
+"""Faithfulness of a map: the effect of deleting or inserting its best patches first."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ from vitlab.models.walk import outputs
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of the patches
 Change = Callable[..., Tensor]
-MOST = 48  # images: each is passed a hundred times, and once for each patch
+MOST = 48  # images; each takes a hundred forward passes, and one for each patch
 
 
 def deleted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) -> Tensor:
@@ -82,7 +82,7 @@ def analyze_faithfulness(subject: Subject) -> Finding:
         finish(ax, f"share of patches {'deleted' if kind == 'deletion' else 'inserted'}", "probability of the class")
     no = [f"{name} ({kind})" for (kind, name), is_better in verdicts.items() if not is_better and name != "random"]
     lost = f"NO BETTER THAN RANDOM: {', '.join(no)}" if no else "all maps are better than random"
-    note = f"{len(images)} images, patches take the mean color, bands are 95 % intervals over images; {lost}"
+    note = f"{len(images)} images, deleted patches have the mean color, bands are 95 % intervals over images; {lost}"
     return Finding(table, figure, note)
 
 

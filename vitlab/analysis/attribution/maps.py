@@ -1,4 +1,4 @@
-"""Which patches a network's answer depends on: six maps of the same question, ``(B, N)`` each."""
+"""Attribution maps: six estimates of which patches an output depends on, ``(B, N)`` each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,14 +63,14 @@ def graded_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> tupl
 
 
 def last_attention(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
-    """Return where the head's token looks in the last block, mean of heads; it asks for no class."""
+    """Return the attention of the head's token in the last block, averaged over heads, for no particular class."""
     with torch.no_grad(), caught_maps(net) as maps:
         net(images)
     return read_out(net, maps[-1].mean(dim=1))
 
 
 def attention_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
-    """Return :func:`vitlab.analysis.rollout` to the head's token; it asks for no class."""
+    """Return :func:`vitlab.analysis.rollout` to the head's token, for no particular class."""
     with torch.no_grad(), caught_maps(net) as maps:
         net(images)
     return read_out(net, rollout(maps))
@@ -114,7 +114,7 @@ def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor
 
 
 def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
-    """Return by how much the class's probability falls if a patch takes the mean color, each patch in turn.
+    """Return the decrease of the class's probability when a patch gets the mean color, for each patch.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
     """
@@ -149,14 +149,14 @@ METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
-    """Return the class ``(B,)`` that each image is given; a network without outputs is refused."""
+    """Return the predicted class of each image, ``(B,)``; refuse a network without outputs."""
     if subject.net.num_classes < 2 or isinstance(subject.net.head, torch.nn.Identity):
-        raise UsageError(f"{name} asks for the score of a class, and {subject.name} has no head of classes")
+        raise UsageError(f"{name} needs class scores, and {subject.name} has no classification head")
     return outputs(subject.net, images).argmax(dim=1)
 
 
 def analyze_attribution(subject: Subject) -> Finding:
-    """Show six maps of what the predicted class depends on, laid over the pictures.
+    """Show six attribution maps for the predicted class, drawn over the images.
 
     Example:
         >>> finding = analyze_attribution(subject)

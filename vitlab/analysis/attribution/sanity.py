@@ -1,4 +1,4 @@
-"""Whether a map shows the network or the picture: weights become random, and the map must change."""
+"""Sanity check of maps: when weights are randomized, a map that shows the network must change."""
 
 import copy
 
@@ -70,7 +70,7 @@ def analyze_sanity(subject: Subject) -> Finding:
     finish(axes, "random weights in", "rank correlation with the map of the network")
     last = table[table["random"] == "all blocks"]
     same = ", ".join(last[last["correlation_low"] > 0.5]["map"]) or "none"
-    note = f"{len(images)} images, 95 % intervals over them; still alike (above 1/2) with all blocks random: {same}"
+    note = f"{len(images)} images, 95 % intervals over them; still similar (above 1/2) with all blocks random: {same}"
     return Finding(table.drop(columns="step"), figure, note)
 
 

@@ -1,4 +1,4 @@
-"""Whether probabilities are what they say."""
+"""Calibration of predicted probabilities."""
 
 import numpy as np
 import pandas as pd
@@ -62,7 +62,7 @@ def analyze_calibration(subject: Subject) -> Finding:
     """
     outcome = outcome_of(subject)
     if outcome.kind == "number":
-        raise UsageError(f"calibration is of probabilities and {subject.name} predicts numbers; use errors instead")
+        raise UsageError(f"calibration needs probabilities and {subject.name} predicts numbers; use errors instead")
     if outcome.kind == "class":
         confidence, right = outcome.outputs.max(dim=1).values, ~outcome.wrong()
     else:

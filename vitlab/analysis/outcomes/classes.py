@@ -1,4 +1,4 @@
-"""What a classifier takes for what."""
+"""The confusion matrix, and recall, precision and F1 of classes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.int64]  # (K, K): images of a class, a row each, by the class they were given
+Matrix = NDArray[np.int64]  # (K, K): rows are true classes, columns predicted ones
 
 
 def confusion(targets: Sequence[int] | NDArray[Any], predictions: Sequence[int] | NDArray[Any], classes: int) -> Matrix:
-    """Return how many images of each class, in rows, were given each class, in columns.
+    """Return the number of images by true class (rows) and predicted class (columns).
 
     >>> confusion([0, 0, 1], [0, 1, 1], 2).tolist()
     [[1, 1], [0, 1]]

@@ -1,4 +1,4 @@
-"""Which classes are taken for which."""
+"""The confusion matrix as an analysis."""
 
 import numpy as np
 import pandas as pd
@@ -25,7 +25,7 @@ def analyze_confusion(subject: Subject) -> Finding:
     """
     outcome = outcome_of(subject)
     if outcome.kind == "number":
-        raise UsageError(f"confusion is for classes and {subject.name} predicts numbers; use errors instead")
+        raise UsageError(f"confusion needs classes and {subject.name} predicts numbers; use errors instead")
     on = f"{len(outcome):,} images of {subject.split}"
     if outcome.kind == "multilabel":
         table = _of_labels(outcome)
@@ -41,7 +41,7 @@ def analyze_confusion(subject: Subject) -> Finding:
     _bars(right, table, "class")
     means, ends = over_classes(matrix), macro_intervals(matrix)
     words = [f"{means[name]:.4f} [{low:.4f}, {high:.4f}]" for name, (low, high) in ends.items()]
-    note = f"{on}; recall {words[0]} and F1 {words[1]} in the mean of the classes"
+    note = f"{on}; recall {words[0]} and F1 {words[1]}, averaged over classes"
     return Finding(
         pd.concat([table, pd.DataFrame(matrix, columns=outcome.names).add_prefix("as ")], axis=1), figure, note
     )
@@ -53,7 +53,7 @@ def _of_labels(outcome: Outcome) -> pd.DataFrame:
 
 
 def _table(what: str, names: list[str], right: np.ndarray, images: np.ndarray, given: np.ndarray) -> pd.DataFrame:
-    """Return a row for each class, every share with its interval over the images that it is a share of.
+    """Return one row per class, with intervals over the images that each share refers to.
 
     F1 is 2 J / (1 + J) of the share J that is right among the images that are of a class or given it; so are its ends.
     """

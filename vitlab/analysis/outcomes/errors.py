@@ -1,4 +1,4 @@
-"""The worst mistakes, with their pictures."""
+"""The worst mistakes, with their images."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _COLUMNS, _ROWS = 6, 4  # of the gallery
 
 
 def analyze_errors(subject: Subject) -> Finding:
-    """Show the images whose class the network is surest to be another, or whose labels or numbers it misses most.
+    """Show the images with the lowest probability of the true class, or the largest error in labels or numbers.
 
     Example:
         >>> finding = analyze_errors(subject)

@@ -1,4 +1,4 @@
-"""What a network says of every image of a split."""
+"""The outputs of a network for every image of a split."""
 
 from dataclasses import dataclass
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def outcome_of(subject: Subject) -> Outcome:
-    """Return what the network says of the images of the subject's split, all of them."""
+    """Return the outputs of the network for all images of the subject's split."""
     return subject.once(f"outcome of {subject.split}", lambda: _outcome_of(subject))
 
 

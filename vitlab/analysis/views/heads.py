@@ -1,4 +1,4 @@
-"""All heads of all layers at one glance."""
+"""The attention of all heads in all layers."""
 
 import pandas as pd
 
@@ -9,7 +9,7 @@ from vitlab.models.walk import all_attention_maps
 
 
 def analyze_heads(subject: Subject) -> Finding:
-    """Show where a token looks in each layer, a row each, and each head, a column each, for the first picture.
+    """Show the attention of a token in each layer (rows) and head (columns), for the first image.
 
     Example:
         >>> finding = analyze_heads(subject)
@@ -31,5 +31,5 @@ def analyze_heads(subject: Subject) -> Finding:
                 {"layer": layer, "head": head, "row": n // w, "column": n % w, "weight": float(value)}
                 for n, value in enumerate(values.flatten())
             ]
-    note = f"attention of the {token_name(subject)} in one picture; colors span each map's own range"
+    note = f"attention of the {token_name(subject)} in one image; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)

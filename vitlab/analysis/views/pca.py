@@ -32,7 +32,7 @@ def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def analyze_pca(subject: Subject) -> Finding:
-    """Show the patch features that enter the blocks and leave some of them, as colors.
+    """Show the patch features before the blocks and after some of them, as colors.
 
     Example:
         >>> finding = analyze_pca(subject)

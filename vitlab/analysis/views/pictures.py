@@ -1,4 +1,4 @@
-"""Pictures without classes, for networks whose training data is not at hand."""
+"""Images without classes, for networks whose training data is not available."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ Transform = Callable[[Image.Image], Tensor]
 
 
 class OwnPictures(ImageData):
-    """What stands for a data set where there is but a function that prepares images.
+    """Replaces a data set when there is only a function that prepares images.
 
     Args:
         transform: Maps a PIL image to a normalized ``(C, H, W)``.
@@ -53,7 +53,7 @@ class OwnPictures(ImageData):
 
 
 def as_tensor(pictures: Tensor | Sequence[Any], data: ImageData) -> Tensor:
-    """Return images, or files of images, as normalized ``(B, C, H, W)``; what is a tensor is it already."""
+    """Return images or image files as normalized ``(B, C, H, W)``; tensors are returned unchanged."""
     if isinstance(pictures, Tensor):
         return pictures
     images = [decode(str(p), data.decoding) if isinstance(p, str | Path) else p for p in pictures]

@@ -1,4 +1,4 @@
-"""What a masked autoencoder fills in."""
+"""The reconstructions of a masked autoencoder."""
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ SHOWN = 6  # pictures
 
 
 def analyze_reconstruction(subject: Subject) -> Finding:
-    """Show pictures, what of them is hidden, what is filled in, and what is filled in from another picture.
+    """Show images, their masks, their reconstructions, and reconstructions from another image.
 
     The error is the mean squared error of the hidden pixels, whose variance over the training images is 1. Two nulls:
     the same network under the same mask, which sees the picture before; and no network, but the mean of the pictures
@@ -29,10 +29,10 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     """
     task = subject.task
     if not hasattr(task, "fill"):
-        raise UsageError(f"reconstruction is for masked autoencoders (--model=MAE), and {subject.name} is none")
+        raise UsageError(f"reconstruction needs a masked autoencoder (--model=MAE), and {subject.name} is not one")
     images, _ = subject.labeled()
     if len(images) < 2:
-        raise UsageError("reconstruction compares what two pictures tell, and needs two at least")
+        raise UsageError("reconstruction compares images and needs at least two")
     seeds = stream(np.arange(len(images)), MASK)
     order = torch.from_numpy(shuffled_tokens(seeds, subject.net.grid_size, task.hparams["mask_block"])).to(
         images.device

@@ -1,4 +1,4 @@
-"""What leaves each split of T2T, as pictures."""
+"""The features after each soft split of T2T."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ SHOWN = 3  # channels
 
 
 def analyze_splits(subject: Subject) -> Finding:
-    """Show the features after each split: principal components as colors, and the channels that vary most.
+    """Show the features after each soft split: principal components as colors, and the channels that vary most.
 
     As figure 2 of Yuan et al. 2021 (arXiv:2101.11986).
 
@@ -36,5 +36,5 @@ def analyze_splits(subject: Subject) -> Finding:
                 {"split": i + 1, "channel": channel, "row": y, "column": x, "value": float(value)}
                 for (y, x), value in np.ndenumerate(maps[channel])
             ]
-    note = f"one picture, {', '.join(f'{h} x {w}' for h, w in tokenizer.grids)} cells after the splits; own range each"
+    note = f"one image, {', '.join(f'{h} x {w}' for h, w in tokenizer.grids)} cells after the splits; own range each"
     return Finding(pd.DataFrame(rows), figure, note)

@@ -57,18 +57,16 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
 
 
 def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
-    """Return the tokenizer of T2T; a network that has another one cannot have this analysis."""
+    """Return the T2T tokenizer; refuse a network with another tokenizer."""
     tokenizer = subject.net.tokenizer
     if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
         kind = choice_text(subject.arguments.get("tokenizer", type(tokenizer).__name__))
-        raise UsageError(
-            f"{name} looks between the splits of T2T, and tokenizer={kind} has no layers there; use attention"
-        )
+        raise UsageError(f"{name} needs T2T's token layers, and tokenizer={kind} has none; use attention")
     return tokenizer
 
 
 def analyze_token_layers(subject: Subject) -> Finding:
-    """Show where a token between the splits looks.
+    """Show the attention of a token between the soft splits.
 
     Example:
         >>> finding = analyze_token_layers(t2t_subject)
@@ -102,7 +100,7 @@ def analyze_token_layers(subject: Subject) -> Finding:
 
 
 def _query(subject: Subject, grid_size: tuple[int, int]) -> tuple[int, int]:
-    """Return the cell of a token layer's grid that lies where the query patch lies; the middle without one."""
+    """Return the cell of a token layer's grid at the query patch; the center without a query."""
     if subject.query is None:
         return grid_size[0] // 2, grid_size[1] // 2
     y, x = (int((q + 0.5) * n / m) for q, n, m in zip(subject.query, grid_size, subject.net.grid_size, strict=True))
