@@ -1,11 +1,11 @@
-"""A research framework for Vision Transformers: build, train, look inside, compare.
+"""A research framework for Vision Transformers: build, train, analyze, compare.
 
 >>> import vitlab
 >>> net = vitlab.create_model("t2t_vit_7", pos_embed="sincos2d", img_size=64)
 >>> net.grid_size
 (4, 4)
 
-Names are imported when they are used, so ``import vitlab`` itself takes no time. The rooms are names too:
+Names are imported on first use, so ``import vitlab`` is fast. Subpackages are available too:
 
 >>> vitlab.tokenizers.soft_splits([7, 3])
 [(7, 4, 2), (3, 2, 1)]

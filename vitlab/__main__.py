@@ -10,9 +10,9 @@ from vitlab.cli.main import main
 
 
 def run() -> NoReturn:
-    """Run the command line and end the process as Python would, but for freeing every object of torch one by one.
+    """Run the command line and end the process, without freeing torch's objects one by one.
 
-    That takes a CPU second and more, and the memory goes with the process anyway.
+    Freeing them takes a CPU second or more, and the system frees the memory anyway.
     """
     code = main()
     try:
@@ -20,7 +20,7 @@ def run() -> NoReturn:
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
-    except (OSError, ValueError):  # a full disk, or whoever read it has gone
+    except (OSError, ValueError):  # a full disk or a closed pipe
         code = code or 1
     finally:
         os._exit(code)

@@ -1,4 +1,4 @@
-"""What a notebook uses and the command calls: train, load, compare."""
+"""The Python API, which the commands use too: train, load, compare."""
 
 import os
 import signal
@@ -34,23 +34,23 @@ def fit(
     """Train as ``vitlab fit`` does, and return the run.
 
     Args:
-        config: File, shipped name such as ``t2t``, or several of them, the later over the earlier.
+        config: File, shipped name such as ``t2t``, or several of them; later ones override.
         overrides: Dotted keys and values that change the configuration, as ``{"model.pos_embed": "rope2d"}``.
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.
-        resume: Run to continue exactly where its last checkpoint is.
-        auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it is there, and to start it if not.
+        resume: Run to continue exactly from its last checkpoint.
+        auto_resume: Whether to continue the run of ``name`` or ``run_dir`` if it exists, else start it.
         init_from: Weights to start from: a run, a checkpoint, a file, or ``timm:NAME``.
-        resize: With ``init_from``, how to resample positions for another grid; None is the method's own way.
-        init_grid: With ``init_from``, rows and columns of tokens of its training, where the file does not say them.
+        resize: With ``init_from``, how to resample positions for another grid; None is the method's default.
+        init_grid: With ``init_from``, rows and columns of the token grid where the file lacks them.
         overwrite: Whether to delete the run directory if it exists.
-        quiet: Whether to print errors alone.
-        trust_imports: Packages of your own that class paths of the configuration may import.
+        quiet: Whether to print errors only.
+        trust_imports: Packages of yours that class paths of the configuration may import.
 
     Raises:
-        ValueError: The configuration is wrong, in the words of the command.
-        RunFailed: The training ended early for a reason outside of the program: a full disk, no memory.
-        KeyboardInterrupt: It was interrupted; it is saved, and ``fit(resume=...)`` continues it.
+        ValueError: The configuration is wrong; the message is that of the command.
+        RunFailed: The training ended early for an outside reason, such as a full disk or no memory.
+        KeyboardInterrupt: The training was interrupted and saved; ``fit(resume=...)`` continues it.
 
     Example:
         >>> short = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.1}
@@ -83,17 +83,17 @@ def fit(
 
 
 def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loaded":
-    """Return a trained network and what prepares an image for it, ``(net, transform)``.
+    """Return a trained network and the transform that prepares its images, ``(net, transform)``.
 
     ``net(transform(image)[None])`` of a PIL image gives ``(1, K)`` outputs. The network is in evaluation mode.
 
     Args:
         source: A run by name or directory, ``last``, one of its checkpoints or weights, a file that ``vitlab export``
             wrote, or ``timm:NAME``.
-        trust_imports: Packages of your own whose classes it may be built of.
+        trust_imports: Packages of yours whose classes it may use.
 
     Raises:
-        ValueError: There is no such run or file, it is damaged, or it holds more than weights.
+        ValueError: There is no such run or file, it is damaged, or it contains more than weights.
 
     Example:
         >>> from PIL import Image
@@ -108,15 +108,15 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
 
 
 def ablate(file: PathLike, trust_command: bool = False, trust_imports: Sequence[str] = ()) -> "Lab":
-    """Return the comparison that a file describes, to ``plan``, ``run`` and ``report``.
+    """Return the ablation that a file describes, to ``plan``, ``run`` and ``report``.
 
     >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
         file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence.
-        trust_command: Whether `run.command` of the file, which may be any program, may be started.
-        trust_imports: Packages of your own that class paths of the file may import.
+        trust_command: Whether to allow `run.command` of the file, which may be any program.
+        trust_imports: Packages of yours that class paths of the file may import.
     """
     from vitlab.ablation.lab import Lab
 

@@ -1,7 +1,7 @@
-"""From what a configuration says, a word or a class path with arguments, to the class; nothing is imported here.
+"""Find and build the class that a configuration names by a word or a class path; nothing is imported here.
 
-Only what is imported already is found, so that no file of weights or of a run can import code:
-:mod:`vitlab.config.trust` imports what the command line trusts, a script what it needs.
+Only classes that are already imported are found, so that no file of weights or of a run can import code:
+:mod:`vitlab.config.trust` imports what the command line trusts, a script imports what it needs.
 """
 
 import inspect
@@ -14,7 +14,7 @@ from vitlab.signature import check_names
 
 
 class ClassSpec(TypedDict, total=False):
-    """A class and what it is called with beside what it gets from whoever builds it.
+    """A class path and its arguments.
 
     >>> spec: ClassSpec = {"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}
     """
@@ -24,7 +24,7 @@ class ClassSpec(TypedDict, total=False):
 
 
 def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, dict[str, Any]]:
-    """Return the word or class path that ``key`` is set to, and the arguments beside it.
+    """Return the word or class path that ``key`` is set to, and its arguments.
 
     >>> name_and_args("opt", {"class_path": "sgd", "init_args": {"momentum": 0.5}})
     ('sgd', {'momentum': 0.5})
@@ -41,7 +41,7 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
 
 
 def choice_text(value: Any) -> Any:
-    """Return a word or class path with its arguments as tables and titles show it; anything else as it is.
+    """Return a word or class path with its arguments as text for tables and titles; anything else unchanged.
 
     >>> choice_text({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), choice_text(["learned", "rope2d"])
     ('mypkg.Coordinates(width=64)', 'learned + rope2d')
@@ -58,14 +58,14 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
     """Return the class of a path, imported before, or of a bare name in the module ``home``.
 
     Args:
-        key: What is set to it, for the message.
+        key: The key that names the class, for the message.
         path: The class path, or a name.
-        kind: The class that it must be or come from, or several.
-        words: What else the key takes, for the message.
+        kind: The required base class, or several.
+        words: Other values that the key takes, for the message.
         home: Module whose classes need no path.
 
     Raises:
-        ValueError: There is no such class, it is not imported, or it is of another kind.
+        ValueError: There is no such class, it is not imported, or it has another base class.
 
     >>> find_class("opt", "collections.Counter", dict).__name__
     'Counter'
@@ -85,28 +85,28 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
     if found is None:
         raise ValueError(f'`{key}`: {module} has no class "{name}"{did_you_mean(name, dir(space))}')
     if not isinstance(found, type) or not issubclass(found, kinds):
-        raise ValueError(f"`{key}`: {path} is no {names}; give a class that comes from it")
+        raise ValueError(f"`{key}`: {path} must be a subclass of {names}")
     return found
 
 
 def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any], *first: Any) -> Any:
-    """Build a class from ``first``, its own ``args``, and what its signature asks for of what is ``offered``.
+    """Build a class from ``first``, its ``args``, and those of the ``offered`` values that its signature takes.
 
     Raises:
-        ValueError: The class takes no such argument, or refuses its value; in its own words.
+        ValueError: The class does not take an argument, or refuses its value.
 
     >>> build("bound", range, {}, {}, 1, 4)
     range(1, 4)
     """
     path = f"{cls.__module__}.{cls.__qualname__}"
     try:
-        asked: Mapping[str, Any] = inspect.signature(cls).parameters
+        parameters: Mapping[str, Any] = inspect.signature(cls).parameters
         check_names(cls, args, f"`{key}`: {path}")
-    except (TypeError, ValueError) as error:  # of a builtin, which has no signature
+    except (TypeError, ValueError) as error:  # a builtin has no signature
         if args:
             raise error
-        asked = {}
+        parameters = {}
     try:
-        return cls(*first, **{name: value for name, value in offered.items() if name in asked} | dict(args))
+        return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{key}`: {path} refuses its arguments: {' '.join(str(error).split())}") from error

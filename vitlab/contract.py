@@ -1,4 +1,4 @@
-"""What vitlab asks of a LightningModule and of data, all of it optional: docs/bring_your_own.md."""
+"""The optional interface of LightningModules and data that vitlab uses: docs/bring_your_own.md."""
 
 import io
 import pickle
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class Weighted(NamedTuple):
-    """A training batch whose samples have a weight each in the loss, 1 in the mean of the training split."""
+    """A training batch with a loss weight per sample; weights have mean 1 over the training split."""
 
     images: Tensor
     targets: Tensor
@@ -18,33 +18,33 @@ class Weighted(NamedTuple):
 
 
 def path_of(value: Any) -> str:
-    """Return where the class of an object comes from."""
+    """Return the class path of an object."""
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def network(task: Any) -> nn.Module:
-    """Return what is trained: the ``net`` of a task, or the task as a whole."""
+    """Return the network of a task: its ``net``, or the task itself."""
     net = getattr(task, "net", None)
     return net if isinstance(net, nn.Module) else task
 
 
 def trained(task: Any) -> Any:
-    """Return the network that the optimizer moves: the ``student`` where there is one, else :func:`network`."""
+    """Return the network that the optimizer trains: the ``student`` if there is one, else :func:`network`."""
     return getattr(task, "student", None) or network(task)
 
 
 def recipe(task: Any) -> Mapping[str, Any]:
-    """Return the arguments that a task has saved as its hyper-parameters."""
+    """Return the saved hyper-parameters of a task."""
     return getattr(task, "hparams", {})
 
 
 def monitor(task: Any) -> tuple[Literal["min", "max"], str] | None:
-    """Return how the best epoch of a task is told, ``min`` or ``max`` and a metric; None where it does not say."""
+    """Return mode (``min`` or ``max``) and metric that decide a task's best epoch; None if it does not define them."""
     return getattr(task, "monitor", None)
 
 
 def better(task: Any, metric: str | None) -> Literal["min", "max"] | None:
-    """Return whether a metric is best at its smallest or largest value; None where nothing says it."""
+    """Return whether smaller or larger values of a metric are better; None if unknown."""
     mode, own = monitor(task) or (None, None)
     if metric is not None and metric == own:
         return mode
@@ -56,23 +56,23 @@ def better(task: Any, metric: str | None) -> Literal["min", "max"] | None:
 
 
 def sums_its_steps(task: Any) -> bool:
-    """Return whether a task keeps sums over its training steps, as those of vitlab do for exact means."""
+    """Return whether a task accumulates sums over its training steps, as vitlab's do for exact means."""
     return hasattr(task, "read_train_sums")
 
 
 def deals_samples(data: Any) -> bool:
-    """Return whether the loaders of data give each process a share of its own."""
+    """Return whether the data's loaders give each process its own share."""
     return getattr(data, "deals_samples", False)
 
 
 def image_fact(data: Any, name: str) -> Any:
-    """Return what data say of their images, pairs as lists; None where they do not say it."""
+    """Return a fact about the data's images, pairs as lists; None if unknown."""
     value = getattr(data, name, None)
     return list(value) if isinstance(value, tuple) else value
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a checkpoint that holds a value can be loaded again: numbers, words and tensors can."""
+    """Return whether a checkpoint with this value can be loaded again, as with numbers, strings and tensors."""
     file = io.BytesIO()
     try:
         torch.save(value, file)
@@ -84,6 +84,6 @@ def is_plain(value: Any) -> bool:
 
 
 def fingerprint(data: Any) -> dict[str, Any]:
-    """Return what identifies data; of a class without ``fingerprint`` its name and classes alone."""
+    """Return the fingerprint of data; for a class without one, only its name and classes."""
     known = {"data": path_of(data), "class_names": list(getattr(data, "class_names", [])), "mean": [], "std": []}
     return known | (data.fingerprint() if hasattr(data, "fingerprint") else {})

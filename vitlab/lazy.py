@@ -1,4 +1,4 @@
-"""What keeps start-up short: names that are imported when they are first used, and the imports of a command."""
+"""Fast start-up: names that are imported on first use, and faster imports for commands."""
 
 import gc
 import sys
@@ -18,8 +18,8 @@ def lazy(
 
     Args:
         package: Its ``__name__``.
-        homes: A module and the names that the package takes from it.
-        rooms: Packages inside of it that can be used without a line that imports them.
+        homes: Modules and the names that the package takes from them.
+        rooms: Subpackages that are imported on first use.
     """
     module_of = {name: home for home, names in homes.items() for name in names}
     inside = set(rooms)
@@ -40,11 +40,11 @@ def lazy(
 
 @contextmanager
 def quick_imports() -> Iterator[None]:
-    """Import lightning and what hangs on it in two thirds of the time.
+    """Import lightning and its dependencies in two thirds of the time.
 
-    Nothing that an import makes is garbage, yet the collector goes through all of it many times. And torchmetrics
-    imports scipy.signal, with half of scipy, only to give it an alias that other people's audio metrics want: a
-    stand-in takes the alias. Gain: 0.9 and 1.5 of 6.8 CPU seconds. Delete the latter when torchmetrics (1.9) does not.
+    Imports create no garbage, yet the collector scans all their objects many times, so it is off. And torchmetrics
+    imports scipy.signal, with half of scipy, only to set an alias for other packages' audio metrics: a dummy module
+    takes the alias. Gain: 0.9 and 1.5 of 6.8 CPU seconds. Delete the latter when torchmetrics (1.9) stops doing so.
     """
     collecting, stand_in = gc.isenabled(), ModuleType("scipy.signal")
     stand_in.__dict__["hamming"] = None
@@ -56,6 +56,6 @@ def quick_imports() -> Iterator[None]:
     finally:
         if sys.modules.get(stand_in.__name__) is stand_in:
             del sys.modules[stand_in.__name__]
-        gc.freeze()  # what has been imported stays: no collection looks through it again
+        gc.freeze()  # imported objects stay alive, so the collector can skip them
         if collecting:
             gc.enable()

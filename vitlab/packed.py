@@ -1,4 +1,4 @@
-"""Images of their own heights and widths as one batch."""
+"""Images of different sizes as one batch."""
 
 from collections.abc import Sequence
 from typing import Any, Self
@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 class Packed:
-    """Images of their own sizes, cut into patches: what networks take in the place of ``(B, C, H, W)``.
+    """Images of different sizes, cut into patches; networks take them in place of ``(B, C, H, W)``.
 
-    Dehghani et al. 2023 (arXiv:2307.06304): a network lays the tokens of several images in one row.
+    Dehghani et al. 2023 (arXiv:2307.06304): the tokens of several images form one sequence.
 
     Args:
         patches: ``(T, C, p, p)`` patches of all images, one image after the other, each in raster order.
@@ -58,10 +58,10 @@ class Packed:
         return self.on(self.patches.pin_memory())
 
     def record_stream(self, stream: Any) -> None:
-        """Say that a stream uses the batch, as ``Tensor.record_stream`` does."""
+        """Mark the batch as used by a stream, as ``Tensor.record_stream`` does."""
         self.patches.record_stream(stream)
 
     @property
     def device(self) -> torch.device:
-        """Where the patches lie."""
+        """The device of the patches."""
         return self.patches.device

@@ -1,10 +1,10 @@
-"""Between which limits each number of a configuration lies: the one table of them, which checks and help read."""
+"""The one table of valid ranges for the numbers of a configuration, used by checks and help."""
 
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-_INTERVALS = {  # as mathematics writes them: [ and ] hold their limit, ( and ) do not
+_INTERVALS = {  # [ and ] include the limit, ( and ) do not
     "model": {
         "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau "
         "student_temp teacher_temp warmup_teacher_temp",
@@ -56,11 +56,11 @@ RANGES = {
 
 
 def check_ranges(group: str, values: Mapping[str, Any]) -> None:
-    """Refuse a number that its range does not hold, and NaN anywhere; numbers in mappings are finite.
+    """Refuse numbers outside of their range, NaN anywhere, and infinite numbers in mappings.
 
     Args:
         group: model, data, trainer or checkpoint.
-        values: Arguments by name; in lists and mappings each number is looked at.
+        values: Arguments by name; numbers in lists and mappings are checked too.
 
     Raises:
         ValueError: Names key, range and value.

@@ -1,4 +1,4 @@
-"""A run as an object: what its directory holds, and what can be done with it."""
+"""A run as an object: the content of its directory, and the operations on it."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,13 @@ Form = Literal["safetensors", "timm", "onnx", "pt2"]
 
 
 class Run:
-    """A run directory: what it holds, and what can be done with it.
+    """A run: the content of its directory, and the operations on it.
 
     Args:
         run: Name of the run, its directory, one of its checkpoints, or ``last``.
 
     Raises:
-        ValueError: There is no such run; the newest ones are named.
+        ValueError: There is no such run; the message names the newest ones.
 
     Example:
         >>> run = Run("first")
@@ -51,7 +51,7 @@ class Run:
             self._directory = find_directory(text)
 
     def __fspath__(self) -> str:
-        return os.fspath(self.path)  # so that `vitlab.fit(resume=run)` and `vitlab.load(run)` take it
+        return os.fspath(self.path)  # for `vitlab.fit(resume=run)` and `vitlab.load(run)`
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status})"
@@ -73,17 +73,17 @@ class Run:
 
     @property
     def checkpoint(self) -> Path:
-        """The checkpoint that the methods use: the one it was made with, else of the best epoch."""
+        """The checkpoint that the methods use: the given one, else that of the best epoch."""
         return self._checkpoint or self._directory.checkpoint()
 
     @property
     def record(self) -> Record:
-        """What ``run.json`` holds: how the run was started, on what, how it went."""
+        """The content of ``run.json``: how the run was started, on what, and its status."""
         return self._directory.record
 
     @property
     def results(self) -> Results:
-        """What ``results.json`` holds: the measurements of each split."""
+        """The content of ``results.json``: the results on each split."""
         return self._directory.results
 
     @property
@@ -93,13 +93,13 @@ class Run:
 
     @property
     def metrics(self) -> "pd.DataFrame":
-        """A row every few steps and for each validation, with NaN where a row does not measure a column."""
+        """The rows of ``metrics.jsonl``, with NaN where a row lacks a column."""
         import pandas as pd
 
         return pd.DataFrame(self._directory.rows())
 
     def load(self) -> "Loaded":
-        """Return the network and what prepares an image for it, as :func:`vitlab.load` does.
+        """Return the network and the transform of its images, as :func:`vitlab.load` does.
 
         Example:
             >>> net, transform = run.load()
@@ -111,7 +111,7 @@ class Run:
         return load_trained(os.fspath(self.checkpoint))
 
     def validate(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
-        """Measure the validation split; see :meth:`test`.
+        """Evaluate on the validation split; see :meth:`test`.
 
         Example:
             >>> 0 <= run.validate()["acc1"] <= 1
@@ -120,11 +120,11 @@ class Run:
         return self._measure("validate", overrides, resize)
 
     def test(self, overrides: Overrides | None = None, resize: Policy | None = None) -> dict[str, float]:
-        """Measure the test split, keep the result in the run directory, and return the metrics by name.
+        """Evaluate on the test split, save the result in the run directory, and return the metrics by name.
 
         Args:
-            overrides: Keys of the configuration to change; the result is then kept beside the run's own.
-            resize: How to resample positions for another grid; None is the method's own way.
+            overrides: Keys of the configuration to change; the result is then stored beside the run's own.
+            resize: How to resample positions for another grid; None is the method's default.
 
         Example:
             >>> 0 <= run.test()["acc1"] <= 1
@@ -133,11 +133,11 @@ class Run:
         return self._measure("test", overrides, resize)
 
     def predict(self, images: PathLike | Sequence[PathLike], topk: int = 5) -> "pd.DataFrame":
-        """Return classes and probabilities of image files, or numbers of a regression; a row an image.
+        """Return classes and probabilities for image files, or the numbers of a regression; one row per image.
 
         Args:
-            images: Files, folders of them, or patterns such as ``a/**/*.png``.
-            topk: Classes for each image, at most all.
+            images: Files, folders, or patterns such as ``a/**/*.png``.
+            topk: Number of classes per image.
 
         Raises:
             ValueError: A file cannot be read, or there is none.
@@ -157,7 +157,7 @@ class Run:
         if problems := unreadable | more:
             path, reason = next(iter(problems.items()))
             raise UsageError(f"{len(problems)} of {len(files)} images cannot be read, the first is {path}: {reason}")
-        assert table is not None  # of several processes the others have none
+        assert table is not None  # None only on ranks other than 0
         return table
 
     @overload
@@ -165,14 +165,14 @@ class Run:
     @overload
     def analyze(self, names: str, **view: Any) -> "Finding": ...
     def analyze(self, names: str | list[str], **view: Any) -> Any:
-        """Return what an analysis finds, as a table with a figure; it is kept in ``analysis/`` of the run.
+        """Return the finding of an analysis, a table with a figure; it is also saved in ``analysis/`` of the run.
 
         Args:
-            names: An analysis; or several or ``all`` for a dict of those that this network can have.
+            names: An analysis; or several or ``all``, for a dict of those that apply to this network.
             **view: Fields of :class:`vitlab.jobs.subject.View`: images, layer, head, query, num_images.
 
         Raises:
-            ValueError: There is no such analysis, or this network cannot have it.
+            ValueError: There is no such analysis, or it does not apply to this network.
 
         Example:
             >>> list(run.analyze("cost").table.columns)
@@ -193,10 +193,10 @@ class Run:
         return found if several else found[chosen[0]]
 
     def export(self, to: Form, output: PathLike | None = None, check: bool = True) -> Path:
-        """Write the network as a file that other programs load, and return it.
+        """Write the network as a file that other programs load, and return its path.
 
         Args:
-            to: Form of the file.
+            to: Format of the file.
             output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
             check: Whether to compare the file's outputs with the run's.
 

@@ -1,4 +1,4 @@
-"""Configs and experiments that come with the package, found by their names."""
+"""Find the configs and experiments that the package ships, by name."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def find_shipped(text: str, folder: str = "configs") -> Path | None:
 
     Args:
         text: What the user wrote.
-        folder: ``configs`` or ``experiments``, in which a bare name is looked up.
+        folder: Where to look up a bare name: ``configs`` or ``experiments``.
     """
     paths = [HOME / folder / text, HOME / folder / f"{text}.yaml"]
     if text.startswith(tuple(f"{name}/" for name in FOLDERS)):
@@ -23,15 +23,15 @@ def find_shipped(text: str, folder: str = "configs") -> Path | None:
 
 
 def find_file(text: str, flag: str, folder: str = "configs") -> str:
-    """Return the path of the file that a user means: their own, or else the shipped one of that name.
+    """Return the path of the file that a user names: their own, or else the shipped one of that name.
 
     Args:
         text: What the user wrote.
-        flag: Where they wrote it, for the message.
-        folder: ``configs`` or ``experiments``, in which a bare name is looked up.
+        flag: The flag they wrote it after, for the message.
+        folder: Where to look up a bare name: ``configs`` or ``experiments``.
 
     Raises:
-        UsageError: There is neither; it names the closest.
+        UsageError: There is neither; the message names the closest.
     """
     if Path(text).is_file():
         return text
@@ -42,5 +42,5 @@ def find_file(text: str, flag: str, folder: str = "configs") -> str:
         near.append(path.relative_to(HOME).as_posix())
         near += [path.relative_to(HOME / folder).with_suffix("").as_posix()] if HOME / folder in path.parents else []
     raise UsageError(
-        f"`{flag} {text}`: there is no such file, here or among those that vitlab brings{did_you_mean(text, near)}"
+        f"`{flag} {text}`: there is no such file, neither here nor shipped with vitlab{did_you_mean(text, near)}"
     )

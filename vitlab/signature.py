@@ -1,4 +1,4 @@
-"""Classes whose ``**kwargs`` have names: ``help`` shows each with its default, and a wrong one is refused by name."""
+"""Classes with named ``**kwargs``: ``help`` shows each with its default, and unknown names are refused."""
 
 import inspect
 import typing
@@ -9,25 +9,25 @@ from vitlab.errors import UsageError, did_you_mean
 
 
 class _Signature:
-    """What ``inspect.signature`` reads, and so do ``help`` and editors."""
+    """The signature that ``inspect.signature``, ``help`` and editors see."""
 
     def __get__(self, instance: Any, owner: type) -> inspect.Signature:
         return full_signature(owner)
 
 
 class Named:
-    """A class whose constructors hand on ``**kwargs`` that are annotated with ``Unpack[ATypedDict]``.
+    """A class whose constructors pass on ``**kwargs`` that are annotated with ``Unpack[ATypedDict]``.
 
-    Names and types are those of the TypedDict, defaults those of the constructors that take them in the end. Type
-    checkers read the annotation. jsonargparse must not: it would take the TypedDict, which has no defaults and no help,
-    in place of the calls, which have both; so the annotation goes once the class is made.
+    Names and types come from the TypedDict, defaults from the constructors that finally take them. Type checkers read
+    the annotation. jsonargparse must not, as it would use the TypedDict, without defaults and help, instead of the
+    calls; so the annotation is removed once the class exists.
     """
 
     __signature__: Any = _Signature()
-    _built_from: tuple[Callable[..., Any], ...] = ()  # what takes arguments of this class and is no base of it
+    _built_from: tuple[Callable[..., Any], ...] = ()  # callables that take its arguments but are no bases
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Keep the TypedDict of the constructor's ``**kwargs`` apart."""
+        """Move the TypedDict of the constructor's ``**kwargs`` out of the annotations."""
         super().__init_subclass__(**kwargs)
         constructor = vars(cls).get("__init__")
         for name, kind in dict(getattr(constructor, "__annotations__", {})).items():
@@ -36,7 +36,7 @@ class Named:
                 constructor.rest = typing.get_args(kind)[0]  # type: ignore[union-attr]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a name that the class does not take, with the closest that it does."""
+        """Refuse a name that the class does not take, and suggest the closest."""
         check_names(cls, kwargs)
         return super().__new__(cls)
 
@@ -47,10 +47,10 @@ def check_names(of: Callable[..., Any], arguments: typing.Iterable[str], name: s
     Args:
         of: A class or function.
         arguments: Names that it is to be called with.
-        name: What to call it in the message; default: its own name.
+        name: Its name in the message; default: its own.
 
     Raises:
-        UsageError: There is no such argument; the closest is named.
+        UsageError: There is no such argument; the message suggests the closest.
     """
     parameters = inspect.signature(of).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -61,7 +61,7 @@ def check_names(of: Callable[..., Any], arguments: typing.Iterable[str], name: s
 
 
 def full_signature(cls: type) -> inspect.Signature:
-    """Return the signature of a class with the names that its ``**kwargs`` stand for.
+    """Return the signature of a class with the names of its ``**kwargs``.
 
     Args:
         cls: A class that is :class:`Named`.

@@ -1,6 +1,6 @@
 """The statistics of a comparison: one estimate with its error, from which every p value and interval follows.
 
-Student's t throughout: its intervals hold their coverage at three seeds, where mean +- 1.96 standard errors does not.
+Student's t throughout: its intervals keep their coverage at three seeds, where mean +- 1.96 standard errors does not.
 """
 
 import math
@@ -18,13 +18,13 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, a difference or a difference of differences; the error is NaN where nothing follows from the seeds.
+    """A mean, a difference or a difference of differences; the error is NaN if the seeds allow no inference.
 
     Args:
         value: The estimate.
         error: Its standard error.
         freedom: Degrees of freedom of Student's t.
-        n: Seeds.
+        n: Number of seeds.
 
     Example:
         >>> estimate = Estimate(value=0.02, error=0.005, freedom=4, n=3)
@@ -47,11 +47,11 @@ class Estimate:
         return 2 * float(special.stdtr(self.freedom, -abs(self.value) / self.error))
 
     def p_equivalent(self, margin: float) -> float:
-        """Return the p of two one-sided tests (Schuirmann 1987): small means that it lies within the margin."""
+        """Return the p of two one-sided tests (Schuirmann 1987): small if the difference is within the margin."""
         return float(special.stdtr(self.freedom, -(margin - abs(self.value)) / self.error))
 
     def p_outside(self, margin: float) -> float:
-        """Return a p that is small where the difference lies beyond the margin, on whichever side."""
+        """Return a p that is small if the difference is beyond the margin, on either side."""
         return min(1.0, 2 * float(special.stdtr(self.freedom, -(abs(self.value) - margin) / self.error)))
 
     def interval(self, level: float) -> tuple[float, float]:
@@ -61,14 +61,14 @@ class Estimate:
 
 
 def contrast(groups: Sequence[Values], weights: Sequence[float], number: float = 0.0, pair: bool = False) -> Estimate:
-    """Estimate the weighted sum of the means of groups, less a number.
+    """Estimate the weighted sum of the means of groups, minus a number.
 
     Args:
-        groups: The values of each arm; with ``pair`` those of equal seeds at equal places.
+        groups: The values of each arm; with ``pair`` in the same order of seeds.
         weights: 1 and -1 for a difference; 1, -1, -1, 1 for a difference of differences.
-        number: What it is compared with.
-        pair: Whether seeds are pairs: then the sum is made seed by seed. Otherwise the variances of the groups add up,
-            with the degrees of freedom of Welch and Satterthwaite (Welch 1947).
+        number: The number to subtract.
+        pair: Whether seeds are pairs: then the sum is taken seed by seed. Otherwise the variances of the groups add
+            up, with the degrees of freedom of Welch and Satterthwaite (Welch 1947).
 
     Example:
         >>> estimate = contrast([[0.90, 0.91, 0.92], [0.80, 0.81, 0.82]], [1.0, -1.0])
@@ -93,7 +93,7 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
 
 
 def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
-    """Return the t interval of a mean; NaN for a single value, from which nothing follows.
+    """Return the t interval of a mean; NaN for a single value.
 
     Example:
         >>> [round(bound, 3) for bound in interval([0.90, 0.91, 0.92])]
@@ -106,7 +106,7 @@ def interval(values: Values, ci: float = 0.95) -> tuple[float, float]:
 
 
 def correlation(a: Values, b: Values) -> float:
-    """Return the correlation of two arms over the seeds they share; NaN under three seeds or without spread.
+    """Return the correlation of two arms over the seeds they share; NaN below three seeds or without spread.
 
     Example:
         >>> correlation([0.90, 0.92, 0.91], [0.80, 0.82, 0.81])
@@ -118,10 +118,10 @@ def correlation(a: Values, b: Values) -> float:
 
 
 def holm(p: Sequence[float]) -> list[tuple[float, float]]:
-    """Adjust p values for multiple comparisons (Holm 1979); what could not be tested stays NaN and does not count.
+    """Adjust p values for multiple comparisons (Holm 1979); NaN stays NaN and does not count.
 
     Returns:
-        The adjusted p of each, and by how much its own p was multiplied for it.
+        The adjusted p of each, and the factor by which its p was multiplied.
 
     Example:
         >>> [round(adjusted, 3) for adjusted, _ in holm([0.01, 0.04, 0.03])]
@@ -138,7 +138,7 @@ def holm(p: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def mcnemar(only_a: int, only_b: int) -> float:
-    """Return the exact p of the images on which one alone of two checkpoints is right (McNemar 1947).
+    """Return the exact p for the images on which only one of two checkpoints is right (McNemar 1947).
 
     Example:
         >>> round(mcnemar(only_a=30, only_b=10), 4)
@@ -150,11 +150,11 @@ def mcnemar(only_a: int, only_b: int) -> float:
 def seeds_and_images(difference: NDArray[np.float64], ci: float = 0.95) -> tuple[float, float, float]:
     """Return a difference of two arms and its interval over other seeds and other images.
 
-    The half widths over seeds and over images add up as squares, each with its own t (Howe 1974): degrees of freedom
-    pooled over both cover too rarely at three seeds. Noise of a seed on an image counts twice: it is rather too wide.
+    The squared half widths over seeds and over images add up, each with its own t (Howe 1974); pooled degrees of
+    freedom would have too little coverage at three seeds. As noise per seed and image counts twice, it is conservative.
 
     Args:
-        difference: ``(seeds, images)``: right with one arm less right with the other.
+        difference: ``(seeds, images)``: right with one arm minus right with the other.
         ci: Coverage.
 
     Example:
@@ -173,12 +173,12 @@ def seeds_and_images(difference: NDArray[np.float64], ci: float = 0.95) -> tuple
 def power(
     distance: float, spread: float, freedom: NDArray[np.float64] | float, n: Values, level: float
 ) -> NDArray[np.float64]:
-    """Return how often t tests at a two-sided ``level`` find a distance from what they are to refute.
+    """Return the power of t tests at a two-sided ``level`` for a distance from the null hypothesis.
 
     Args:
         distance: The distance, in the unit of the values.
         spread: Standard error times the root of n.
-        freedom: Degrees of freedom, of each n.
+        freedom: Degrees of freedom for each n.
         n: Numbers of seeds.
         level: Two-sided level.
 
@@ -187,7 +187,7 @@ def power(
         array([0.8])
     """
     sizes = np.asarray(n, float)
-    shift = np.minimum(abs(distance) / spread * np.sqrt(sizes), 1e3)  # beyond it the power is one, the function lost
+    shift = np.minimum(abs(distance) / spread * np.sqrt(sizes), 1e3)  # beyond it the power is 1
     limit = -special.stdtrit(freedom, level / 2)
     missed = special.nctdtr(freedom, np.minimum(shift, 100), limit)
     found: NDArray[np.float64] = np.where(shift > 100 + 2 * limit, 1.0, 1 - missed)
@@ -195,7 +195,7 @@ def power(
 
 
 def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | None:
-    """Return how many seeds find a distance in 80 % of cases, at the spread of an estimate; None beyond a thousand.
+    """Return how many seeds detect a distance with 80 % power, at the spread of an estimate; None above a thousand.
 
     Example:
         >>> estimate = contrast([[0.90, 0.92, 0.91], [0.89, 0.91, 0.90]], [1.0, -1.0])
@@ -212,15 +212,15 @@ def seeds_needed(estimate: Estimate, distance: float, level: float) -> int | Non
 
 
 def detectable(n: int, level: float, pair: bool = True) -> float:
-    """Return the difference of two arms that n seeds find in 80 % of cases.
+    """Return the difference of two arms that n seeds detect with 80 % power.
 
     Args:
-        n: Seeds.
+        n: Number of seeds.
         level: Two-sided level, that of Holm's first and strictest step.
-        pair: Whether seeds are pairs: then in standard deviations of a pair's difference, else in those of a run.
+        pair: Whether seeds are pairs: then in standard deviations of the paired differences, else in those of a run.
 
     Example:
-        >>> round(detectable(5, level=0.05), 2)  # in standard deviations of a pair's difference
+        >>> round(detectable(5, level=0.05), 2)  # in standard deviations of the paired differences
         1.68
     """
     if n < 2:

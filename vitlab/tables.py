@@ -1,4 +1,4 @@
-"""Tables: text in columns, Markdown, and the place of a table on a page."""
+"""Tables: aligned text, Markdown, files, and sections of a page."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Return rows of cells as lines whose columns stand below each other.
+    """Return rows of cells as lines with aligned columns.
 
     Args:
         rows: Cells of each line, the headings first.
-        right: Numbers of the columns that are flush right, from 0.
+        right: Indices of right-aligned columns.
 
     Example:
         >>> print(columns([["arm", "acc1"], ["none", "0.25"]], right=[1]))
@@ -35,8 +35,8 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     """Return rows as a Markdown table.
 
     Args:
-        rows: What was measured.
-        columns: Heading of each column and what is in it, a format string with the keys of a row.
+        rows: The values of each row.
+        columns: Heading of each column and its format string, with the keys of a row.
 
     Example:
         >>> print(table([{"arm": "none", "acc1": 0.251}], {"arm": "{arm}", "accuracy": "{acc1:.1%}"}))
@@ -50,7 +50,7 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
 
 
 def marks(name: str) -> tuple[str, str]:
-    """Return the lines of a page between which the table called ``name`` stands.
+    """Return the lines that enclose the table called ``name`` on a page.
 
     Example:
         >>> marks("results")
@@ -72,7 +72,7 @@ def replace_section(text: str, path: Path, name: str) -> None:
     begin, end = marks(name)
     page = path.read_text() if path.is_file() else ""
     if page.count(begin) != 1 or page.count(end) != 1:
-        raise UsageError(f"{path} needs the lines {begin} and {end}, once each; the table goes between them")
+        raise UsageError(f"{path} must contain the lines {begin} and {end} once each; the table goes between them")
     before, after = page.partition(begin)[0], page.partition(end)[2]
     write_text(path, f"{before}{begin}\n{text}\n{end}{after}")
 
@@ -85,7 +85,7 @@ def _cell(text: str, row: dict[str, Any]) -> str:
 
 
 def as_text(table: "pd.DataFrame") -> str:
-    """Return a table of predictions for the terminal, without control characters that file names may have.
+    """Return a table of predictions for the terminal, without control characters.
 
     Example:
         >>> import pandas as pd
@@ -100,9 +100,9 @@ def as_text(table: "pd.DataFrame") -> str:
 
 
 def write(table: "pd.DataFrame", path: Path) -> None:
-    """Write a table as .csv, .parquet or .json, in one step.
+    """Write a table atomically as .csv, .parquet or .json.
 
-    In .csv an apostrophe stands before text that a spreadsheet would take for a formula.
+    In .csv, an apostrophe protects text that a spreadsheet would read as a formula.
 
     Example:
         >>> import pandas as pd, tempfile

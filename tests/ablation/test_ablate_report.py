@@ -140,7 +140,7 @@ NUMBER = re.compile(r"(?<![\w.@])[+-]?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?%?(?![\w.])")
 def numbers_of(report):
     """Every number of what was measured: not the provenance, the file itself, names of levels, or formulas."""
     text = report.split("\n## Provenance")[0]
-    text = re.sub(r"`[^`]*`|\d+% (t )?interval|80 % of cases|p < 0\.0001|\| < 0\.0001|^#+ .*$", "", text, flags=re.M)
+    text = re.sub(r"`[^`]*`|\d+% (t )?interval|80 % power|p < 0\.0001|\| < 0\.0001|^#+ .*$", "", text, flags=re.M)
     return NUMBER.findall(text)
 
 

@@ -31,7 +31,7 @@ sys.exit(warm.main(int(sys.argv[3])))
 def finish(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.setattr(process, "_told", [])
+    monkeypatch.setattr(process, "_warned", [])
 
     def call(*args, fork=True, **more):
         env = process.environment(2, WORD="of its own")

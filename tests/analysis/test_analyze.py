@@ -113,7 +113,7 @@ def test_pictures_need_none_of_the_files_of_the_training(tmp_path, capsys):
     shutil.rmtree(root)
     capsys.readouterr()
     assert analyze("attention,rollout,filters,distance", tmp_path / "run", "--images", picture) == 0
-    assert "the images that run was trained on are not here" in capsys.readouterr().out
+    assert "this needs the images that run was trained on" in capsys.readouterr().out
     assert (tmp_path / "run" / "analysis" / "filters.csv").is_file()
     assert analyze("attention", tmp_path / "run") == 2
     assert str(root) in capsys.readouterr().err

@@ -132,7 +132,7 @@ def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_pat
     said = capsys.readouterr().out
     assert "classes that the network was not trained on" in said and "accuracy cannot be measured" in said
     assert main(["look", "own", trust]) == 0  # its images are not ours to read: curves and the drawing
-    assert "own has no images that vitlab reads; choose some with --images" in capsys.readouterr().out
+    assert "vitlab cannot read images of own; choose some with --images" in capsys.readouterr().out
     assert '<svg class="vl"' in Path("runs/own/look.html").read_text()
 
 

@@ -66,7 +66,7 @@ def test_a_token_layers_map_times_its_values_is_what_it_adds(t2t_attn):
 def test_splits_show_the_channels_that_vary_most(small_subject):
     table = analyze_splits(small_subject(**T2T)).table
     assert table.groupby("split")["channel"].nunique().tolist() == [3, 3]
-    with pytest.raises(UsageError, match="splits needs T2T.s token layers"):
+    with pytest.raises(UsageError, match="splits needs T2T's token layers"):
         analyze_splits(small_subject())
 
 

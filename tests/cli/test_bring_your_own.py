@@ -153,7 +153,7 @@ WRONG = {
     "data that do not say their size": ([*VIT, *BARS], "Bars does not say its `data.img_size`: give --model.img_size"),
     "a position embedding that is none": (
         [*VIT, "--data=Digits", "--model.pos_embed=userpkg.Net"],
-        "`model.pos_embed`: userpkg.Net is no vitlab.layers.pos_embed.base.PosEmbed; give a class that comes from it",
+        "`model.pos_embed`: userpkg.Net must be a subclass of vitlab.layers.pos_embed.base.PosEmbed",
     ),
     "a metric of another task": (
         [*VIT, "--data=Digits", "--model.metrics=[{class_path: F1Score, init_args: {task: binary}}]"],

@@ -89,7 +89,7 @@ def test_what_has_no_result_is_refused_in_one_line(tmp_path, capsys, write, mess
 def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -> None:
     (tmp_path / "page.md").write_text("text")
     assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--into", str(tmp_path / "page.md")]) == 2
-    assert "needs the lines <!-- results -->" in capsys.readouterr().err
+    assert "must contain the lines <!-- results -->" in capsys.readouterr().err
     assert (tmp_path / "page.md").read_text() == "text"
 
 

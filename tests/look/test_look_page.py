@@ -148,7 +148,7 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     ]
     assert all(torch.equal(two[0][key], two[1][key]) for key in two[0])  # training does not notice the page
     assert main(["look", "live"]) == 2
-    assert "runs/live/look.html exists; --overwrite writes it anew" in capsys.readouterr().err
+    assert "runs/live/look.html exists; replace it with --overwrite" in capsys.readouterr().err
     assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0
     assert '<svg class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0

@@ -131,7 +131,7 @@ WRONG = {
     "an argument of none of timm": ({"opt": {"class_path": "lamb", "init_args": {"x": 1}}}, "lamb of timm refuses"),
     "a rate beside the rate": ({"opt": spec("torch.optim.SGD", lr=1)}, "set `model.lr`"),
     "an optimizer without decay": ({"opt": f"{HERE}.Plain"}, "knows no weight decay: set `model.weight_decay` to 0"),
-    "no optimizer": ({"opt": f"{HERE}.Halving"}, r"Halving is no .*Optimizer; give a class that comes from it"),
+    "no optimizer": ({"opt": f"{HERE}.Halving"}, r"Halving must be a subclass of .*Optimizer"),
     "an unknown schedule": (
         {"lr_scheduler": "cosin"},
         "must be one of cosine, .*, got 'cosin'; did you mean \"cosine\"",

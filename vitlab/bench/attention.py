@@ -1,4 +1,4 @@
-"""``vitlab bench attention``: the fused kernel against matrix products, and where the rule is wrong on a machine."""
+"""``vitlab bench attention``: the fused kernel against matrix products, and where the rule picks the slower one."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def _cell(
     shape: tuple[int, int, int, int], name: str, mode: str, rounds: int, budget: float, device: str
 ) -> dict[str, Any]:
     dtype, (B, A, L, d) = DTYPES[name], shape
-    qkv = torch.randn(B, L, 3, A, d, device=device, dtype=dtype, requires_grad=mode == "train")  # as a layer gives them
+    qkv = torch.randn(B, L, 3, A, d, device=device, dtype=dtype, requires_grad=mode == "train")  # as in a layer
 
     def run(kernel: Any) -> Work:
         def work() -> None:

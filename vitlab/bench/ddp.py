@@ -31,7 +31,7 @@ _WORLD = 2
 
 
 def measure(rounds: int, budget: float, model: str = "cifar_vit", batch: int = 32) -> list[dict[str, Any]]:
-    """Return a row for each setting of DDP: the speed of each of two processes, relative to one that is alone.
+    """Return a row for each setting of DDP: the speed of each of two processes, relative to a single process.
 
     Both take ``batch`` images a step, with one thread each: ideal is 1, and what two processes lose without exchanging
     anything, for they share the memory, is a row of its own.
@@ -50,7 +50,7 @@ def measure(rounds: int, budget: float, model: str = "cifar_vit", batch: int = 3
             for other in others:
                 other.kill() if sys.exc_info()[0] else other.wait()
     if first.returncode:
-        raise RuntimeError(f"a process of two failed: {first.stderr.strip()[-500:]}")
+        raise RuntimeError(f"one of the two processes failed: {first.stderr.strip()[-500:]}")
     times: dict[str, list[float]] = json.loads(first.stdout.splitlines()[-1])
     found = compare(times, _ALONE)
     speeds = {name: (1 if name == _ALONE else _WORLD) * batch / row["seconds"] for name, row in found.items()}
@@ -58,7 +58,7 @@ def measure(rounds: int, budget: float, model: str = "cifar_vit", batch: int = 3
 
 
 def main(argv: list[str]) -> None:
-    """Be process ``RANK STORE ROUNDS BUDGET MODEL BATCH``; the first writes the seconds of each step."""
+    """Run as process ``RANK STORE ROUNDS BUDGET MODEL BATCH``; rank 0 writes the seconds of each step."""
     rank, store, rounds, budget, model, batch = int(argv[0]), argv[1], int(argv[2]), float(argv[3]), argv[4], argv[5]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=_WORLD)

@@ -1,4 +1,4 @@
-"""``vitlab bench limit``: what the machine can do, and what that allows the networks."""
+"""``vitlab bench limit``: the peak rates of the machine, and the speed of networks that they allow."""
 
 from typing import Any
 

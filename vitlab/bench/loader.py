@@ -1,4 +1,4 @@
-"""``vitlab bench loader``: images per second out of memory, against usual loaders with worker processes."""
+"""``vitlab bench loader``: images per second from memory, against common loaders with worker processes."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ Epoch = Callable[[], Iterable[object]]
 
 
 class _Pictures(Dataset[tuple[Tensor, int]]):
-    """The usual way: one PIL image at a time, cropped, mirrored and normalized."""
+    """The common approach: one PIL image at a time, cropped, flipped and normalized."""
 
     def __init__(self, images: Tensor) -> None:
         from torchvision.transforms import Compose, Normalize, RandomCrop, RandomHorizontalFlip, ToTensor
@@ -59,7 +59,7 @@ def measure(rounds: int, budget: float, count: int = 4096, photos: int = 400) ->
     for text, shape in (("28x28 gray, as Fashion-MNIST", (1, 28, 28)), ("32x32 RGB, as CIFAR", (3, 32, 32))):
         rows += _rows(text, count, _small(count, shape), "DataLoader, PIL, 2 workers", rounds, budget / 3)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the cores belong to the workers: threads that wait for each other would count as work
+    torch.set_num_threads(1)  # leave the cores to the workers; busy-waiting threads would count as work
     try:
         with tempfile.TemporaryDirectory() as folder:
             works = _photos(Path(folder), photos)

@@ -1,4 +1,4 @@
-"""Peak memory of one case, in a process of its own."""
+"""Peak memory of one case, in a separate process."""
 
 import importlib
 import json
@@ -15,14 +15,14 @@ from vitlab.bench.networks import NETWORKS, PEERS, build
 def peak() -> float:
     """Return the highest resident memory of this process so far, in MiB."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage reports the parent's where that was larger
+    if status.exists():  # getrusage may report the parent's peak
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def main(argv: list[str]) -> None:
-    """Run two steps of ``MODEL MODE DTYPE BATCH CONTENDER [T2T_REPO]`` and write what they took beyond the imports."""
+    """Run two steps of ``MODEL MODE DTYPE BATCH CONTENDER [T2T_REPO]`` and write their memory beyond the imports."""
     model, mode, dtype, batch, contender, *t2t_repo = argv
     case = Case(model, "train" if mode == "train" else "fwd", dtype, int(batch))
     if contender in PEERS:

@@ -30,7 +30,7 @@ GOALS = {  # speed relative to the plain way, float32 on a CPU
 
 
 class Case(NamedTuple):
-    """What is measured: a network of :data:`NETWORKS`, forward or a training step, the precision, and the batch."""
+    """A case: a network of :data:`NETWORKS`, forward pass or training step, precision and batch size."""
 
     model: str
     mode: Mode
@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 class Unequal(RuntimeError):
-    """Two networks that should be the same are not, so that their speeds cannot be compared."""
+    """Two networks that should be equal differ, so their speeds cannot be compared."""
 
 
 SUITES = {
@@ -71,7 +71,7 @@ def measure(
     compiled: bool = False,
     t2t_repo: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Return a row for each contender of a case, the base of the ratios first."""
+    """Return a row for each contender of a case, the reference first."""
     names, missing = contenders(case.model, peers, t2t_repo)
     nets = {name: build(case.model, name, t2t_repo).to(device) for name in names}
     images = torch.randn(case.batch, 3, *ours(case.model).img_size, device=device)
@@ -113,7 +113,7 @@ def first_steps(work: Work, device: str) -> dict[str, float]:
 
 
 def compiled_as_used(name: str, net: nn.Module) -> nn.Module:
-    """Return a network compiled as its users compile it: ours part by part, others as one graph."""
+    """Return a network compiled as its users would: ours part by part, others as one graph."""
     if name != "vitlab":
         return cast(nn.Module, torch.compile(net))
     net = copy.deepcopy(net)
@@ -122,7 +122,7 @@ def compiled_as_used(name: str, net: nn.Module) -> nn.Module:
 
 
 def step(net: nn.Module, images: torch.Tensor, case: Case) -> Work:
-    """Return what is timed: a forward pass, or forward, loss, backward and a step of fused AdamW."""
+    """Return the work to time: a forward pass, or forward, loss, backward and a step of fused AdamW."""
     device = images.device.type
     autocast = torch.autocast(device, DTYPES[case.dtype], enabled=case.dtype != "fp32")
     if case.mode == "fwd":
@@ -148,15 +148,15 @@ def step(net: nn.Module, images: torch.Tensor, case: Case) -> Work:
 
 
 def too_slow(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each ratio surely below nine tenths of its goal, where the machine was quiet."""
+    """Yield a sentence for each ratio clearly below 90 % of its goal, if the machine was quiet."""
     for row in rows:
         goal = GOALS.get((row["model"], row["mode"])) if row["dtype"] == "fp32" else None
         if goal and row["contender"] == "vitlab" and not row["noisy"] and row["interval"][1] < 0.9 * goal:
-            yield f"{row['model']} {row['mode']}: {row['ratio']:.2f} x the plain way, the goal is {goal}"
+            yield f"{row['model']} {row['mode']}: {row['ratio']:.2f} x the plain implementation, the goal is {goal}"
 
 
 def add_memory(rows: list[dict[str, Any]], case: Case, t2t_repo: str | None = None) -> None:
-    """Measure the memory of ours and of the base of the ratios, at a batch beside which the weights are small."""
+    """Measure the memory of our network and of the reference, at a batch that dwarfs the weights."""
     case = case._replace(batch=max(case.batch, 8))
     for row in rows:
         if row["contender"] in ("vitlab", "official", row["base"]):
@@ -164,7 +164,7 @@ def add_memory(rows: list[dict[str, Any]], case: Case, t2t_repo: str | None = No
 
 
 def memory(case: Case, contender: str, t2t_repo: str | None = None) -> float:
-    """Return the MiB that a case takes above what the imports take, at its highest, in a process of its own."""
+    """Return the peak memory of a case in MiB beyond the imports, in a separate process."""
     arguments = [case.model, case.mode, case.dtype, str(case.batch), contender, *([t2t_repo] if t2t_repo else [])]
     command = [sys.executable, "-m", "vitlab.bench.memory", *arguments]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -176,5 +176,5 @@ def _check_equal(name: str, net: nn.Module, base: nn.Module, images: torch.Tenso
         return None
     found = difference(net, base, images)
     if not found <= (2e-5 if name == "official" else 1e-5):
-        raise Unequal(f"{name} and vitlab have the same weights and logits that differ by {found:.1e}")
+        raise Unequal(f"the logits of {name} and vitlab differ by {found:.1e} with the same weights")
     return found

@@ -1,4 +1,4 @@
-"""The networks that are compared: ours, its plain way, and other libraries' with the same weights."""
+"""The networks to compare: ours, a plain implementation, and other libraries' with the same weights."""
 
 import importlib.util
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NETWORKS: dict[str, dict[str, Any]] = {**SIZES, "cifar_vit": {**CIFAR, "num_clas
 
 
 class Plain(nn.Module):
-    """Our network the plain way, as the official code goes: every window and every attention map is written to memory,
+    """Our network implemented plainly, like the official code: every window and attention map is written to memory,
     and all tokens go through the last block.
 
     Args:
@@ -67,7 +67,7 @@ def build(model: str, contender: str, t2t_repo: str | None = None) -> nn.Module:
 
 
 def contenders(model: str, peers: list[str], t2t_repo: str | None = None) -> tuple[list[str], list[str]]:
-    """Return who takes part, the base of the ratios first, and the peers that are not installed."""
+    """Return the contenders, the reference first, and the peers that are not installed."""
     if NETWORKS[model].get("tokenizer", "patch") == "t2t":
         return ["plain", *(["official"] if t2t_repo else []), "vitlab"], []
     missing = [peer for peer in peers if importlib.util.find_spec(peer) is None]

@@ -1,4 +1,4 @@
-"""``vitlab bench numerics``: the fast paths give the numbers of the plain ones, on ordinary and on flat images."""
+"""``vitlab bench numerics``: compare the fast paths with plain float64, on ordinary and on flat images."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def measure() -> list[dict[str, Any]]:
 
 
 def _passes(row: dict[str, Any]) -> bool:
-    """Whether the differences keep to the limit, or are no larger than those of the plain way."""
+    """Whether the differences are within the limit, or no larger than those of the plain implementation."""
     pairs = (("logits", "plain_logits"), ("gradients", "plain_gradients"))
     return all(row[ours] <= max(row["limit"], row[plain]) for ours, plain in pairs)
 

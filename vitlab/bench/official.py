@@ -1,4 +1,4 @@
-"""The official T2T-ViT out of a clone that the user has: github.com/yitu-opensource/T2T-ViT, never part of vitlab."""
+"""The official T2T-ViT from the user's clone of github.com/yitu-opensource/T2T-ViT, which vitlab does not include."""
 
 import contextlib
 import importlib
@@ -36,13 +36,13 @@ def official(net: VisionTransformer, model: str, repo: str) -> nn.Module:
 
 
 def check_repo(repo: str) -> None:
-    """Refuse a folder that is no clone."""
+    """Refuse a folder that is not a clone of the official code."""
     if not (Path(repo) / "models" / "t2t_vit.py").is_file():
         raise UsageError(f"`--t2t-repo` must be a clone of github.com/yitu-opensource/T2T-ViT, got {repo}")
 
 
 def _import(repo: str) -> ModuleType:
-    """Import ``models/t2t_vit.py``, written for a timm of 2021: it is given the few names that it takes from there."""
+    """Import ``models/t2t_vit.py``, written for a timm of 2021, with stand-ins for the names it imports."""
 
     def of_timm(name: str, **members: Any) -> None:
         sys.modules[name] = ModuleType(name)

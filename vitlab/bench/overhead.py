@@ -1,4 +1,4 @@
-"""``vitlab bench overhead``: what Lightning, a task, and all that `vitlab fit` does add to a step of a bare loop."""
+"""``vitlab bench overhead``: the time that Lightning, a task and `vitlab fit` add to a step of a bare loop."""
 
 import io
 import logging
@@ -29,7 +29,7 @@ _NET: dict[str, Any] = {"img_size": 8, "in_chans": 1, "patch_size": 4, "embed_di
 
 
 class _Module(L.LightningModule):
-    """The least that Lightning trains: network, loss and optimizer of a task, and nothing more."""
+    """A minimal LightningModule: only network, loss and optimizer of a task."""
 
     def __init__(self, task: Classifier) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Module(L.LightningModule):
 
 
 def measure(rounds: int, budget: float, steps: int = 300) -> list[dict[str, Any]]:
-    """Return milliseconds a step of each loop, and what it adds to the bare one, without what a fit takes to begin.
+    """Return milliseconds per step of each loop and its overhead over the bare one, without start-up.
 
     The loops: bare, a plain Trainer, a task, and a task with what `vitlab fit` adds: sums of metrics and metrics.jsonl,
     the bar of a terminal, handling of signals, and an average of the weights. Network, loss and optimizer are the same.
@@ -62,7 +62,7 @@ def measure(rounds: int, budget: float, steps: int = 300) -> list[dict[str, Any]
     both = interleave({f"{name} {i}": work for (name, i), work in works.items()}, rounds, budget, warmups=1)
     short, long = ({name: both[f"{name} {i}"] for name in fits} for i in (0, 1))
     times = {name: [max(1e-9, b - a) for a, b in zip(short[name], long[name], strict=True)] for name in fits}
-    best = {name: min(long[name]) - min(short[name]) for name in fits}  # what other work on the machine left alone
+    best = {name: min(long[name]) - min(short[name]) for name in fits}  # least disturbed by other work on the machine
     rows = []
     for name, row in compare(times, "bare loop").items():
         added = [1e3 * (a - b) / (steps - 1) for a, b in zip(times[name], times["bare loop"], strict=True)]
@@ -73,7 +73,7 @@ def measure(rounds: int, budget: float, steps: int = 300) -> list[dict[str, Any]
 
 
 def too_much(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence if `vitlab fit` adds more than 1.75 times what a plain Trainer does, each at its best."""
+    """Yield a sentence if `vitlab fit` adds more than 1.75 times the overhead of a plain Trainer, each at its best."""
     least = {row["loop"]: row["least_ms"] for row in rows}
     ours, plain = least["vitlab fit"], least["plain Trainer"]
     if ours > 1.75 * plain > 0:  # below 0 the machine was too busy to tell; 0.9 to 1.1 was seen

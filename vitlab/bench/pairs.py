@@ -1,4 +1,4 @@
-"""Interleaved measurement: every round runs every contender once, so that a busy machine is busy for all."""
+"""Interleaved measurement: every round runs every contender once, so that other load affects all alike."""
 
 import random
 import statistics
@@ -10,7 +10,7 @@ import torch
 
 Work = Callable[[], object]
 
-_NOISY = 0.15  # spread of the canary above which absolute numbers say nothing
+_NOISY = 0.15  # spread of the canary above which absolute numbers are meaningless
 
 
 def interleave(
@@ -38,7 +38,7 @@ def interleave(
 
 
 def timed(work: Work) -> float:
-    """Return the seconds that ``work`` takes, the accelerator's share included."""
+    """Return the seconds that ``work`` takes, including the accelerator."""
     _wait()
     start = time.perf_counter()
     work()
@@ -71,13 +71,13 @@ def interval(values: Sequence[float], resamples: int = 1000) -> tuple[float, flo
 
 
 def canary(dtype: torch.dtype, device: str = "cpu", side: int = 1024) -> tuple[Work, int]:
-    """Return a square matrix product and its FLOPs; its time in each round tells how much else the machine does."""
+    """Return a square matrix product and its FLOPs; the spread of its time shows other load on the machine."""
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     return lambda: a @ b, 2 * side**3
 
 
 def is_noisy(seconds: Sequence[float]) -> bool:
-    """Return whether the canary's time spread by more than 15 % of its median, extremes left out."""
+    """Return whether the canary's time spread by more than 15 % of its median, without extremes."""
     ordered = sorted(seconds)[1:-1] if len(seconds) > 4 else sorted(seconds)
     return (ordered[-1] - ordered[0]) / statistics.median(ordered) > _NOISY
 

@@ -1,4 +1,4 @@
-"""Results as Markdown."""
+"""Benchmark results as Markdown."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ COLUMNS = {
 
 
 def tables(what: str, rows: list[dict[str, Any]]) -> list[str]:
-    """Return the tables of ``vitlab bench what``: of each kind of row, one."""
+    """Return the tables of ``vitlab bench WHAT``, one for each kind of row."""
     kinds = {row.get("table", what): None for row in rows}
     return [table([row for row in rows if row.get("table", what) == kind], COLUMNS[kind]) for kind in kinds]
 
@@ -81,7 +81,7 @@ def machine_line(facts: dict[str, Any]) -> str:
 
 
 def changes(rows: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each ratio outside the interval that a saved run gives it."""
+    """Yield a sentence for each ratio outside its interval in a saved run."""
     keys = ("model", "mode", "dtype", "batch", "contender", "base")
     old = {tuple(row.get(key) for key in keys): row for row in before}
     for row in rows:

@@ -1,4 +1,4 @@
-"""The README's speed table, out of the runs that are saved under ``benchmarks/``."""
+"""The README's speed table, from the saved runs under ``benchmarks/``."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ _COLUMNS = {
 
 
 def speed_table(folder: Path) -> str:
-    """Return a row for each network and precision: our speed and memory relative to the plain way or the best peer."""
+    """Return one row per network and precision: our speed and memory relative to a plain network or the best peer."""
     found = [json.loads((folder / name).read_text()) for name in FILES if (folder / name).is_file()]
     rows = [row for result in found for row in result["rows"] if row.get("table", "model") == "model"]
     if not rows or any("all_seconds" not in row for row in rows):  # older runs kept no times

@@ -1,4 +1,4 @@
-"""Pages to look at: a run, several runs, a network from elsewhere; each is one file that works offline."""
+"""HTML pages that show a run, several runs, or any network; each is one file that works offline."""
 
 from typing import TYPE_CHECKING
 

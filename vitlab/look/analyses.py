@@ -1,4 +1,4 @@
-"""One page of all figures that opens anywhere."""
+"""One HTML page with the figures of all analyses."""
 
 import base64
 import html
@@ -24,7 +24,7 @@ img {{ max-width: 100%; height: auto }}
 
 
 def as_html(text: str) -> str:
-    """Return text for a page, what stands in backticks as code.
+    """Return text as HTML, with backticks as code.
 
     Example:
         >>> as_html("p < `q`")
@@ -37,9 +37,9 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
     """Write ``analysis.html``: for each analysis how to read it, its figure, its note and the name of its table.
 
     Args:
-        folder: Where to.
-        title: What was analyzed.
-        sections: Name, note and PNG image of each analysis; no image for one that could not be done.
+        folder: Folder of the page.
+        title: Name of the run or network.
+        sections: Name, note and PNG image of each analysis; no image for one that does not apply.
     """
     parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]
     for name, note, png in sections:

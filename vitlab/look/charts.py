@@ -22,7 +22,7 @@ def sparkline(values: Sequence[float], width: int = 32) -> str:
 
 
 def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str:
-    """Return curves with their axes, a color and dashes for each name; a point tells its value when pointed at.
+    """Return curves with axes, a color and dashes for each name; points show their value as tooltips.
 
     Example:
         >>> line_chart("loss", {"val": [(0.0, 2.0), (1.0, 1.0)]}).count("<circle")
@@ -62,7 +62,7 @@ def line_chart(title: str, lines: Mapping[str, Points], x: str = "epoch") -> str
 
 
 def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
-    """Return a confusion matrix, shares of each row as shades; a cell tells its classes and its number.
+    """Return a confusion matrix, shaded by the share of each row; cells show classes and count as tooltips.
 
     Example:
         >>> matrix_chart([[3, 1], [0, 4]], ["cat", "dog"]).count("<rect")
@@ -78,7 +78,7 @@ def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
         if side > 9:
             parts.append(f'<text x="96" y="{24 + i * side + side * 0.7:.0f}" class="r">{escape(names[i][:14])}</text>')
         for j, count in enumerate(row):
-            said = escape(f"{names[i]} taken for {names[j]}: {count} of {sum(row)}")
+            said = escape(f"{names[i]} predicted as {names[j]}: {count} of {sum(row)}")
             look = f'x="{100 + j * side}" y="{20 + i * side}" width="{side - 1}" height="{side - 1}"'
             look += f' fill="{COLORS[int(i != j)]}" fill-opacity="{0.06 + 0.94 * count / total:.2f}"'
             parts.append(f"<rect {look}><title>{said}</title></rect>")

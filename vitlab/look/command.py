@@ -1,4 +1,4 @@
-"""``vitlab look``: one page to look at, of runs and of networks from elsewhere."""
+"""``vitlab look``: one HTML page about runs and networks."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +21,9 @@ def main(argv: list[str]) -> int:
     page = Path(options.output or _place(options.sources))
     for path in (drawing,) if drawing else (page,):
         if path.exists() and not options.overwrite:
-            raise UsageError(f"{path} exists; --overwrite writes it anew, -o FILE another")
+            raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with -o FILE")
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+            raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
     if options.pictures < 0:
         raise UsageError(f"`--pictures` must be at least 0, got {options.pictures}")
     with quick_imports():
@@ -60,13 +60,13 @@ def _page(sources: list[str], view: "View", rest: list[str]) -> str:
     for source in sources:
         try:
             subject = subject_at(source, view, rest)[0]
-        except NoTransformer as error:  # its run has curves all the same
+        except NoTransformer as error:  # its run still has curves
             run = find_run(source)[0]
             runs[run.path.name if run.path.name not in runs else source] = run
-            say(f"architecture     left out, and pictures: {error}")
+            say(f"architecture     left out, as are pictures: {error}")
             continue
         if view.shown and not subject.has_pictures:
-            say(f"pictures         left out: {subject.name} has no images that vitlab reads; choose some with --images")
+            say(f"pictures         left out: vitlab cannot read images of {subject.name}; choose some with --images")
         if subject.name in (one.name for one in subjects):
             subject.name = source
         if not is_elsewhere(source):
@@ -78,7 +78,7 @@ def _page(sources: list[str], view: "View", rest: list[str]) -> str:
 
 
 def _place(sources: list[str]) -> str:
-    """Return the page of a single run in its directory, and else one here."""
+    """Return the path of the page: in the directory of a single run, else in the working directory."""
     folders = [Path(sources[0]), Path("runs") / sources[0]] if len(sources) == 1 else []
     return str(next((folder / "look.html" for folder in folders if folder.is_dir()), "look.html"))
 
@@ -86,18 +86,18 @@ def _place(sources: list[str]) -> str:
 def _parser() -> CommandParser:
     parser = CommandParser(
         "vitlab look",
-        description="Write one page, which works offline, of a run, of several beside each other, or of any network.",
+        description="Write one HTML page, which works offline, about a run, several runs side by side, or any network.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("sources", metavar="RUN|FILE|NAME", nargs="+", help="runs, checkpoints, safetensors files, names as of analyze")
-    add("-o", "--output", metavar="FILE", help="the page (default: look.html in the run, or here)")
-    add("--overwrite", action="store_true", help="write over a page that exists")
-    add("--images", metavar="DIR", help="pictures of the viewer, a folder or a file (default: validation images)")
-    add("--pictures", type=int, default=12, help="how many of them, at most (default: %(default)s)")
-    add("--weights", metavar="FILE", help="weights of a network that is named")
-    add("--img_size", type=int, metavar="N", help="side of the images of a network that is named, in pixels")
-    add("--diagram", metavar="FILE", help="write the drawing of the architecture alone, an SVG file")
+    add("sources", metavar="RUN|FILE|NAME", nargs="+", help="runs, checkpoints, safetensors files, names as in analyze")
+    add("-o", "--output", metavar="FILE", help="file to write (default: look.html in the run, or here)")
+    add("--overwrite", action="store_true", help="replace an existing page")
+    add("--images", metavar="DIR", help="folder or file of images for the viewer (default: validation images)")
+    add("--pictures", type=int, default=12, help="largest number of images (default: %(default)s)")
+    add("--weights", metavar="FILE", help="weights of a named network")
+    add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
+    add("--diagram", metavar="FILE", help="write only the drawing of the architecture, as SVG")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

@@ -1,4 +1,4 @@
-"""The architecture as a drawing, from the network that was built, with the shapes that pass through it."""
+"""Draw the architecture of a network, with the shapes of its tensors."""
 
 from html import escape
 from typing import NamedTuple
@@ -19,7 +19,7 @@ STYLE = """<style>
 
 
 class Box(NamedTuple):
-    """A step: its name, what it is, its color, and the shape that leaves it."""
+    """A step: its name, description, color and output shape."""
 
     name: str
     words: str
@@ -42,7 +42,7 @@ def steps_of(net: VisionTransformer) -> list[Box]:
         *_tokens(net),
     ]
     join = str(getattr(net.pos_embed, "join", None) or "none").replace("_", " ")
-    where = {"stem": "added to the tokens", "none": "told in the blocks, or not at all"}.get(join, f"in {join}")
+    where = {"stem": "added to the tokens", "none": "not added to the tokens"}.get(join, f"in {join}")
     steps.append(Box("positions", f"{type(net.pos_embed).__name__}, {where}", "c", f"{N} x {D}"))
     if P:
         prefix = ["class token"] if net.cls_token is not None else []
@@ -63,14 +63,14 @@ def _tokens(net: VisionTransformer) -> list[Box]:
     """Return the steps of the tokenizer."""
     tokenizer, (h, w), D = net.tokenizer, net.grid_size, net.embed_dim
     if not isinstance(tokenizer, T2TTokenizer):
-        words = f"{type(tokenizer).__name__}, a token each {net.patch_size} pixels, grid {h} x {w}"
+        words = f"{type(tokenizer).__name__}, one token per {net.patch_size} pixels, grid {h} x {w}"
         return [Box("tokens", words, "a", f"{h * w} x {D}")]
     found = []
     image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
     names = [type(layer).__name__ for layer in tokenizer.layers()]
     for i, (windows, features) in enumerate(split_features(tokenizer, image)):
         (y, x), (kernel, stride, _) = tokenizer.grids[i], tokenizer.splits[i]
-        words = f"windows of {_side(kernel)}, a step of {_side(stride)}: grid {y} x {x}"
+        words = f"windows of {_side(kernel)}, stride {_side(stride)}: grid {y} x {x}"
         found.append(Box(f"soft split {i + 1}", words, "a", f"{y * x} x {windows.shape[2]}"))
         name = names[i] if i < len(names) else "linear"
         kinds = {"TokenPerformer": "linear attention of all tokens", "linear": "to the width of the blocks"}

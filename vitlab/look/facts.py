@@ -1,4 +1,4 @@
-"""What a run directory says of its run, as the page shows it; nothing is computed but from its files."""
+"""Facts about a run for the page, from the files in its directory."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.stats import mcnemar
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
-MOST_CLASSES = 60  # whose matrix fits on a page
+MOST_CLASSES = 60  # largest confusion matrix on a page
 
 
 def config_of(run: RunDir) -> dict[str, str]:
@@ -32,7 +32,7 @@ def config_of(run: RunDir) -> dict[str, str]:
 
 
 def dotted(content: dict[str, Any]) -> dict[str, str]:
-    """Return settings as the command line names them, with their values as text.
+    """Return settings with the keys of the command line and values as text.
 
     Example:
         >>> dotted({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
@@ -43,7 +43,7 @@ def dotted(content: dict[str, Any]) -> dict[str, str]:
 
 
 def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys in which configurations differ, with the value of each.
+    """Return the keys in which configurations differ, with their values.
 
     Example:
         >>> differences([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
@@ -55,7 +55,7 @@ def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]
 
 
 def curves_of(runs: dict[str, RunDir]) -> list[str]:
-    """Return a chart for each of loss, accuracy, learning rate and gradient norm that some run has."""
+    """Return a chart for each of loss, accuracy, learning rate and gradient norm that any run has."""
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name, run in runs.items():
         for row in run.rows():
@@ -69,7 +69,7 @@ def curves_of(runs: dict[str, RunDir]) -> list[str]:
 
 
 def environment(run: RunDir) -> list[tuple[str, str]]:
-    """Return where, when and with what a run was made."""
+    """Return when, where and with which versions a run was trained."""
     record: dict[str, Any] = dict(run.record)
     names = ("status", "ending", "started", "ended", "host", "devices", "python", "commit", "dirty", "seed", "steps")
     rows = [(name, record[name]) for name in names if record.get(name) not in (None, "")]
@@ -78,7 +78,7 @@ def environment(run: RunDir) -> list[tuple[str, str]]:
 
 
 def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
-    """Return the split that was measured last and what was said of each of its images; None if none was."""
+    """Return the split that was evaluated last and its predictions; None if there is none."""
     for split in ("test", "val"):
         path = run.path / "predictions" / f"{split}.parquet"
         if path.is_file():
@@ -89,7 +89,7 @@ def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
 
 
 def outcome_of(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
-    """Return accuracy, confusion, calibration and the worst mistakes, of what was found or measured last."""
+    """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
     if found is None:
         return None
@@ -101,7 +101,7 @@ def outcome_of(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> di
     bins = reliability(table["probability"].to_numpy(), right)
     points = list(zip(bins["confidence"].tolist(), bins["accuracy"].tolist(), strict=True))
     ece = f"calibration, ECE {expected_calibration_error(bins):.4f}"
-    chart = line_chart(ece, {"accuracy": points, "as said": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
+    chart = line_chart(ece, {"accuracy": points, "calibrated": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
     wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
     return {

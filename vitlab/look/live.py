@@ -1,4 +1,4 @@
-"""The page of a run that goes on, written anew after each epoch."""
+"""The page of a running training, rewritten after each validation."""
 
 import logging
 import time
@@ -22,24 +22,24 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir, write_text
 
 LOG = logging.getLogger("vitlab")
-SHARE = 0.05  # of the time between two validations that pictures may take
+SHARE = 0.05  # largest share of the time between validations that pictures may take
 
 
 class LivePage(Callback):
-    """Write ``look.html`` into the run after each validation, and a line of its losses on the terminal.
+    """Write ``look.html`` into the run after each validation, and print a line with its losses.
 
-    The page loads itself again while the run goes on. Beside curves, configuration and environment it has what the
-    validation has just said, a confusion matrix and the worst mistakes, and attention of a few validation images; after
-    the end `vitlab look RUN --overwrite` adds the maps that need gradients. Training stays as it is, random numbers
-    included: pictures are left out where they would take more than a twentieth of the time, where weights are
-    sharded or compiled, and of networks that are not vitlab's::
+    The page reloads itself during training. Besides curves, configuration and environment it shows the results of the
+    latest validation, a confusion matrix, the worst mistakes, and attention on a few validation images; after training
+    `vitlab look RUN --overwrite` adds the maps that need gradients. Training does not change, including its random
+    numbers. Pictures are left out if they would take more than a twentieth of the time, if weights are sharded or
+    compiled, and for networks that are not vitlab's::
 
         trainer:
           callbacks:
             - {class_path: vitlab.look.live.LivePage}
 
     Args:
-        pictures: Validation images whose attention is shown, at most; 0 for none.
+        pictures: Largest number of validation images whose attention is shown; 0 for none.
 
     Example:
         >>> LivePage(pictures=2).losses
@@ -50,26 +50,26 @@ class LivePage(Callback):
         if pictures < 0:
             raise ValueError(f"`pictures` must be at least 0, got {pictures}")
         self.pictures, self.losses = pictures, list[float]()
-        self._said: list[Tensor] = []  # target, first choice and its probability of each image, (B, 3) each
+        self._predictions: list[Tensor] = []  # target, prediction and probability of each image, (B, 3) each
         self._shown: Tensor | None = None
         self._cost, self._last = 0.0, time.monotonic()
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Forget the validation before."""
-        self._said = []
+        """Forget the previous validation."""
+        self._predictions = []
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep what was said of each image of one class, on the device."""
+        """Collect the predictions of a classifier, on the device."""
         if isinstance(outputs, Tensor) and outputs.ndim == 2 and hasattr(pl_module, "as_targets"):
             targets = pl_module.as_targets(batch[1])
             if targets.ndim == 1 and not targets.is_floating_point():
                 share, first = outputs.float().softmax(dim=1).max(dim=1)
-                self._said.append(torch.stack([targets.float(), first.float(), share], dim=1))
+                self._predictions.append(torch.stack([targets.float(), first.float(), share], dim=1))
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Take note of the loss; a page of what is known so far."""
+        """Record the loss and write the page."""
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         if (loss := trainer.callback_metrics.get("val/loss")) is not None:
@@ -78,14 +78,14 @@ class LivePage(Callback):
         self._write(trainer, pl_module, RELOAD)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Write the last page, which stays as it is."""
+        """Write the final page, which does not reload."""
         if trainer.is_global_zero:
             self._write(trainer, pl_module, 0)
 
     def _write(self, trainer: L.Trainer, pl_module: Any, reload: int) -> None:
         path, begun = Path(trainer.default_root_dir), time.monotonic()
         if not (path / "config.yaml").is_file():
-            return  # nothing of vitlab's runs
+            return  # not a run directory
         runs, live = {path.name: RunDir(path)}, self._table(trainer)
         found = {path.name: ("val", live)} if live is not None else {}
         text = None
@@ -97,9 +97,9 @@ class LivePage(Callback):
                     text = render(
                         path.name, runs, [self._subject(trainer, net, path.name)], self.pictures, reload, found
                     )
-            except Exception as error:  # whatever a network or data of the user's own may do: the run is worth more
+            except Exception as error:  # an error in pictures must not stop the training
                 self.pictures = 0
-                LOG.warning("look.html goes on without pictures: %s: %s", type(error).__name__, error)
+                LOG.warning("look.html continues without pictures: %s: %s", type(error).__name__, error)
             finally:
                 for module, mode in modes:
                     module.training = mode
@@ -111,16 +111,16 @@ class LivePage(Callback):
             LOG.warning("look.html could not be written: %s", error)
 
     def _table(self, trainer: L.Trainer) -> pd.DataFrame | None:
-        """Return what was said of the images of this process; which they are is known where it is the only one."""
-        if not self._said:
+        """Return the predictions of this process; with several processes, the indices of images are unknown."""
+        if not self._predictions:
             return None
-        target, first, share = torch.cat(self._said).cpu().numpy().T
+        target, first, share = torch.cat(self._predictions).cpu().numpy().T
         table = pd.DataFrame({"target": target.astype(np.int64), "prediction": first.astype(np.int64)})
         index = np.arange(len(table)) if trainer.world_size == 1 else -1
         return table.assign(probability=share, index=index)
 
     def _subject(self, trainer: L.Trainer, net: Any, name: str) -> Subject:
-        """Return the network with a few validation images, always the same."""
+        """Return the network with a few fixed validation images."""
         subject = Subject(net, trainer.datamodule, name=name, pictures=self._shown)  # type: ignore[attr-defined]
         if self._shown is None:
             self._shown = subject.pictures = subject.shown(self.pictures)
@@ -128,7 +128,7 @@ class LivePage(Callback):
 
 
 def _can_be_shown(trainer: L.Trainer, pl_module: Any) -> bool:
-    """Return whether the network is here as a whole, and of vitlab, and its data as well."""
+    """Return whether network and data are vitlab's, and the network is neither sharded nor compiled."""
     net = getattr(pl_module, "net", None)
     whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
     ours = isinstance(net, VisionTransformer) and isinstance(trainer.datamodule, ImageData)  # type: ignore[attr-defined]

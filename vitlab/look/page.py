@@ -1,4 +1,4 @@
-"""One page of a run, of several, or of a network from elsewhere: a single file that works offline."""
+"""One HTML page about a run, several runs, or any network: a single file that works offline."""
 
 import base64
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 
 HOME = Path(__file__).parent
-WRONG, FIGURES = 12, 2_000_000  # mistakes with their pictures; bytes of the figures of analyses
+WRONG, FIGURES = 12, 2_000_000  # largest number of mistakes shown; bytes of analysis figures
 RELOAD = 20  # seconds
 
 
@@ -83,12 +83,12 @@ def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.D
 
 
 def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[dict[str, Any]]:
-    """Return the worst mistakes with their pictures, where the images are at hand."""
+    """Return the worst mistakes with their images, if available."""
     if not outcome or subject is None or not outcome["wrong"] or outcome["wrong"][0]["index"] < 0:
         return []
     try:
         subject.data.build(outcome["split"])
-    except NotImplementedError:  # data whose files are not here
+    except NotImplementedError:  # the data's files are missing
         return []
     images, rows = subject.data.splits[outcome["split"]], outcome["wrong"][:WRONG]
     found = []
@@ -100,7 +100,7 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
 
 
 def _analyses(run: RunDir) -> list[dict[str, str]]:
-    """Return what `vitlab analyze` has left in the run, figures as far as there is room."""
+    """Return the stored findings of `vitlab analyze`, with figures up to a total size."""
     notes, room, found = run.read("analysis/notes.json"), FIGURES, []
     for name, (_, how, lacks) in ANALYSES.items():
         note, figure = notes.get(name), run.path / "analysis" / f"{name}.png"
@@ -112,6 +112,6 @@ def _analyses(run: RunDir) -> list[dict[str, str]]:
             if len(png) <= room:
                 one["src"], room = f"data:image/png;base64,{base64.b64encode(png).decode()}", room - len(png)
             else:
-                one["note"] += f"; the figure lies in {figure}"
+                one["note"] += f"; the figure is in {figure}"
         found.append(one)
     return found

@@ -1,4 +1,4 @@
-"""What the picture viewer shows of a network: maps of every layer and head, small enough for one page."""
+"""The data of the picture viewer: maps of every layer and head, small enough for one page."""
 
 import base64
 import io
@@ -22,7 +22,7 @@ POOLS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8))  # cells of que
 def pictures_of(
     subject: Subject, budget: int = BUDGET, count: int = 12, has_gradients: bool = True
 ) -> list[dict[str, Any]]:
-    """Return for each picture its pixels, what is said of it, and its maps as text.
+    """Return for each image its pixels, prediction and maps as text.
 
     Args:
         subject: The network with its pictures.
@@ -60,7 +60,7 @@ def pictures_of(
 
 
 def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, Any]:
-    """Return the sizes that the viewer needs to read the maps."""
+    """Return the sizes that the viewer needs to decode the maps."""
     net = subject.net
     query, key = pools(net, count, budget)
     (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
@@ -73,7 +73,7 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
 
 
 def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
-    """Return how many patches a side share a cell of the queries, and of the keys, so that all fits.
+    """Return the pooling factors for queries and keys that keep the maps within the budget.
 
     Example:
         >>> net = VisionTransformer(img_size=224, patch_size=16, embed_dim=48, depth=12, num_heads=6)
@@ -89,7 +89,7 @@ def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
 
 
 def pooled(maps: Tensor, net: VisionTransformer, query: int, key: int) -> Tensor:
-    """Map ``(depth, A, N, N)`` attention to means over cells of queries and keys, ``(depth, A, n, m)``."""
+    """Pool ``(depth, A, N, N)`` attention over queries and keys to ``(depth, A, n, m)``."""
     (h, w), lead = net.grid_size, maps.shape[:2]
     rows = F.avg_pool2d(maps.flatten(0, 2).unflatten(1, (1, h, w)), key, ceil_mode=True).flatten(1)  # (depth A N, m)
     columns = rows.view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)  # (depth A, m, h, w)
@@ -98,7 +98,7 @@ def pooled(maps: Tensor, net: VisionTransformer, query: int, key: int) -> Tensor
 
 
 def data_url(pixels: Tensor, side: int = 224) -> str:
-    """Return ``(H, W, C)`` values in [0, 1] as a picture inside a page: JPEG where it is large, else PNG, enlarged."""
+    """Return ``(H, W, C)`` values in [0, 1] as a data URL: JPEG if large, else an enlarged PNG."""
     array = (pixels * 255).round().to(torch.uint8).numpy()
     image = Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
     small = max(image.size) < 100

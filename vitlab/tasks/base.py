@@ -12,7 +12,7 @@ from torchmetrics import MetricCollection
 from vitlab.classes import ClassSpec
 from vitlab.contract import Weighted, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
-from vitlab.lightning_overhead import QuickNameOfHook, with_signature_at_hand
+from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, slow_earlier_blocks
@@ -33,7 +33,7 @@ from vitlab.tasks.optimizer import (
 )
 
 
-class Task(Named, QuickNameOfHook, L.LightningModule):
+class Task(Named, FastHookName, L.LightningModule):
     """Train a Vision Transformer; linear warm-up and a cosine, both by step, unless another schedule is named.
 
     Args:
@@ -146,7 +146,7 @@ class Task(Named, QuickNameOfHook, L.LightningModule):
         seed_step(self._stream_seed, self.current_epoch, batch_idx, self.global_rank, self.device)
         self.net.start_step(self.global_step)
 
-    @with_signature_at_hand
+    @with_cached_signature
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         (loss, measures), n = self.step_loss(batch), len(batch[0])
         sums: dict[str, Any] = {"loss": loss.detach() * n, **measures, "n": n}
