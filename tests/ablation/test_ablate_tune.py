@@ -161,11 +161,11 @@ def test_the_border_is_told_of_numbers_alone(toy, lab):
 WRONG = {
     "a key of the axis": ({"model.pos_embed": ["none", "learned"]}, "which the axis `pos_embed` sets"),
     "no budget": ({**SPACE, "budget": 0}, "`tune.budget` must be a whole number of at least 1"),
-    "shared seeds": ({**SPACE, "seeds": [0, 100]}, "share 0: no seed may choose and be measured"),
+    "shared seeds": ({**SPACE, "seeds": [0, 100]}, "share 0: tuning needs seeds of its own"),
     "one value": ({"model.lr": [0.1]}, "two different values or more"),
     "no key": ({"budget": 2}, "names nothing to tune"),
     "a misspelt option": ({**SPACE, "buget": 2}, 'cannot tune `buget`; did you mean "budget"'),
-    "a range in a grid": ({"model.lr": {"low": 1, "high": 2}, "search": "grid", "budget": 2}, "no grid exhausts it"),
+    "a range in a grid": ({"model.lr": {"low": 1, "high": 2}, "search": "grid", "budget": 2}, "which has no grid"),
     "a range alone": ({"model.lr": {"low": 1, "high": 2}}, "as in budget: 16"),
     "a log of 0": ({"model.lr": {"low": 0, "high": 2, "log": True}, "budget": 2}, "must be like {low: 1e-4"),
     "another search": ({**SPACE, "search": "tpee"}, "cannot be 'tpee'; did you mean \"tpe\""),

@@ -116,7 +116,7 @@ def test_charts_show_every_point_and_a_flat_line_does_not_fail():
     drawing = line_chart(HOSTILE, {"a": [(0.0, 1.0), (1.0, 1.0)], HOSTILE: [(0.0, 1.0)]})
     assert drawing.count("<circle") == 3 and "<img" not in drawing
     assert line_chart("none", {}) == "" and sparkline([]) == ""
-    assert "cat taken for dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
+    assert "cat predicted as dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
 
 
 @pytest.mark.slow

@@ -114,7 +114,10 @@ def spec(name, **args):
 
 
 WRONG = {
-    "no PosEmbed": ({"pos_embed": f"{HERE}.NoPosEmbed"}, r"`pos_embed`: .*NoPosEmbed is no vitlab.*\.PosEmbed; give"),
+    "no PosEmbed": (
+        {"pos_embed": f"{HERE}.NoPosEmbed"},
+        r"NoPosEmbed must be a subclass of vitlab.*\.PosEmbed",
+    ),
     "no class": ({"pos_embed": f"{HERE}.Slop"}, 'has no class "Slop"; did you mean "Slope"'),
     "a class in place of its path": ({"pos_embed": Slope}, f'give the class by its path, "{HERE}.Slope"'),
     "no argument": ({"pos_embed": spec("Slope", strt=1)}, 'takes no argument `strt`; did you mean "start"'),

@@ -1,4 +1,4 @@
-"""The arms of an ablation: a level of every axis, and what they set."""
+"""The arms of an ablation: combinations of levels, and the settings they change."""
 
 import itertools
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from vitlab.ablation.file.schema import File, check_level_name, level_names
 from vitlab.errors import did_you_mean
 from vitlab.shipped import find_shipped
 
-OWNED = (  # dotted keys that belong to the laboratory, and what to write instead
+OWNED = (  # dotted keys that an ablation sets itself, and what to write instead
     ("seed_everything", "write `seeds:`"),
     ("trainer.devices", "a cell runs on one device"),
     ("trainer.num_nodes", "a cell runs on one device"),
@@ -23,12 +23,12 @@ SECTIONS = ("model", "data", "trainer", "checkpoint", "seed_everything", "run_di
 
 @dataclass(frozen=True)
 class Arm:
-    """One variant: a level of every axis, and what this sets."""
+    """One variant: a level of every axis, and the settings that it changes."""
 
     levels: Mapping[str, str]  # axis: level
     configs: tuple[str, ...]
     overrides: Mapping[str, Any]
-    init_from: str | None = None  # the weights that it starts from; {seed} in it is the cell's
+    init_from: str | None = None  # initial weights; {seed} stands for the cell's seed
 
     @property
     def name(self) -> str:
@@ -36,12 +36,12 @@ class Arm:
         return "-".join(self.levels.values())
 
     def weights(self, seed: int) -> str | None:
-        """Return what a cell of this seed starts from, as ``--init_from`` takes it; None for a random network."""
+        """Return the initial weights for a seed, as ``--init_from`` takes them; None for random ones."""
         return self.init_from and self.init_from.replace("{seed}", str(seed))
 
 
 def read_axes(file: File) -> dict[str, dict[str, Any]]:
-    """Return axis: level: what it sets, as the file has them under ``axes``."""
+    """Return the settings of each level of each axis, from ``axes`` of the file."""
     content = file.content["axes"]
     if not isinstance(content, dict):
         raise file.mistake("axes", f"`axes` must name axes and their levels, got {content!r}")
@@ -65,9 +65,7 @@ def read_axes(file: File) -> dict[str, dict[str, Any]]:
     for (a, levels_a), (b, levels_b) in itertools.combinations(axes.items(), 2):
         keys_a, keys_b = ({k for sets in levels.values() for k in sets} - {"config"} for levels in (levels_a, levels_b))
         if shared := keys_a & keys_b:
-            raise file.mistake(
-                f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`; one would undo the other"
-            )
+            raise file.mistake(f"axes/{b}", f"the axes `{a}` and `{b}` both set `{min(shared)}`")
     return axes
 
 
@@ -80,14 +78,14 @@ def _check_overrides(file: File, where: str, level: str, sets: Any) -> None:
             continue
         if str(key).split(".")[0] not in SECTIONS:
             hint = did_you_mean(str(key).split(".")[0], SECTIONS) or ", such as model.pos_embed"
-            raise file.mistake(place, f"`{key}` of the level `{level}` is no dotted key of a config{hint}")
+            raise file.mistake(place, f"`{key}` of the level `{level}` is not a dotted key of a config{hint}")
         for owned, way_out in OWNED:
             if key == owned or str(key).startswith(f"{owned}."):
-                raise file.mistake(place, f"`{key}` of the level `{level}` belongs to the laboratory: {way_out}")
+                raise file.mistake(place, f"`{key}` of the level `{level}` is set by the ablation: {way_out}")
 
 
 def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
-    """Return the combinations of levels that ``exclude`` leaves, with what ``adjust`` sets in some of them."""
+    """Return the combinations of levels without those of ``exclude``, with the settings of ``adjust``."""
     if not isinstance(exclude := file.content.get("exclude") or [], list):
         raise file.mistake("exclude", "`exclude` must be a list, as in [{tokenizer: t2t, pos_embed: none}]")
     excluded = [pick(file, f"exclude/{i}", axes, levels) for i, levels in enumerate(exclude)]
@@ -110,7 +108,7 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
                 overrides |= sets
         arms.append(Arm(levels, configs, overrides, overrides.pop("init_from", None)))
     if idle := set(range(len(adjusted))) - met:
-        raise file.mistake(f"adjust/{min(idle)}", f"no arm is {adjusted[min(idle)][0]}: `exclude` leaves it out")
+        raise file.mistake(f"adjust/{min(idle)}", f"no arm matches {adjusted[min(idle)][0]}: `exclude` removes it")
     names = [arm.name for arm in arms]
     if doubles := {name for name in names if names.count(name) > 1}:
         raise file.mistake("axes", f"two arms are called {min(doubles)}; give their levels other names")
@@ -120,7 +118,7 @@ def read_arms(file: File, axes: dict[str, dict[str, Any]]) -> tuple[Arm, ...]:
 
 
 def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[tuple[dict[str, str], dict[str, Any]]]:
-    """Return levels, and what arms that have them all set beyond their axes, for what must differ to be alike."""
+    """Return pairs of levels and the additional settings of arms with all these levels."""
     content = file.content.get("adjust") or []
     example = "{of: {tokenizer: t2t, pos_embed: learned}, set: {model.lr: 1e-3}}"
     if not isinstance(content, list) or not all(isinstance(e, dict) and set(e) == {"of", "set"} for e in content):
@@ -134,7 +132,7 @@ def _adjusted(file: File, axes: dict[str, dict[str, Any]]) -> list[tuple[dict[st
 
 
 def pick(file: File, where: str, axes: Mapping[str, Mapping[str, Any]], levels: Any) -> dict[str, str]:
-    """Return the levels that the place ``where`` of the file names; refuse what is no level."""
+    """Return the levels at the place ``where`` of the file; refuse unknown ones."""
     if not isinstance(levels, dict):
         raise file.mistake(where, f"expected axes and levels, as in {{pos_embed: none}}, got {levels!r}")
     for axis, level in levels.items():
@@ -159,6 +157,6 @@ def find_configs(file: File, where: str, value: Any) -> tuple[str, ...]:
         if not found and file.is_alone:
             found = Path(str(text))
         if not found:
-            raise file.mistake(where, f"there is no config {text}: not here, not next to the file, not a shipped one")
+            raise file.mistake(where, f"there is no config {text}, neither here, beside the file, nor shipped")
         paths.append(str(found))
     return tuple(paths)

@@ -1,4 +1,4 @@
-"""The section ``tune`` of an ablation's file: which values each arm may choose among, and at what cost."""
+"""The section ``tune`` of an ablation's file: the search space of each arm, and its budget."""
 
 import itertools
 import math
@@ -17,14 +17,14 @@ SEARCHES = ("grid", "random", "tpe")
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers from ``low`` to ``high``, by their logarithms where ``log``."""
+    """A range of numbers from ``low`` to ``high``, on a logarithmic scale with ``log``."""
 
     low: float
     high: float
     log: bool = False
 
     def at(self, share: float) -> float:
-        """Return the number at a share of the way, to three digits."""
+        """Return the number at a share of the range, to three digits."""
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         value = low + share * (high - low)
         return self.rounded(math.exp(value) if self.log else value)
@@ -34,13 +34,13 @@ class Range:
         return min(self.high, max(self.low, float(f"{value:.3g}")))
 
     def is_border(self, value: float) -> bool:
-        """Return whether a number lies in the outer twentieth of the range, on either side."""
+        """Return whether a number is in the outer twentieth of the range, on either side."""
         return value <= self.at(0.05) or value >= self.at(0.95)
 
 
 @dataclass(frozen=True)
 class Tune:
-    """What every arm tries before the measured seeds start: as many candidates, on seeds of their own.
+    """The tuning of every arm before its measured seeds: the same number of candidates, on separate seeds.
 
     Args:
         search: How candidates are found: all of a grid, some at random, or by Optuna's TPE from those before.
@@ -62,7 +62,7 @@ class Tune:
 
 
 def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[int, ...]) -> Tune | None:
-    """Return the section; None where the file has none. A budget below the grid takes a random part of it."""
+    """Return the section; None if there is none. A budget below the size of the grid takes a random part of it."""
     content = file.content.get("tune")
     if content is None:
         return None
@@ -81,7 +81,7 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
     if not isinstance(own, list) or not own or any(type(s) is not int or s < 0 for s in own) or len({*own}) < len(own):
         raise file.mistake("tune/seeds", f"`tune.seeds` must be a list of different seeds, got {own!r}")
     if shared := sorted(set(own) & set(seeds)):
-        text = f"`tune.seeds` and `seeds` share {', '.join(map(str, shared))}: no seed may choose and be measured"
+        text = f"`tune.seeds` and `seeds` share {', '.join(map(str, shared))}: tuning needs seeds of its own"
         raise file.mistake("tune/seeds", text)
     candidates = () if search == "tpe" else _candidates(space, budget)
     budget = len(candidates) or budget
@@ -99,11 +99,15 @@ def _search(file: File, content: Mapping[str, Any], space: Mapping[str, tuple[An
         hint = did_you_mean(str(search), SEARCHES) or f"; there are {', '.join(SEARCHES)}"
         raise file.mistake("tune/search", f"`tune.search` cannot be {search!r}{hint}")
     if ranges and search == "grid":
-        raise file.mistake(f"tune/{ranges[0]}", f"`{ranges[0]}` is a range, no grid exhausts it: search random or tpe")
+        raise file.mistake(
+            f"tune/{ranges[0]}", f"`{ranges[0]}` is a range, which has no grid: set `search: random` or `tpe`"
+        )
     if budget is None:
-        raise file.mistake("tune", f"`{ranges[0]}` is a range: say how many candidates an arm tries, as in budget: 16")
+        raise file.mistake("tune", f"`{ranges[0]}` is a range: give the number of candidates per arm, as in budget: 16")
     if search == "grid" and budget < size:
-        raise file.mistake("tune/budget", f"the grid has {size} candidates, `tune.budget` is {budget}: search random")
+        raise file.mistake(
+            "tune/budget", f"the grid has {size} candidates, `tune.budget` is {budget}: set `search: random`"
+        )
     return search, budget
 
 
@@ -127,7 +131,7 @@ def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values:
         raise file.mistake(place, f"`tune` cannot tune `{key}`{hint}")
     for axis, levels in axes.items():
         if any(key in sets for sets in levels.values()):
-            raise file.mistake(place, f"`tune` names `{key}`, which the axis `{axis}` sets: one would undo the other")
+            raise file.mistake(place, f"`tune` names `{key}`, which the axis `{axis}` sets")
     if isinstance(values, dict):
         return _range(file, place, key, values)
     if not isinstance(values, list) or len({str(v) for v in values}) < max(2, len(values)):
@@ -151,6 +155,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """Return 1e-3 as the number that it is everywhere but in YAML 1.1, which wants 1.0e-3."""
+    """Return 1e-3 as a number; YAML 1.1 reads it as a string and expects 1.0e-3."""
     is_text = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
     return float(value) if is_text else value

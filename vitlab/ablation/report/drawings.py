@@ -1,4 +1,4 @@
-"""The figures of a report: every seed first, its interval beside it; SVG text, the same whenever it is drawn."""
+"""The figures of a report: every seed, with intervals; reproducible SVG."""
 
 import io
 import textwrap
@@ -45,7 +45,7 @@ class Drawing:
 
 
 def arm_style(results: Results, name: str) -> tuple[str, str]:
-    """Return color and mark of an arm: by its level of the compared axis, and by its levels of the others."""
+    """Return color and marker of an arm: the color by its level of the compared axis, the marker by the others."""
     return style_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
 
 
@@ -54,12 +54,12 @@ def style_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
     axis = next(iter(ablation.baseline))
     i = list(ablation.axes[axis]).index(levels[axis])
     others = list(dict.fromkeys(_others(arm.levels, axis) for arm in ablation.arms))
-    j = others.index(_others(levels, axis)) if len(others) > 1 else i  # of one axis both tell arms apart
+    j = others.index(_others(levels, axis)) if len(others) > 1 else i  # with one axis, both depend on it
     return COLORS[i % len(COLORS)], MARKS[(j + i // len(COLORS)) % len(MARKS)]
 
 
 def style(results: Results, name: str) -> str:
-    """Return the line of an arm, by its levels of the axes that are not compared."""
+    """Return the line style of an arm, by its levels of the axes that are not compared."""
     axis = next(iter(results.ablation.baseline))
     others = list(dict.fromkeys(_others(arm.levels, axis) for arm in results.ablation.arms))
     levels = next(arm for arm in results.ablation.arms if arm.name == name).levels
@@ -67,7 +67,7 @@ def style(results: Results, name: str) -> str:
 
 
 def families(ablation: Ablation) -> list[tuple[str, list[str]]]:
-    """Return what has a row of panels of its own: the levels of the axes that are not compared, and their arms."""
+    """Return the rows of panels: the levels of the axes that are not compared, and their arms."""
     found: dict[tuple[str, ...], list[str]] = {}
     for arm in ablation.arms:
         found.setdefault(_others(arm.levels, next(iter(ablation.baseline))), []).append(arm.name)
@@ -79,7 +79,7 @@ def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
 
 
 def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawing, Rows]]:
-    """Return title, SVG and data of every figure that there are numbers for."""
+    """Return title, SVG and data of every figure with numbers."""
     primary = results.ablation.primary
     mine = [row for row in rows if row.metric == primary and row.n]
     dots = [
@@ -206,7 +206,7 @@ def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str
 
 
 def legend(ax: Axes, title: str | None = None) -> None:
-    """Say beside the axes what each line is."""
+    """Add a legend beside the axes."""
     place: Any = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "handlelength": 2.8}
     ax.legend(frameon=False, fontsize=8, title=title, **place)
 

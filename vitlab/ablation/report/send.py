@@ -8,7 +8,7 @@ from vitlab.jobs.train.wandb import has_key, prepare_environment
 
 
 def send_report(name: str, project: str, mode: str | None, folder: Path, page: Path, summary: Path) -> str:
-    """Send an ablation's report to W&B as one run of its group, offline without a key; return what became of it.
+    """Send an ablation's report to W&B as one run of its group, offline without an API key; return a line about it.
 
     Args:
         name: Name of the ablation, which is the group of its cells too.

@@ -1,4 +1,4 @@
-"""What the analyses of the cells say: curves over the seeds of an arm, from the tables that `vitlab analyze` leaves."""
+"""The analyses of the cells: curves over the seeds of an arm, from the tables of `vitlab analyze`."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Curve:
 
     x: str  # the column of the horizontal axis; "" for single numbers, which are a table alone
     measures: tuple[str, ...]
-    lines: tuple[str, ...] = ()  # columns whose values are curves of their own
+    lines: tuple[str, ...] = ()  # columns with one curve per value
     words: str = ""
 
 
@@ -98,7 +98,7 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
 
 
 def _spread(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how much a head's logits differ between displacements beyond noise, for each layer."""
+    """Return the spread of a head's logits over displacements beyond noise, for each layer."""
     table = table.assign(noise=table["error"] ** 2)
     heads = table.groupby(["layer", "head"]).agg(
         position=("position", lambda x: x.var(ddof=0)), noise=("noise", "mean")

@@ -1,4 +1,4 @@
-"""What the cells of an ablation have measured, as tables."""
+"""The results of the cells of an ablation, as tables."""
 
 import math
 import re
@@ -22,15 +22,15 @@ class Results:
     """The numbers of the finished cells."""
 
     ablation: Ablation
-    resolved: list[Resolved]  # the arms that are measured, with what they have chosen
-    known: list[Resolved] = field(default_factory=list)  # all arms, as their probes left them
+    resolved: list[Resolved]  # the measured arms, with their tuned values
+    known: list[Resolved] = field(default_factory=list)  # all arms, untuned
     runs: dict[tuple[str, int], RunDir] = field(default_factory=dict)  # (arm, seed)
     states: dict[tuple[str, int], str] = field(default_factory=dict)
     cells: dict[tuple[str, int], Cell] = field(default_factory=dict)
-    numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # what was measured and analyzed
+    numbers: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # metrics, including those of analyses
 
-    notes: dict[tuple[str, int], str] = field(default_factory=dict)  # what is wrong with damaged ones
-    mixed: list[str] = field(default_factory=list)  # cells that have read other images than their arm's probe
+    notes: dict[tuple[str, int], str] = field(default_factory=dict)  # problems of damaged cells
+    mixed: list[str] = field(default_factory=list)  # cells that read other images than their arm's probe
 
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
@@ -50,12 +50,12 @@ class Results:
         return [self.ablation.primary, *self.ablation.secondary]
 
     def seeds(self) -> list[int]:
-        """Return the seeds that two arms or more have finished, with a number of the primary metric."""
+        """Return the seeds that at least two arms have finished, with a value of the primary metric."""
         there = [s for arm in self.ablation.arms for s, _ in self.by_seed(arm.name, self.ablation.primary)]
         return [seed for seed in self.ablation.seeds if there.count(seed) > 1]
 
     def table(self) -> pd.DataFrame:
-        """Return the tidy table: a row for each cell and metric, and one for each cell without numbers."""
+        """Return the tidy table: one row per cell and metric, and one per cell without results."""
         rows = []
         for (name, seed), cell in self.cells.items():
             state, run = self.states[name, seed], self.runs.get((name, seed))
@@ -72,7 +72,7 @@ class Results:
 
 
 def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
-    """Return the results of all cells that are done; of stale ones too where they are accepted."""
+    """Return the results of all finished cells, including stale ones if accepted."""
     results = Results(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
     for cell in cells_of(ablation, results.resolved):
         key = (cell.arm.name, cell.seed)
@@ -93,7 +93,7 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
 
 
 def unreadable(run: RunDir, ablation: Ablation) -> str:
-    """Return which table of a finished run cannot be read, empty if all can."""
+    """Return a message about an unreadable table of a finished run; empty if all are readable."""
     path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
     try:
         if path.is_file():
@@ -108,7 +108,7 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
 
 
 def bounds_of(metric: str) -> tuple[float, float]:
-    """Return between which numbers a metric lies."""
+    """Return the range of possible values of a metric."""
     if re.search(r"(^|/)(acc\d+(_macro)?|f1_\w+|map|accuracy|flipped|agreement)(@|/|$)", metric):
         return 0.0, 1.0
     return (0.0 if re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric) else -math.inf), math.inf
