@@ -69,14 +69,14 @@ def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab
     assert "the images have changed since the plan: {'train': 640, 'val': 10000} then, {'train': 480" in "".join(said)
     status = done().run()
     assert not status.failed and set(status.cells["state"]) == {"done"}
-    assert "4 of other config and data" in str(status) or "4 of other data" in str(status)
+    assert "4 with other config and data" in str(status) or "4 with other data" in str(status)
     assert done().report().results["value"].notna().all()
 
 
 def test_a_report_refuses_cells_that_are_mixed(done, lab):
     path = cell(lab) / "data.json"
     path.write_text(path.read_text().replace("640", "480"))
-    with pytest.raises(UsageError, match=r"learned/s0-.*: read other images than the rest"):
+    with pytest.raises(UsageError, match=r"learned/s0-.*: trained on other images than the rest"):
         done().report()
 
 

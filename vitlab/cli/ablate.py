@@ -169,8 +169,8 @@ def cv(argv: list[str]) -> int:
     parser = CommandParser(
         "vitlab cv",
         usage="vitlab cv CONFIG [CONFIG ...] [--folds K] [--seed N] [--name NAME] [--workers N] [--retry_failed] [...]",
-        description="Split the images outside the test split into K folds, train once without each fold, measure on "
-        "it, and report mean and interval. The runs form an ablation in runs/ablations/NAME.",
+        description="Split the images outside the test split into K folds, train once without each fold,\n"
+        "measure on it, and report mean and interval. The runs form an ablation in runs/ablations/NAME.",
         epilog=FOLDS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

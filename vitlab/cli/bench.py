@@ -178,15 +178,15 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--models", type=_words, help="instead of a suite: names of `vitlab models`, or cifar_vit")
     parser.add_argument("--mode", type=_words, default=["fwd", "train"], help="with --models (default: fwd,train)")
     parser.add_argument("--dtype", type=_words, help="fp32,bf16 or one (default: the suite's, or fp32)")
-    parser.add_argument("--batch", type=int, help="images a step (default: the suite's, or 8)")
+    parser.add_argument("--batch", type=int, help="images per step (default: the suite's, or 8)")
     parser.add_argument(
         "--peers",
         type=_words,
         default=["timm", "torchvision", "vit_pytorch", "transformers"],
         help="libraries to compare with, where installed (default: all of them)",
     )
-    parser.add_argument("--t2t-repo", metavar="DIR", help="a clone of the official T2T-ViT, which then takes part")
-    parser.add_argument("--compile", action="store_true", help="let compiled networks take part too")
+    parser.add_argument("--t2t-repo", metavar="DIR", help="clone of the official T2T-ViT, to measure it too")
+    parser.add_argument("--compile", action="store_true", help="also measure compiled networks")
     parser.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure memory too")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")

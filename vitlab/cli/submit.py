@@ -29,8 +29,8 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(
         "vitlab submit",
         usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
-        description="Write a SLURM batch script that runs `vitlab fit`, and submit it. At its time limit or when "
-        "preempted, the run saves, is requeued, and continues in the same directory.",
+        description="Write a SLURM batch script that runs `vitlab fit`, and submit it.\n"
+        "At its time limit or when preempted, the run saves, is requeued, and continues in the same directory.",
         epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
