@@ -103,7 +103,7 @@ def test_merge_keys_are_read_and_give_way():
         "a": {"x": 1, "y": 2},
         "b": {"x": 1, "y": 3},
     }
-    with pytest.raises(UsageError, match="stands twice"):
+    with pytest.raises(UsageError, match="appears twice"):
         parse_yaml("x: 1\nx: 2\n", "here")
 
 
