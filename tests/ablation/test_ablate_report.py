@@ -188,7 +188,7 @@ def test_pairs_without_predictions_are_named(folder, monkeypatch):
         ((_, sentences, _),) = images.section(results, images.pairs(results), images.joint(results))
     finally:
         kept.with_suffix(".away").rename(kept)
-    assert sentences[-1].endswith("left out: learned s1.")
+    assert sentences[-1].endswith(": learned s1.")
 
 
 def test_curves_are_means_over_seeds_with_the_number_of_them(folder):

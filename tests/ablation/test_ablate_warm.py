@@ -32,6 +32,7 @@ def finish(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     monkeypatch.setattr(process, "_warned", [])
+    monkeypatch.setattr(process, "_servers", {})
 
     def call(*args, fork=True, **more):
         env = process.environment(2, WORD="of its own")

@@ -114,7 +114,7 @@ def test_parts_of_ones_own_in_a_task_of_vitlab_are_recorded_and_go_on_exactly(mo
     assert main(["export", "own", "--to=safetensors", "--trust_imports=userpkg"]) == 0
     capsys.readouterr()
     assert main(["export", "own", "--to=timm", "--trust_imports=userpkg"]) == 2
-    assert "no counterpart of `pos_embed: userpkg.pos.Coordinates(width=4)`" in one_line(capsys)
+    assert "does not have `pos_embed: userpkg.pos.Coordinates(width=4)`" in one_line(capsys)
     exported = next(Path("runs/own/export").glob("*.safetensors"))
     for source in ("own", exported):
         net, transform = vitlab.load(source, trust_imports=["userpkg"])
@@ -143,7 +143,7 @@ def one_line(capsys):
 
 WRONG = {
     "loaders of the module alone": (["--model=userpkg.Net"], "missing: --data; a module's own loaders are not used"),
-    "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "NoStep has no `training_step`"),
+    "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "cannot be trained without `training_step`"),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
     "batches that a task of vitlab does not take": (

@@ -170,7 +170,7 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
 def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp_path):
     tiny = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
     net = VisionTransformer(**tiny, **arguments)
-    with pytest.raises(ValueError, match=r"no counterpart of .*; use --to safetensors, onnx or pt2") as error:
+    with pytest.raises(ValueError, match=r"does not have .*; use --to safetensors, onnx or pt2") as error:
         FORMATS["timm"][0](net, formats.network_arguments(net, {**tiny, **arguments}), tmp_path / "net.safetensors")
     assert named in str(error.value)
     assert not os.listdir(tmp_path)

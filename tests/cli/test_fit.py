@@ -254,7 +254,7 @@ def test_overwrite_deletes_runs_only(here, capsys):
     (here / "precious").mkdir()
     (here / "precious" / "thesis.tex").write_text("x")
     assert main(["fit", *SHORT, "--run_dir", "precious", "--overwrite"]) == 2
-    assert "holds thesis.tex" in capsys.readouterr().err
+    assert "contains thesis.tex" in capsys.readouterr().err
     assert (here / "precious" / "thesis.tex").exists()
 
 

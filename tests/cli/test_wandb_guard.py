@@ -37,7 +37,7 @@ def test_a_server_out_of_reach_makes_the_run_an_offline_one(logger, monkeypatch,
     logger.log_metrics({"a": 1.0}, step=1)
     logger.log_metrics({"a": 2.0}, step=2)
     assert modes[1:] == ["offline"]
-    assert ["kept offline: context deadline" in line for line in lines] == [True]
+    assert ["stays offline: context deadline" in line for line in lines] == [True]
     assert logger.experiment.log.call_count == 2
 
 

@@ -142,7 +142,7 @@ def test_a_list_says_whether_images_are_moved_and_takes_classes_of_ones_own():
         (["RandomVerticalFlip", "crop-flip"], "has crop-flip first or not at all"),
         (["RandomVerticalFlop"], 'did you mean "RandomVerticalFlip"'),
         ([{"class_path": "ColorJitter", "init_args": {"brightnes": 1}}], "takes no argument `brightnes`"),
-        ([{"class_path": "subprocess.Popen", "init_args": {"args": "true"}}], "is no module.Module"),
+        ([{"class_path": "subprocess.Popen", "init_args": {"args": "true"}}], "must be a subclass of module.Module"),
         (["nowhere.Mine"], "is not imported"),
     ],
 )

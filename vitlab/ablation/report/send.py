@@ -33,4 +33,4 @@ def send_report(name: str, project: str, mode: str | None, folder: Path, page: P
         return f"W&B      not sent: {' '.join(str(error).split())[:300]}"
     if way == "online":
         return f"W&B      project {project}, group {name}"
-    return f"W&B      {way}; send it with `wandb sync {folder}/wandb/offline-run-*`"
+    return f"W&B      {way}; upload it with `wandb sync {folder}/wandb/offline-run-*`"
