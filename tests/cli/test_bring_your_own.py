@@ -143,7 +143,10 @@ def one_line(capsys):
 
 WRONG = {
     "loaders of the module alone": (["--model=userpkg.Net"], "missing: --data; a module's own loaders are not used"),
-    "a module without a training step": (["--model=userpkg.wrong.NoStep", *BARS], "cannot be trained without `training_step`"),
+    "a module without a training step": (
+        ["--model=userpkg.wrong.NoStep", *BARS],
+        "cannot be trained without `training_step`",
+    ),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
     "batches that a task of vitlab does not take": (
