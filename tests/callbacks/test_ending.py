@@ -28,8 +28,8 @@ ENDINGS = [
     ([], {}, "finished", "all 2 epochs"),
     ([], {"max_steps": 4}, "steps", "trainer.max_steps=4"),
     ([], {"max_epochs": -1, "max_steps": 4}, "steps", "trainer.max_steps=4"),
-    ([], {"max_epochs": 1, "max_time": {"microseconds": 1}}, "time", "0:00:00 are over; epoch 1 of 1 was the last"),
-    ([], {"max_epochs": 9, "max_time": {"microseconds": 1}}, "time", "0:00:00 are over; epoch 1 of 9 was the last"),
+    ([], {"max_epochs": 1, "max_time": {"microseconds": 1}}, "time", "0:00:00 have passed; epoch 1 of 1 was the last"),
+    ([], {"max_epochs": 9, "max_time": {"microseconds": 1}}, "time", "0:00:00 have passed; epoch 1 of 9 was the last"),
     (
         [stop(patience=2, min_delta=9.0)],
         {"max_epochs": 9},

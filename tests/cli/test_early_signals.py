@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 import vitlab.jobs.train.build
-import vitlab.jobs.train.describe
+import vitlab.jobs.train.files
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
@@ -22,7 +22,7 @@ SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=
 PLACES = {
     "building": (vitlab.jobs.train.build, "choose_run"),
     "data": (Digits, "read"),
-    "describing": (vitlab.jobs.train.describe, "describe_groups"),
+    "describing": (vitlab.jobs.train.files, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
     "first step": (Classifier, "on_train_batch_start"),
 }

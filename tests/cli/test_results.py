@@ -98,3 +98,24 @@ def test_the_readme_has_the_table_of_the_kept_records() -> None:
     records = [json.loads(line) for line in (root / "benchmarks/results.jsonl").read_text().splitlines()]
     between = (root / "README.md").read_text().split("<!-- results -->\n")[1].split("<!-- /results -->")[0]
     assert between == markdown(records) + "\n"
+
+
+def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = str(Path(__file__).parents[2] / "configs" / "t2t.yaml")
+    small = ["--model.depth=1", "--trainer.limit_train_batches=2", "--trainer.logger=false", "--quiet"]
+    assert main(["fit", "--config", config, "--name", "a", "--trainer.max_epochs=1", *small]) == 0
+    assert main(["fit", "--resume", "a", "--quiet"]) == 0  # as after a signal: nothing is changed
+    assert main(["fit", "--resume", "a", "--trainer.max_epochs=2", "--quiet"]) == 0
+    assert main(["test", "a"]) == 0
+    capsys.readouterr()
+    assert main(["results"]) == 0  # of all runs in runs/
+    command = capsys.readouterr().out.splitlines()[2].split("|")[1]
+    assert f"fit --config {config} --model.depth=1 --trainer.limit_train_batches=2 --trainer.max_epochs=1," in command
+    assert command.rstrip("` ").endswith("--trainer.max_epochs=1, resumed with --trainer.max_epochs=2")
+
+
+def test_results_without_a_tested_run_say_what_to_do(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["results"]) == 2
+    assert "run `vitlab test RUN` first" in capsys.readouterr().err

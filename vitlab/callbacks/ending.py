@@ -26,13 +26,13 @@ def ending_of(trainer: Any, run: RunDir) -> Ending:
         return {"why": "steps", "text": f"trainer.max_steps={trainer.max_steps}"}
     is_cut = trainer.should_stop and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if 0 <= trainer.max_epochs <= trainer.current_epoch and not is_cut:
-        return {"why": "finished", "text": f"all {trainer.max_epochs} epochs"}
+        return {"why": "finished", "text": f"all {trainer.max_epochs} epochs" if trainer.max_epochs > 1 else "1 epoch"}
     for callback in trainer.callbacks:
         if isinstance(callback, EarlyStopping) and callback.stopping_reason is not EarlyStoppingReason.NOT_STOPPED:
             return {"why": "early stop", "text": f"{_early(callback, run)}; {epoch}"}
         if isinstance(callback, Timer) and (callback.time_remaining() or 1.0) <= 0:
             after = timedelta(seconds=round(callback.time_elapsed()))
-            return {"why": "time", "text": f"{after} are over; {epoch}"}
+            return {"why": "time", "text": f"{after} have passed; {epoch}"}
     return {"why": "asked for", "text": f"a callback or the module has set trainer.should_stop; {epoch}"}
 
 

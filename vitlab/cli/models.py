@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
         return 0
     found = [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
     if not found:
-        hint = did_you_mean(name, SIZES) or ";"
+        recipes = [path for path in map(_config_name, _configs()) if name.casefold() in path]
+        hint = f"; configs with this name: {', '.join(recipes)};" if recipes else did_you_mean(name, SIZES) or ";"
         raise UsageError(f'there is no model called "{name}"{hint} `vitlab models` lists them')
     sys.stdout.write(_table(found))
     return 0
@@ -39,16 +40,19 @@ def main(argv: list[str]) -> int:
 
 def _table(names: list[str]) -> str:
     configs = _configs()
-    rows = [["model", "parameters", "GMACs", "tokens", "top-1", "config", "source of top-1"]]
+    rows = [["model", "parameters", "GMACs", "tokens", "top-1", "config"]]
     for name in names:
         facts = PUBLISHED[name]
         top1 = "-" if facts.top1 is None else f"{facts.top1:.1f}"
         size = [f"{facts.parameters / 1e6:.1f} M", f"{facts.macs / 1e9:.2f}", str(facts.tokens)]
-        rows.append([name, *size, top1, ", ".join(_trainers(name, configs)) or "-", facts.source])
+        first, *others = [_config_name(path) for path in _trainers(name, configs)] or ["-"]
+        rows.append([name, *size, top1, first + (f" and {len(others)} more" if others else "")])
     return (
         f"{columns(rows, right=(1, 2, 3, 4))}\n\n"
-        "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two GFLOPs; it includes the\n"
-        "products within attention. top-1: published accuracy in percent, trained and tested on ImageNet-1k only.\n"
+        "At 224 x 224 pixels with 1,000 classes. One GMAC is 10^9 multiply-adds, or two\n"
+        "GFLOPs, and includes the products within attention. top-1: published accuracy\n"
+        "in percent, trained and tested on ImageNet-1k only; `vitlab models NAME` names\n"
+        "its source. config: what --config takes.\n"
     )
 
 
@@ -82,6 +86,11 @@ def _configs() -> dict[str, dict[str, Any]]:
                 continue
             found.setdefault(f"configs/imagenet/{path.name}", arguments)
     return found
+
+
+def _config_name(path: str) -> str:
+    """Return the short form that ``--config`` takes."""
+    return path.removeprefix("configs/").removesuffix(".yaml")
 
 
 def _trainers(name: str, configs: dict[str, dict[str, Any]]) -> list[str]:

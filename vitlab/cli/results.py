@@ -9,7 +9,7 @@ from typing import Any
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError
 from vitlab.jobs.results import markdown, record
-from vitlab.runs.directory import find_directory, write_text
+from vitlab.runs.directory import RUNS, all_runs, find_directory, write_text
 from vitlab.tables import marks, replace_section
 
 
@@ -18,14 +18,16 @@ def main(argv: list[str]) -> int:
     parser = CommandParser(
         "vitlab results",
         description="Tabulate runs that `vitlab test` has measured: one row per command, averaged over its seeds.",
-        epilog="examples: vitlab results runs/a runs/b; vitlab results runs/* --keep results.jsonl",
+        epilog="examples: vitlab results; vitlab results runs/a runs/b; vitlab results runs/* --keep results.jsonl",
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", metavar="RUN|FILE.jsonl", help="run, or a file that --keep wrote")
+    parser.add_argument(
+        "runs", nargs="*", metavar="RUN|FILE.jsonl", help="run (default: all), or a file that --keep wrote"
+    )
     parser.add_argument("--keep", metavar="FILE.jsonl", help="append the records of the runs to FILE.jsonl")
     parser.add_argument("--into", metavar="FILE.md", help="write the table between {} and {}".format(*marks("results")))
     options = parser.parse_args(argv)
-    records = [record for text in options.runs for record in _read(text)]
+    records = [record for text in options.runs for record in _read(text)] or _tested()
     if options.keep:
         known = list(_read(options.keep)) if Path(options.keep).is_file() else []
         new = [record for record in records if record not in known]
@@ -35,6 +37,13 @@ def main(argv: list[str]) -> int:
     else:
         sys.stdout.write(markdown(records) + "\n")
     return 0
+
+
+def _tested() -> list[dict[str, Any]]:
+    runs = [run for run in all_runs() if "acc1" in run.measured("test")]
+    if not runs:
+        raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split; run `vitlab test RUN` first")
+    return [record(run) for run in runs]
 
 
 def _read(text: str) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.config.guesses import suggest_argument
+from vitlab.config.guesses import VALUES, suggest_argument
 from vitlab.config.trust import import_problem, may_import, not_allowed
 from vitlab.errors import UsageError, did_you_mean
 
@@ -78,12 +78,14 @@ def _closest_key(key: str, known: set[str]) -> str:
 def _wrong_value(key: str, expected: str, value: str) -> str:
     if why := import_problem(value.strip("'\"")):
         return f"`{key}`: {why}"
-    choices = re.findall(r"'([^']*)'", expected) if "Literal" in expected else []
+    choices = re.findall(r"'([^']*)'", expected.replace("<class 'NoneType'>", "")) if "Literal" in expected else []
     value = _plain(value)
     if choices:
-        return f'`{key}` must be one of {", ".join(choices)}, got "{value}"{did_you_mean(value, choices)}'
+        meant = f'; did you mean "{VALUES[value]}"?' if VALUES.get(value) in choices else did_you_mean(value, choices)
+        return f'`{key}` must be one of {", ".join(choices)}, got "{value}"{meant}'
     kind = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("typing.", "").replace("NoneType", "null")
-    return f'`{key}` must be {kind.replace(", ", " or ")}, got "{value}"'
+    kind = kind.replace(", ", " or ").replace("collections.abc.Sequence", "a list such as [3, 3]")
+    return f'`{key}` must be {kind}, got "{value}"'
 
 
 def _plain(value: str) -> str:

@@ -27,6 +27,14 @@ COMMANDS = {
     "infer": "predict",
     "sweep": "ablate",
 }
+VALUES = {  # what other programs call a value of trainer.precision: its name in Lightning
+    "fp16": "16-mixed",
+    "float16": "16-mixed",
+    "amp": "16-mixed",
+    "bfloat16": "bf16-mixed",
+    "fp32": "32-true",
+    "float32": "32-true",
+}
 _GROUPS = ("model", "data", "trainer", "checkpoint")
 
 

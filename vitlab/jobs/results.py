@@ -12,6 +12,7 @@ from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.models.published import PUBLISHED
 from vitlab.runs.directory import RunDir
+from vitlab.runs.records import Record
 from vitlab.tables import table
 
 _COLUMNS = {
@@ -39,7 +40,7 @@ def record(run: RunDir) -> dict[str, Any]:
     network = config["model"]["init_args"]
     overrides = run.path / "overrides.yaml"
     return {
-        "command": _command(facts["argv"], yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
+        "command": _command(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]),
@@ -93,8 +94,13 @@ def _published(command: str) -> str:
     return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
 
 
-def _command(argv: list[str], overrides: dict[str, Any] | None) -> str:
-    """Return the command that started the run, without its name and the place of its images."""
-    changed = {key: value for key, value in (overrides or {}).items() if key_of(key).table}
-    words = [f"--config {name}" for name in config_paths(argv)] + [f"--{key}={value}" for key, value in changed.items()]
-    return " ".join(["vitlab fit", *words])
+def _command(facts: Record, overrides: dict[str, Any] | None) -> str:
+    """Return the command that started the run, without its name and data folder, and what resumes changed."""
+    configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
+    start = ["vitlab fit", *(f"--config {name}" for name in configs), *_words(overrides or {})]
+    changes = [f"resumed with {' '.join(words)}" for change in facts.get("changes", []) if (words := _words(change))]
+    return ", ".join([" ".join(start), *changes])
+
+
+def _words(settings: dict[str, Any]) -> list[str]:
+    return [f"--{key}={value}" for key, value in settings.items() if key_of(key).table]

@@ -20,6 +20,7 @@ KNOWN_WARNINGS = (
     r"The `srun` command is available on your system but is not used",  # one process on a login node is fine
     r"The number of training batches \(\d+\) is smaller than the logging",  # the last step is always logged
     r"The '\w+_dataloader' does not have many workers",  # data in memory needs none
+    r"`precision=bf16` is supported for historical reasons",  # the lines of a run name what it stands for
 )
 
 
@@ -41,6 +42,11 @@ def open_terminal(quiet: bool = False) -> None:
         logging.getLogger(f"lightning.pytorch.{name}").handlers = [terminal]
     for message in KNOWN_WARNINGS:
         warnings.filterwarnings("ignore", message)
+    warnings.formatwarning = _warning  # type: ignore[assignment]  # Lightning's begins with a path of its own
+
+
+def _warning(message: Warning | str, *place: object) -> str:
+    return f"warning: {printable(' '.join(str(message).split()))}\n"
 
 
 class _Printable(logging.Formatter):

@@ -31,7 +31,9 @@ class Record(TypedDict, total=False):
 
     status: str  # running, done, failed or preempted
     attempts: int
-    argv: list[str]
+    argv: list[str]  # of the last attempt
+    configs: list[str]  # config files of the first attempt
+    changes: list[dict[str, Any]]  # settings that a resume changed
     started: str  # ISO 8601, as all times
     resumed: str | None
     ended: str

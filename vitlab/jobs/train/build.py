@@ -25,8 +25,9 @@ from vitlab.contract import deals_samples, recipe
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import print_error, say
-from vitlab.jobs.train.describe import describe, header
+from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
+from vitlab.jobs.train.files import describe
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
 from vitlab.runs.choose import choose_run

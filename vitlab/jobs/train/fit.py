@@ -18,8 +18,9 @@ from vitlab.jobs.rebuild import training_args
 from vitlab.jobs.terminal import close_log, open_terminal, print_error, say
 from vitlab.jobs.train.build import build
 from vitlab.jobs.train.close import close, log_summary
-from vitlab.jobs.train.describe import begin, header
+from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import explain_exception, is_out_of_memory
+from vitlab.jobs.train.files import begin
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import explain_mismatch
 from vitlab.jobs.train.wandb import finish

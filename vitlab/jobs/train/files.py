@@ -1,0 +1,162 @@
+"""The files of a run before its first step: what it needs to be resumed, and facts about network, data and devices."""
+
+import hashlib
+import importlib.metadata
+import math
+import platform
+import socket
+from contextlib import suppress
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+import yaml
+from lightning.pytorch.loggers import WandbLogger
+
+from vitlab.callbacks.record import now_utc
+from vitlab.config.arguments import config_paths
+from vitlab.config.parser import settings
+from vitlab.config.trust import redact
+from vitlab.contract import deals_samples, fingerprint
+from vitlab.data.base import ImageData
+from vitlab.data.record import TRAINED_ON, numbers
+from vitlab.jobs.terminal import log_to, print_error
+from vitlab.jobs.train.job import Job
+from vitlab.layers.precision import float32_precision
+from vitlab.optim import describe_groups
+from vitlab.runs.directory import RunDir, atomic_write, write_text
+from vitlab.runs.machine import cpu_name, git
+from vitlab.tasks.base import Task
+
+PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm", "numpy", "jsonargparse", "wandb")
+
+
+def begin(job: Job) -> None:
+    """Write what a run needs to be resumed, before data, loggers or anything else is touched."""
+    run = job.run
+    for text in run.set_aside_damaged():
+        print_error(text)
+    if not job.resumed:
+        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
+    write_text(run.config, job.config_text, sync=True)
+    log_to(run.path / "train.log")
+    record = run.record
+    first = {
+        "recipe": job.recipe,
+        "init_from": job.options.init_from,
+        "resize": job.options.resize,
+        "init_grid": job.options.init_grid,
+        "started": now_utc(),
+        "configs": config_paths(record.get("argv", job.arguments)),  # of its first attempt
+        "changes": [],
+    }
+    now: dict[str, Any] = {
+        "status": "running",
+        "argv": ["vitlab", "fit", *map(redact, job.arguments)],
+        "host": socket.gethostname(),
+    }
+    now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
+    run.write("run.json", {**first, **record, **now, **_changes(job)})
+
+
+def _changes(job: Job) -> dict[str, Any]:
+    """Return the settings of every resume that the run did not have before, if this one has any."""
+    changes: list[dict[str, Any]] = job.run.record.get("changes", [])
+    overrides = job.run.path / "overrides.yaml"
+    if not job.resumed or not overrides.is_file():
+        return {}
+    known = yaml.safe_load(overrides.read_text()) or {}
+    for change in changes:
+        known |= change
+    given = yaml.safe_load(redact(yaml.safe_dump(dict(settings(job.arguments)))))
+    new = {key: value for key, value in given.items() if key not in known or known[key] != value}
+    return {"changes": [*changes, new]} if new else {}
+
+
+def describe(job: Job) -> None:
+    """Write facts about network, data and devices once they are known."""
+    run = job.run
+    if isinstance(task := job.task, Task):
+        lr, layer_decay = task.hparams["lr"], task.hparams["layer_decay"]
+        groups = describe_groups(task.net, task.optimizer_groups(), lr, layer_decay, task)
+        run.write("param_groups.json", groups)
+    run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
+    run.write("data.json", fingerprint(job.data))
+    if isinstance(job.data, ImageData):
+        with atomic_write(run.path / TRAINED_ON) as beside:
+            np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
+    run.update("run.json", **_facts(job))
+    for logger in job.trainer.loggers:
+        if isinstance(logger, WandbLogger):
+            with suppress(Exception):  # W&B never stops a training; its logger reports the failure
+                known = {**yaml.safe_load(job.config_text), "facts": _for_loggers(run)}
+                logger.experiment.config.update(known, allow_val_change=True)
+
+
+def _for_loggers(run: RunDir) -> dict[str, Any]:
+    """Return the facts, besides the configuration, by which W&B compares runs."""
+    record, data = run.record, run.data
+    commit = f"{record['commit']}{', with changes' if record['dirty'] else ''}" if record.get("commit") else None
+    hashes = {name: split.get("hash", split["n"]) for name, split in data.get("splits", {}).items()}
+    costs = {name: value for name, value in run.model.items() if name in ("parameters", "macs")}
+    return {**costs, "commit": commit, "data": data.get("data"), "samples": hashes, "recipe": record.get("recipe")}
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    trainer, steps = job.trainer, float(job.trainer.estimated_stepping_batches)
+    return {
+        "status": "running",
+        "attempts": job.record.attempt,
+        **_commit(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "devices": [torch.cuda.get_device_name()] if torch.cuda.is_available() else [cpu_name()],
+        "world_size": trainer.world_size,
+        "threads": torch.get_num_threads(),
+        "seed": job.config.seed_everything,
+        **({"steps": int(steps)} if math.isfinite(steps) else {}),
+        **(_rates(job.task) if isinstance(job.task, Task) else {}),
+        "promises": promises(trainer) if isinstance(job.task, Task) and deals_samples(job.data) else {},
+        "resumed": now_utc() if job.resumed else None,
+    }
+
+
+def _rates(task: Task) -> dict[str, float]:
+    rates = task.sum_of_learning_rates()
+    if rates is None:
+        return {}
+    return {
+        "sum_of_learning_rates": rates,
+        "sum_of_learning_rates_pos_embed": rates * task.hparams["pos_embed_lr_mult"],
+    }
+
+
+def promises(trainer: L.Trainer) -> dict[str, str]:
+    """Return how closely a second run with this configuration and seed, or a resumed one, reproduces this one."""
+    on_cpu = trainer.strategy.root_device.type == "cpu"
+    processes = f"{trainer.world_size} process" + ("es" if trainer.world_size > 1 else "")
+    condition = f"with {processes}, {torch.get_num_threads()} threads each, and the same builds"
+    if on_cpu and trainer.precision == "32-true":
+        weights = f"bit-identical {condition}, for any number of data workers"
+    elif torch.are_deterministic_algorithms_enabled():
+        weights = f"bit-identical on this kind of device {condition} (deterministic algorithms)"
+    else:
+        weights = "close, not bit-identical; trainer.deterministic=true makes them so on one kind of device"
+    return {
+        "samples": "the same at every global step, for any number of processes and workers",
+        "random draws": "the same for each sample (augmentation), and for each step and process (dropout, drop path)",
+        "weights": weights,
+    }
+
+
+def _commit() -> dict[str, Any]:
+    commit = git("rev-parse", "HEAD")
+    if not commit:
+        return {"commit": None, "dirty": None, "diff": None}
+    diff = git("diff", "HEAD", "--no-ext-diff", "--", ".")
+    return {
+        "commit": commit,
+        "dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "diff": hashlib.sha256(diff.encode()).hexdigest()[:10] if diff else None,  # of vitlab's code, uncommitted
+    }
