@@ -1,12 +1,15 @@
 """What the experiments' pages say is what their reports hold, and the reports are what the engine says of the seeds."""
 
 import re
+import tarfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from vitlab.ablation.file.spec import read
+from vitlab.ablation.lab import Lab
+from vitlab.ablation.report import write
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
@@ -88,6 +91,24 @@ def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypat
     assert [row.verdict for row in rows] == said
     for row in rows:
         assert f"| {row.arm} | {row.n}/{row.planned} | {row.mean:.4f} ± {row.sd:.4f} |" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*/results/*/evidence.tar.xz")), ids=str)
+def test_committed_evidence_verifies_and_gives_the_published_numbers(path, tmp_path, monkeypatch):
+    with tarfile.open(path) as archive:
+        archive.extractall(tmp_path, filter="data")
+    for drawn in ("figures", "panels", "responses"):
+        monkeypatch.setattr(write, drawn, lambda *found: {})
+    lab = Lab(tmp_path / "evidence")
+    found = lab.verify()
+    assert found.is_green and found.checked >= len(lab.ablation.arms) * len(lab.ablation.seeds)
+    lab.report(tmp_path / "report")
+    numbers = [
+        re.findall(r"-?\d+\.\d+", (folder / "report.md").read_text()) for folder in (tmp_path / "report", path.parent)
+    ]
+    assert len(numbers[0]) > 500 and numbers[0] == numbers[1]
+    assert (tmp_path / "report/summary.csv").read_text() == path.with_name("summary.csv").read_text()
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "experiments").glob("*/results/*/README.md")), ids=str)

@@ -163,6 +163,12 @@ def test_an_exported_folder_makes_the_same_page_elsewhere(done, tmp_path_factory
     assert not list(Path("evidence").rglob("*.ckpt"))
     slim = pd.read_parquet(next(Path("evidence").rglob("predictions/*.parquet")))
     assert {"index", "target", "prediction"} <= set(slim.columns) and "probabilities" not in slim.columns
+    rows = [
+        row
+        for path in Path("evidence").rglob("metrics.jsonl")
+        for row in map(json.loads, path.read_text().splitlines())
+    ]
+    assert rows and {"lr", "attempt"}.isdisjoint(key for row in rows for key in row)
     with pytest.raises(UsageError, match="evidence: it can be reported and verified, not run"):
         lab_there.run()
 

@@ -14,7 +14,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved
 from vitlab.errors import UsageError
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import RunDir, write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -26,11 +26,12 @@ OWN = (
     "tune/*/*.failed.json",
     "tune/*/try*.json",
 )
+CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and what begins with val/
 OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
 
 
 def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
-    """Write the folder and return its files; without checkpoints, and predictions without probabilities.
+    """Write the folder and return its files: no checkpoints, no probabilities, and of the curves what a report draws.
 
     Raises:
         UsageError: The folder exists and is not empty.
@@ -48,10 +49,12 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
-            for path in (folder / cell.name).glob("predictions/*.parquet"):
-                _drop_probabilities(path)
         if (failed := cell.beside(".failed.json")).is_file():
             _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
+    for path in folder.rglob("predictions/*.parquet"):
+        _drop_probabilities(path)
+    for path in folder.rglob("metrics.jsonl"):
+        _thin(path)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     write_text(folder / SUMS, "".join(f"{_sum(p)}  {p.relative_to(folder).as_posix()}\n" for p in files))
     return [*files, folder / SUMS]
@@ -94,6 +97,15 @@ def _drop_probabilities(path: Path) -> None:
         table = pd.read_parquet(path).drop(columns=["probability", "probabilities"], errors="ignore")
         whole = {name: pd.to_numeric(table[name], downcast="integer") for name in table.select_dtypes("integer")}
         table.assign(**whole).to_parquet(path, index=False, compression="zstd")
+
+
+def _thin(path: Path) -> None:
+    """Rewrite the rows of a run with what a report reads."""
+    with suppress(ValueError):  # damaged rows are exported as they are
+        rows = [
+            {k: v for k, v in row.items() if k in CURVES or k.startswith("val/")} for row in RunDir(path.parent).rows()
+        ]
+        write_text(path, "".join(json.dumps(row) + "\n" for row in rows if len(row) > 2))
 
 
 def _sum(path: Path) -> str:
