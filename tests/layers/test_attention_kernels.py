@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.layers import attention
@@ -44,6 +45,34 @@ def test_both_kernels_give_the_same_values_and_gradients(scale, with_bias, rows,
         results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+BIASES = ["relpos", "alibi2d", "cpb", "fire"]
+
+
+@pytest.mark.parametrize("pos_embed", BIASES)
+def test_a_bias_takes_the_fused_kernel_of_a_cpu(pos_embed):
+    position = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1)
+    attn = Attention(16, 2)
+    attn.kernel = sdpa
+    with torch.no_grad(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # raises where the kernel cannot
+        attn(torch.randn(2, 7, 16), position, 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pos_embed", BIASES)
+def test_a_bias_takes_the_fused_kernel_of_a_gpu_with_its_gradients(pos_embed):
+    position = build_pos_embed(pos_embed, (14, 14), 64, 2, 2, 1).cuda()
+    attn, x = Attention(64, 2).cuda(), torch.randn(2, 197, 64, device="cuda", requires_grad=True)
+    inputs, results = [x, *attn.parameters(), *(p for p in position.parameters() if p.requires_grad)], []
+    for attn.kernel, backend in ((products, SDPBackend.MATH), (sdpa, SDPBackend.EFFICIENT_ATTENTION)):
+        with sdpa_kernel(backend):
+            y = attn(x, position, 1)
+            results.append((y, *torch.autograd.grad(y.square().sum(), inputs, allow_unused=True)))
+    for one, other in zip(*results, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("pos_embed", ["none", "relpos", "alibi2d", "rope2d", "rope_mixed"])

@@ -197,11 +197,14 @@ def attend(
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
     """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory.
 
+    A bias of three dimensions gets a fourth: torch has no fused kernel for a mask of three.
+
     Example:
         >>> q, k, v = torch.randn(3, 2, 4, 5, 8)
         >>> torch.allclose(sdpa(q, k, v, None, 0.5), products(q, k, v, None, 0.5), atol=1e-5)
         True
     """
+    bias = bias[None] if bias is not None and bias.dim() == 3 else bias
     return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
 
 
