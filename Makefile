@@ -1,6 +1,7 @@
 # `make run` and `make test` are all that a fresh machine needs: both set up .venv first.
 PYTHON ?= python3
 BIN := .venv/bin
+SET ?= benchmarks
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
@@ -49,17 +50,17 @@ faults-quick: setup  ## a tenth of it, and one run of each kind killed twice: th
 		VITLAB_FAULTS=$(CURDIR)/.faults VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults; exit $$code
 
-benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part
-	$(BENCH) model --suite cpu-full --dtype fp32 --budget 200 --json benchmarks/cpu-fp32.json $(OFFICIAL)
-	$(BENCH) model --suite cpu-full --dtype bf16 --budget 100 --json benchmarks/cpu-bf16.json --no-memory $(OFFICIAL)
-	$(BENCH) model --suite cpu-quick --budget 40 --json benchmarks/cpu-quick.json --no-memory
-	$(BENCH) model --suite cpu-quick --budget 240 --json benchmarks/cpu-compiled.json --no-memory --compile --peers timm
-	$(BENCH) attention --budget 40 --json benchmarks/attention.json
-	$(BENCH) limit --json benchmarks/limit.json
-	$(BENCH) numerics --json benchmarks/numerics.json
-	$(BENCH) overhead --budget 30 --json benchmarks/overhead.json
-	$(BENCH) loader --budget 30 --json benchmarks/loader.json
-	$(BENCH) ddp --budget 30 --json benchmarks/ddp.json
+benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part, SET=a folder for it
+	$(BENCH) model --suite cpu-full --dtype fp32 --budget 200 --json $(SET)/cpu-fp32.json $(OFFICIAL)
+	$(BENCH) model --suite cpu-full --dtype bf16 --budget 100 --json $(SET)/cpu-bf16.json --no-memory $(OFFICIAL)
+	$(BENCH) model --suite cpu-quick --budget 40 --json $(SET)/cpu-quick.json --no-memory
+	$(BENCH) model --suite cpu-quick --budget 240 --json $(SET)/cpu-compiled.json --no-memory --compile --peers timm
+	$(BENCH) attention --budget 40 --json $(SET)/attention.json
+	$(BENCH) limit --json $(SET)/limit.json
+	$(BENCH) numerics --json $(SET)/numerics.json
+	$(BENCH) overhead --budget 30 --json $(SET)/overhead.json
+	$(BENCH) loader --budget 30 --json $(SET)/loader.json
+	$(BENCH) ddp --budget 30 --json $(SET)/ddp.json
 
 benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's, compiled, and every position embedding
 	$(BENCH) model --suite gpu --device cuda --compile --budget 600 --json benchmarks/gpu.json
