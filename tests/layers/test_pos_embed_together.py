@@ -44,10 +44,10 @@ def test_parts_keep_their_options_and_their_rates():
     [
         (["learned", "sincos2d"], {}, "learned and sincos2d are both added to the tokens"),
         (["rope2d", "rope_mixed"], {}, "rope2d and rope_mixed both rotate"),
-        (["learned", "none"], {}, "two methods or more, none not among them"),
+        (["learned", "none"], {}, "at least two methods, and 'none' is not one"),
         (["learned"], {}, "two methods or more"),
         (["relpos", "relpos"], {}, "names each method once, got relpos . relpos"),
-        (["learned", "rope2d"], {"theta": 10.0}, "`rope_theta` is said to a part"),
+        (["learned", "rope2d"], {"theta": 10.0}, "`rope_theta` cannot be given for a list"),
         (["learned", "ropd"], {}, 'did you mean "rope2d"'),
     ],
 )
@@ -124,7 +124,7 @@ def test_training_moves_all_coordinates_of_a_batch_together_and_evaluation_none(
     ("options", "sentence"),
     [
         ({"pairs": "halves"}, "`pairs` must be one of interleaved, half, got 'halves'"),
-        ({"shift": 0.1}, "move coordinates='normalized' alone"),
+        ({"shift": 0.1}, "apply only to coordinates='normalized'"),
         ({**DINO, "jitter": 0.5}, "`jitter` and `rescale` 1, got 0.0, 0.5"),
     ],
 )

@@ -124,7 +124,7 @@ WRONG = {
     "a value it refuses": ({"pos_embed": spec("Slope", start="x")}, "Slope refuses its arguments: "),
     "no such key": ({"pos_embed": {"path": "x"}}, "`pos_embed` must be a word, a class path or {class_path"),
     "joins it has not": ({"pos_embed": "none", "pos_embed_join": "stem"}, "`pos_embed_join` must be one of null only"),
-    "another shape": ({"act_layer": "GLU"}, r"GLU must keep the shape of tokens, and makes \(2, 3, 16\)"),
+    "another shape": ({"act_layer": "GLU"}, r"GLU must keep the shape of tokens, but maps .* to \(2, 3, 16\)"),
     "no activation": ({"act_layer": "Linear"}, "`act_layer`: torch.nn.modules.linear.Linear refuses its arguments"),
     "a norm of maps": ({"norm_layer": "BatchNorm2d"}, r"BatchNorm2d does not take \(B, L, 8\) tokens"),
     "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must make \(1, 4, 8\) of an image, .*; got"),

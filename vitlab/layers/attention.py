@@ -13,7 +13,7 @@ from vitlab.layers.pos_embed import PosEmbed
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017 (arXiv:1706.03762).
 
-    ``kernel`` can be set at any time: :func:`attend` takes the fastest, :func:`products` and :func:`sdpa` are the two.
+    ``kernel`` can be set at any time: :func:`products`, :func:`sdpa`, or :func:`attend`, which picks the faster one.
 
     Args:
         dim: Token width D.
@@ -21,15 +21,15 @@ class Attention(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_norm: Whether to normalize queries and keys per head, Dehghani et al. 2023 (arXiv:2302.05442).
         qk_scale: Factor on the logits; ``None`` is ``(dim / num_heads) ** -0.5``.
-        value_skip: Whether the values are added to what is returned, as T2T-ViT does between its splits.
-        dropout: Share of outputs that training sets to zero, 0 to 1.
+        value_skip: Whether the values are added to the output, as T2T-ViT does between its splits.
+        dropout: Dropout rate of the output, 0 to 1.
         norm_layer: Kind of the normalization that ``qk_norm`` adds.
         norm_eps: Epsilon of that normalization.
-        se_reduction: How much narrower the gate of :class:`SqueezeExcite` behind the projection is; 0 leaves it out.
-        ghost: Whether half of each of queries, keys and values is the other half, scaled.
-        attn_dropout: Share of the attention's weights that training sets to zero, 0 to 1.
-        attn_gate: Whether a sigmoid of a linear map of the tokens scales what attention returns before the projection,
-            channel by channel: Qiu et al. 2025 (arXiv:2505.06708).
+        se_reduction: Reduction factor of a :class:`SqueezeExcite` after the projection; 0 leaves it out.
+        ghost: Whether half of the query, key and value channels are scaled copies of the other half.
+        attn_dropout: Dropout rate of the attention weights, 0 to 1.
+        attn_gate: Whether the sigmoid of a linear map of the tokens gates each output channel before the projection,
+            Qiu et al. 2025 (arXiv:2505.06708).
 
     Example:
         >>> attention, positions = Attention(16, num_heads=2), PosEmbed()
@@ -72,21 +72,21 @@ class Attention(nn.Module):
         self.kernel: Callable[..., Tensor] = attend
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``, or to the first token's row of it, ``(B, 1, D)``."""
+        """Map ``(B, L, D)`` to ``(B, L, D)``; with ``first_only`` to ``(B, 1, D)``, the output of the first token."""
         q, k, v = (self._first_qkv if first_only else self._qkv)(x, pos_embed, layer)
         bias = self._bias(q, pos_embed, layer)
-        dropped = {"dropout": self.attn_dropout} if self.training and self.attn_dropout else {}
-        y = self.kernel(q, k, v, bias, self.qk_scale, **dropped).transpose(1, 2).flatten(2)  # (B, L, D)
+        dropout = {"dropout": self.attn_dropout} if self.training and self.attn_dropout else {}
+        y = self.kernel(q, k, v, bias, self.qk_scale, **dropout).transpose(1, 2).flatten(2)  # (B, L, D)
         y = y if self.gate is None else y * self.gate(x[:, : y.shape[1]]).sigmoid()
         x = self.dropout(self.se_layer(self.proj(y)))
         return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Return the maps that :meth:`forward` applies to the values, ``(B, A, L, L)``; each row sums to 1."""
+        """Return the attention weights of :meth:`forward`, ``(B, A, L, L)``; each row sums to 1."""
         return self.logits(x, pos_embed, layer).softmax(dim=-1)
 
     def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position's bias."""
+        """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position bias."""
         q, k, _ = self._qkv(x, pos_embed, layer)
         logits = q @ k.transpose(-2, -1) * self.qk_scale
         bias = self._bias(q, pos_embed, layer)
@@ -107,33 +107,33 @@ class Attention(nn.Module):
             q, k, v = self._qkv(x, pos_embed, layer)
             return q[:, :, :1], k, v
         widths = [x.shape[2], 2 * x.shape[2]]
-        (of_q, of_kv), bias = self.qkv.weight.split(widths), self.qkv.bias
-        bias_of_q, bias_of_kv = (None, None) if bias is None else bias.split(widths)
-        (q,) = self._heads(F.linear(x[:, :1], of_q, bias_of_q), 1)
-        k, v = self._heads(F.linear(x, of_kv, bias_of_kv), 2)
+        (q_weight, kv_weight), bias = self.qkv.weight.split(widths), self.qkv.bias
+        q_bias, kv_bias = (None, None) if bias is None else bias.split(widths)
+        (q,) = self._heads(F.linear(x[:, :1], q_weight, q_bias), 1)
+        k, v = self._heads(F.linear(x, kv_weight, kv_bias), 2)
         return self.q_norm(q), pos_embed.rotate(self.k_norm(k), layer), v  # a prefix token has no rotation
 
     def _heads(self, x: Tensor, count: int) -> list[Tensor]:
-        parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # gradients come back together in x's own layout
+        parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # one gradient, in the layout of x
         return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
 
     def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
-        """Return what positions add to the logits of ``(B, A, L, d)`` queries, or of the first tokens' of them."""
-        bias, extra = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
+        """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""
+        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
         bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
-        return extra if bias is None else bias if extra is None else bias + extra
+        return related if bias is None else bias if related is None else bias + related
 
 
 class Ghost(nn.Module):
-    """A linear layer that computes half of each of its parts and scales it for the other: Han et al. 2020's cheap maps.
+    """A linear layer that computes half of the channels of each part and scales them to get the other half.
 
-    arXiv:1911.11907; with one scale a channel in the place of a convolution, as in T2T-ViT-Ghost's attention.
+    From Han et al. 2020 (arXiv:1911.11907), with a factor per channel instead of a convolution, as in T2T-ViT-Ghost.
 
     Args:
-        in_dim: Width of what comes in.
-        parts: Number of parts of what leaves.
+        in_dim: Width of the input.
+        parts: Number of parts of the output, such as 3 for queries, keys and values.
         dim: Width of a part; even.
-        bias: Whether the computed halves have a bias.
+        bias: Whether the linear layer has a bias.
 
     Example:
         >>> Ghost(8, parts=3, dim=8)(torch.randn(2, 5, 8)).shape
@@ -154,11 +154,11 @@ class Ghost(nn.Module):
 
 
 class SqueezeExcite(nn.Module):
-    """Scale each channel by a gate that the mean of all tokens opens, Hu et al. 2018 (arXiv:1709.01507).
+    """Gate each channel by a small MLP of the mean token, Hu et al. 2018 (arXiv:1709.01507).
 
     Args:
         dim: Token width D.
-        reduction: How much narrower the layer before the gate is.
+        reduction: Factor by which the hidden layer is narrower than ``dim``.
 
     Example:
         >>> SqueezeExcite(32, reduction=16)(torch.randn(2, 5, 32)).shape
@@ -180,10 +180,10 @@ class SqueezeExcite(nn.Module):
 def attend(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by the kernel that is fastest for them.
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` with the faster of two kernels.
 
     Example:
-        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)  # three of 2 images, 4 heads, 5 tokens, 8 channels
+        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)  # 2 images, 4 heads, 5 tokens, 8 channels
         >>> attend(q, k, v).shape
         torch.Size([2, 4, 5, 8])
     """
@@ -195,7 +195,7 @@ def attend(
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without the scores in memory.
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without storing the logits (fused kernel).
 
     A bias of three dimensions gets a fourth: torch has no fused kernel for a mask of three.
 
@@ -209,14 +209,14 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dro
 
 
 def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` by two products and a softmax.
+    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` with two matrix products and a softmax.
 
     Example:
         >>> q, k, v = torch.zeros(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-        >>> torch.allclose(products(q, k, v, None, 1.0)[:, :, 0], v.mean(dim=2), atol=1e-5)  # a flat query, the mean
+        >>> torch.allclose(products(q, k, v, None, 1.0)[:, :, 0], v.mean(dim=2), atol=1e-5)  # a zero query: the mean
         True
     """
-    logits = (q * scale) @ k.transpose(-2, -1)  # fewer queries than logits to scale
+    logits = (q * scale) @ k.transpose(-2, -1)  # there are fewer queries than logits to scale
     weights = (logits if bias is None else logits + bias).softmax(dim=-1)
     return (F.dropout(weights, dropout) if dropout else weights) @ v
 
@@ -224,11 +224,11 @@ def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float,
 def prefers_sdpa(
     device: str, dtype: torch.dtype, queries: Sequence[int], gradient: bool, bias_gradient: bool = False
 ) -> bool:
-    """Return whether the fused kernel is faster than products and a softmax for ``(B, A, L)`` queries.
+    """Return whether the fused kernel is faster than :func:`products` for ``(B, A, L)`` queries.
 
-    It is, but for two cases on a CPU: its backward pass is slow in half precision, and for the gradient of a bias it
-    keeps the scores after all. ``vitlab bench attention`` measures this. Where the scores would take more than 1 GiB it
-    is taken anyway.
+    It is, except in two cases on a CPU: its backward pass is slow in half precision, and it has to store the logits
+    for the gradient of a bias. ``vitlab bench attention`` measures this. It is also preferred where the logits would
+    take more than 1 GiB.
 
     Example:
         >>> prefers_sdpa("cpu", torch.float32, (8, 6, 197), gradient=True)

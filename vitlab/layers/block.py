@@ -34,15 +34,15 @@ class LayerScale(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Drop a residual branch for a random share of samples, stochastic depth of Huang et al. 2016 (arXiv:1603.09382).
+    """Drop a residual branch for a random share of samples: stochastic depth, Huang et al. 2016 (arXiv:1603.09382).
 
-    A sample's branch is dropped whole or kept whole; kept ones are scaled up, so that the mean stays. Either each
-    sample is drawn by itself and every branch computed, or, as in Oquab et al. 2024 (arXiv:2304.07193), a fixed number
-    of samples is drawn and their branches alone are computed.
+    A sample's branch is either dropped or kept and scaled up, so that the expected value does not change. By default
+    each sample is drawn independently and all branches are computed. With ``subset``, as in Oquab et al. 2024
+    (arXiv:2304.07193), a fixed number of samples is drawn and only their branches are computed.
 
     Args:
-        rate: Share of samples whose branch training drops, in [0, 1).
-        subset: Whether to draw a fixed number of samples and to compute their branches alone.
+        rate: Share of samples whose branch is dropped in training, in [0, 1).
+        subset: Whether to draw a fixed number of samples and compute only their branches.
 
     Example:
         >>> x = DropPath(0.5)(torch.zeros(1000, 1, 1), torch.ones_like)  # in training: 0 or 2, 1 on average
@@ -56,28 +56,28 @@ class DropPath(nn.Module):
         self.subset = subset
 
     def forward(self, x: Tensor, branch: Callable[[Tensor], Tensor], owner: Tensor | None = None) -> Tensor:
-        """Map ``(B, L, D)`` to ``x + branch(x)``, or to its first token where ``branch`` returns that alone.
+        """Map ``(B, L, D)`` to ``x + branch(x)``, cut to the first token if ``branch`` returns only that.
 
-        With ``owner``, ``(B, L)`` numbers of images whose tokens share rows, each of these is dropped or kept.
+        ``owner``, ``(B, L)``, is the image of each token where images share a row: each image is dropped or kept.
         """
         if self.training and self.rate and self.subset:
-            return self._add_to_some(x, branch)
+            return self._forward_subset(x, branch)
         y = branch(x)
         if self.training and self.rate:
-            kept = self._kept(y if owner is None else y.flatten(0, 1))  # an owner's number is at most that of tokens
-            y = y * ((kept if owner is None else kept[owner, 0]) / (1 - self.rate))
+            mask = self._keep_mask(y if owner is None else y.flatten(0, 1))  # no more images than tokens
+            y = y * ((mask if owner is None else mask[owner, 0]) / (1 - self.rate))
         return x[:, : y.shape[1]] + y
 
-    def _kept(self, y: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # each rate of bernoulli_ would be a graph of its own
+    def _keep_mask(self, y: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():  # bernoulli_ would compile a graph for each rate
             return (torch.rand(len(y), 1, 1, device=y.device) < 1 - self.rate).to(y.dtype)
         return y.new_empty(len(y), 1, 1).bernoulli_(1 - self.rate)
 
-    def _add_to_some(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
-        kept = max(1, round(len(x) * (1 - self.rate)))
-        rows = torch.randperm(len(x), device=x.device)[:kept]
+    def _forward_subset(self, x: Tensor, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        num_kept = max(1, round(len(x) * (1 - self.rate)))
+        rows = torch.randperm(len(x), device=x.device)[:num_kept]
         y = branch(x[rows])
-        return x[:, : y.shape[1]].index_add(0, rows, y.to(x.dtype), alpha=len(x) / kept)
+        return x[:, : y.shape[1]].index_add(0, rows, y.to(x.dtype), alpha=len(x) / num_kept)
 
     def extra_repr(self) -> str:
         """Show the arguments when the module is printed."""
@@ -85,7 +85,7 @@ class DropPath(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm transformer block: attention, then an MLP, each added to what came in.
+    """Pre-norm transformer block: attention, then an MLP, each with a residual connection.
 
     Args:
         dim: Token width D.
@@ -94,22 +94,22 @@ class Block(nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_norm: Whether to normalize queries and keys.
         qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
-        value_skip: Whether attention adds the values to what it returns.
+        value_skip: Whether attention adds the values to its output.
         act_layer: Activation of the MLP.
-        mlp_layer: Two layers with the activation between, swiglu, whose activation gates, or ghost, of cheap channels.
+        mlp_layer: Variant of the MLP: mlp (two layers), swiglu (gated) or ghost (cheap channels).
         norm_layer: Kind of normalization.
         norm_eps: Epsilon of every normalization.
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
-        dropout: Share of values that training sets to zero after each linear layer but qkv, 0 to 1.
-        drop_path_rate: Share of samples for which training drops a branch of this block, 0 to 1.
-        drop_path_subset: Whether the dropped ones are a fixed number, whose branches are not computed.
-        se_reduction: How much narrower a squeeze-excite gate behind attention is; 0 leaves it out.
-        ghost: Whether half of queries, keys and values are the other half, scaled.
-        attn_dropout: Share of the attention's weights that training sets to zero, 0 to 1.
-        attn_gate: Whether a sigmoid of a linear map of the tokens scales what attention returns.
-        dense: Channels that leave the block behind those that came in, as in DenseNet, Huang et al. 2017
-            (arXiv:1608.06993), or 0; and the width of what comes in where a linear layer and an activation bring it to
-            ``dim`` first, or 0.
+        dropout: Dropout rate after each linear layer except qkv, 0 to 1.
+        drop_path_rate: Share of samples for which a branch of this block is dropped in training, 0 to 1.
+        drop_path_subset: Whether a fixed number of samples is dropped, whose branches are not computed.
+        se_reduction: Reduction factor of a squeeze-excite gate after attention; 0 leaves the gate out.
+        ghost: Whether half of the query, key and value channels are scaled copies of the other half.
+        attn_dropout: Dropout rate of the attention weights, 0 to 1.
+        attn_gate: Whether the sigmoid of a linear map of the tokens gates the output of attention.
+        dense: ``(growth, in_dim)`` of DenseNet-style blocks, Huang et al. 2017 (arXiv:1608.06993): ``growth`` new
+            channels are appended to the input, and an input of width ``in_dim`` is first brought to ``dim`` by a linear
+            layer and an activation. 0 turns either off.
 
     Example:
         >>> block = Block(16, num_heads=2, layer_scale=1e-5)
@@ -148,9 +148,9 @@ class Block(nn.Module):
         self.norm1 = build_norm(norm_layer, dim, norm_eps)
         heads: dict[str, Any] = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "qk_scale": qk_scale, "ghost": ghost}
         norms: dict[str, Any] = {"norm_layer": norm_layer, "norm_eps": norm_eps}
-        more: dict[str, Any] = {"value_skip": value_skip, "dropout": dropout, "se_reduction": se_reduction}
-        more |= {"attn_dropout": attn_dropout, "attn_gate": attn_gate}
-        self.attn = Attention(dim, num_heads, **heads, **norms, **more)
+        output: dict[str, Any] = {"value_skip": value_skip, "dropout": dropout, "se_reduction": se_reduction}
+        output |= {"attn_dropout": attn_dropout, "attn_gate": attn_gate}
+        self.attn = Attention(dim, num_heads, **heads, **norms, **output)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.norm2 = build_norm(norm_layer, dim, norm_eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout, mlp_layer)
@@ -158,9 +158,9 @@ class Block(nn.Module):
         self.drop_path = DropPath(drop_path_rate, drop_path_subset)
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the number of this block, from 0.
+        """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the index of this block, from 0.
 
-        With ``first_only`` return the first token alone, ``(B, 1, D)``, without the position's hook after the block.
+        With ``first_only`` return only the first token, ``(B, 1, D)``, and skip ``pos_embed.leave``.
         """
         x = x if self.transition is None else self.transition(x)
         x = pos_embed.enter(x, layer)

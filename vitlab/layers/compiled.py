@@ -1,4 +1,4 @@
-"""Compile a network part by part: one graph for all blocks, and gradients that leave while others are computed."""
+"""Compile a network block by block: fast to start, and DDP can send the gradients of a block early."""
 
 from typing import Literal
 
@@ -10,16 +10,16 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 
 
 def compile_parts(net: nn.Module, mode: CompileMode | bool = "default", backend: str = "inductor") -> None:
-    """Let torch compile every block of a network, and its tokenizer, at their first call.
+    """Compile every block of a network, and its tokenizer, when they are first called.
 
-    Blocks share their code: the first two are compiled and the others take what is there, so that a network of twelve
-    is ready several times sooner than as one graph, and sizes and modes that come later cost as little. Each block's
-    gradients are ready when its own backward pass ends, so that DDP sends them while earlier blocks are computed.
-    Positions, prefix tokens and the head stay as they are.
+    Blocks share their code: torch compiles the first two and reuses the result for the others. A network of twelve
+    blocks is ready several times sooner than as one graph, and later image sizes and modes compile as quickly. The
+    gradients of a block are ready when its own backward pass ends, so DDP sends them while earlier blocks are computed.
+    Position embedding, prefix tokens and head are not compiled.
 
     Args:
-        net: A network, or what holds some.
-        mode: As in :func:`torch.compile`; True is ``default``, False leaves all as it is.
+        net: A network, or a module that contains networks.
+        mode: As in :func:`torch.compile`; True is ``default``, False compiles nothing.
         backend: As in :func:`torch.compile`.
 
     Example:
@@ -33,7 +33,7 @@ def compile_parts(net: nn.Module, mode: CompileMode | bool = "default", backend:
         return
     from torch import _dynamo
 
-    _dynamo.config.recompile_limit = max(_dynamo.config.recompile_limit, 64)  # of all blocks, sizes and modes together
+    _dynamo.config.recompile_limit = max(_dynamo.config.recompile_limit, 64)  # shared by all blocks, sizes and modes
     for name, part in net.named_modules():
         if isinstance(part, Block) or name.rpartition(".")[2] == "tokenizer":
             part.compile(mode="default" if mode is True else mode, backend=backend)

@@ -1,4 +1,4 @@
-"""The two layers of a block that see each token by itself, and their activations."""
+"""The MLP of a block, which acts on each token separately, and its activations."""
 
 from typing import Literal, get_args
 
@@ -14,9 +14,9 @@ MlpName = Literal["mlp", "swiglu", "ghost"]
 
 
 def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
-    """Build the activation of ``dim`` channels called ``act_layer``, or one of torch.nn's, or of a class path.
+    """Build the activation of ``dim`` channels: ``act_layer`` is a name, a class of torch.nn or a class path.
 
-    ``gelu`` is the exact one of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` and
+    ``gelu`` is the exact function of Hendrycks and Gimpel 2016 (arXiv:1606.08415), ``gelu_tanh`` and
     CLIP's ``quick_gelu``, x sigmoid(1.702 x), are approximations.
 
     Example:
@@ -38,7 +38,7 @@ def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
 
 
 class QuickGELU(nn.Module):
-    """The approximation of GELU of Hendrycks and Gimpel 2016 (arXiv:1606.08415) that CLIP has.
+    """The approximation of GELU by Hendrycks and Gimpel 2016 (arXiv:1606.08415) that CLIP uses.
 
     Example:
         >>> QuickGELU()(torch.tensor(1.0))
@@ -51,18 +51,18 @@ class QuickGELU(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers with an activation between, applied to each token.
+    """Two linear layers with an activation between them, applied to each token.
 
-    With ``swiglu`` half of what the first layer gives is activated and scales the other half: SwiGLU for a silu,
-    Shazeer 2020 (arXiv:2002.05202). With ``ghost`` the first layer gives ``dim`` channels, and the others are these,
-    scaled and activated once more: the cheap maps of Han et al. 2020 (arXiv:1911.11907) as T2T-ViT-Ghost has them.
+    With ``swiglu`` the first layer is twice as wide: one half, activated, gates the other. With silu this is SwiGLU,
+    Shazeer 2020 (arXiv:2002.05202). With ``ghost`` the first layer computes ``dim`` channels, and the rest are scaled
+    and activated copies: the cheap maps of Han et al. 2020 (arXiv:1911.11907), as in T2T-ViT-Ghost.
 
     Args:
         dim: Token width D.
         hidden_dim: Width between the two layers; ``None`` is ``dim``.
         act_layer: The activation.
         dropout: Share of values that training sets to zero after each layer, 0 to 1.
-        mlp_layer: Which of the three.
+        mlp_layer: The variant: mlp, swiglu or ghost.
 
     Example:
         >>> Mlp(8, hidden_dim=32)(torch.randn(2, 5, 8)).shape

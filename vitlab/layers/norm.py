@@ -12,10 +12,10 @@ NormChoice = NormName | str | ClassSpec
 
 
 def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:
-    """Build the normalization of ``dim`` channels called ``norm_layer``, or one of torch.nn's, or of a class path.
+    """Build a normalization of ``dim`` channels: ``norm_layer`` is a name, a class of torch.nn or a class path.
 
-    LayerNorm: Ba et al. 2016 (arXiv:1607.06450); RMSNorm: Zhang and Sennrich 2019 (arXiv:1910.07467). A class gets
-    ``dim`` (also under torch's names for it) and ``eps`` if it asks for them.
+    LayerNorm: Ba et al. 2016 (arXiv:1607.06450); RMSNorm: Zhang and Sennrich 2019 (arXiv:1910.07467). A class
+    receives ``dim`` (also by torch's names for it) and ``eps`` if its constructor has them.
 
     Example:
         >>> build_norm("rmsnorm", 8, norm_eps=1e-6)

@@ -1,4 +1,4 @@
-"""Activations and normalizations that have no word of their own: any of torch.nn's, or a class path."""
+"""Activations and normalizations given as a class: one of torch.nn, or a class path."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from vitlab.classes import build, find_class, name_and_args
 
 
 class PerToken(nn.Module):
-    """A normalization that expects channels second, such as BatchNorm1d, of tokens, whose channels are last.
+    """Apply a normalization that expects channels second, such as BatchNorm1d, to tokens, whose channels are last.
 
     Args:
-        norm: The normalization; each token is a sample to it.
+        norm: The normalization; it sees each token as a sample.
 
     Example:
         >>> PerToken(nn.BatchNorm1d(8))(torch.randn(2, 5, 8)).shape
@@ -30,14 +30,14 @@ class PerToken(nn.Module):
 
 
 def build_own(key: str, value: Any, dim: int, words: Iterable[str], offered: Mapping[str, Any]) -> nn.Module:
-    """Build the layer that ``key`` names by a class of torch.nn or a class path, and see that it keeps ``(B, L, dim)``.
+    """Build a layer from a class of torch.nn or a class path, and check that it keeps the shape ``(B, L, dim)``.
 
     Args:
-        key: The argument, for messages.
-        value: Name or path of a class, or a mapping of ``class_path`` and ``init_args``.
-        dim: Width of the tokens that it gets.
-        words: What else the argument can be.
-        offered: Arguments that the class gets if it asks for them.
+        key: Name of the argument, for error messages.
+        value: Name or path of a class, or a mapping with ``class_path`` and ``init_args``.
+        dim: Token width D.
+        words: The names that the argument also accepts, for error messages.
+        offered: Arguments that are passed to the class if its constructor has them.
 
     Example:
         >>> build_own("act_layer", {"class_path": "LeakyReLU", "init_args": {"negative_slope": 0.2}}, 8, ["gelu"], {})
@@ -50,10 +50,10 @@ def build_own(key: str, value: Any, dim: int, words: Iterable[str], offered: Map
     try:
         with torch.no_grad():
             shape = tuple(layer.eval()(torch.zeros(2, 3, dim)).shape)
-    except Exception as error:  # code of others fails as it likes
+    except Exception as error:  # foreign code can raise anything
         raise ValueError(
             f"`{key}`: {path} does not take (B, L, {dim}) tokens: {' '.join(str(error).split())}"
         ) from error
     if shape != (2, 3, dim):
-        raise ValueError(f"`{key}`: {path} must keep the shape of tokens, and makes {shape} of (2, 3, {dim})")
+        raise ValueError(f"`{key}`: {path} must keep the shape of tokens, but maps (2, 3, {dim}) to {shape}")
     return layer.train()

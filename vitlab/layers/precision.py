@@ -1,4 +1,4 @@
-"""Where autocast must not reach, and how float32 values are rounded on the way into products and convolutions."""
+"""Switch off autocast where it would hurt, and query how a device rounds float32 operands."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ ROUNDING = ("cuda",)  # devices that may round float32 operands to TensorFloat-3
 
 
 def without_autocast(x: Tensor) -> torch.autocast:
-    """Return a context in which operations on ``x`` keep its dtype; the meta device has no autocast to switch off.
+    """Return a context without autocast for the device of ``x``; the meta device has none, and gets the CPU's.
 
     Example:
         >>> with without_autocast(torch.empty(1, device="meta")):
@@ -20,7 +20,7 @@ def without_autocast(x: Tensor) -> torch.autocast:
 
 
 def float32_precision(device: str) -> dict[str, str]:
-    """Return how a device rounds what enters float32 products and convolutions: ieee (not at all), tf32 or bf16.
+    """Return how a device rounds the operands of float32 products and convolutions: ieee (not at all), tf32 or bf16.
 
     Example:
         >>> float32_precision("cpu")
@@ -37,7 +37,7 @@ def float32_precision(device: str) -> dict[str, str]:
 
 
 def convolutions_round() -> bool:
-    """Return whether a GPU rounds what enters float32 convolutions, and not what enters products: torch's default.
+    """Return whether a GPU rounds operands of float32 convolutions but not of products, which is torch's default.
 
     Example:
         >>> convolutions_round() and float32_precision("cuda")["products"] != "ieee"
@@ -47,11 +47,11 @@ def convolutions_round() -> bool:
     return precision["convolutions"] == "tf32" and precision["products"] == "ieee"
 
 
-convolutions_round.__dict__["_dynamo_marked_constant"] = True  # a compiler cannot read the setting; it takes the result
+convolutions_round.__dict__["_dynamo_marked_constant"] = True  # a constant: torch.compile cannot trace it
 
 
 def convolves_as_products(x: Tensor) -> bool:
-    """Return whether a convolution in place of a linear map of ``x`` rounds no more than the map would.
+    """Return whether a convolution of ``x`` is as precise as the matrix product that it would replace.
 
     Example:
         >>> convolves_as_products(torch.zeros(1))
@@ -64,7 +64,7 @@ def convolves_as_products(x: Tensor) -> bool:
 
 
 def let_convolutions_follow() -> None:
-    """Have float32 convolutions of a GPU round as products do, ``torch.set_float32_matmul_precision``, in this process.
+    """Make float32 convolutions on a GPU as precise as products (``torch.set_float32_matmul_precision``), process-wide.
 
     Example:
         >>> let_convolutions_follow()

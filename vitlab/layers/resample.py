@@ -1,4 +1,4 @@
-"""Tables of positions, interpolated to another grid."""
+"""Interpolate tables of positions to another grid."""
 
 from typing import Literal
 
@@ -11,7 +11,7 @@ Grid = tuple[int, int]
 
 
 def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = True) -> Tensor:
-    """Interpolate ``(J, N, D)`` tables to ``(J, N', D)`` by bicubic splines, as published ViTs are fine-tuned.
+    """Interpolate ``(J, N, D)`` tables to ``(J, N', D)`` by bicubic splines, as is usual when ViTs are fine-tuned.
 
     Example:
         >>> resize_table(torch.randn(1, 14 * 14, 8), (14, 14), (16, 12)).shape
@@ -41,7 +41,7 @@ def resize_bias_table(table: Tensor, old_grid: Grid, grid: Grid) -> Tensor:
     """Interpolate ``(J, R + 3, A)`` relative position biases; the three entries of prefix tokens, if any, are copied.
 
     BEiT's rule, Bao et al. 2022 (arXiv:2106.08254): the old offsets are spread over the new range in steps that grow
-    geometrically from 1, so the entries next to the diagonal stay as they are, and linear interpolation fills in.
+    geometrically from 1, so biases of offsets 0 and 1 do not change; the rest is interpolated linearly.
 
     Example:
         >>> resize_bias_table(torch.randn(1, 27 * 27 + 3, 6), (14, 14), (16, 16)).shape
@@ -68,12 +68,12 @@ def _offset_weights(old: int, new: int) -> Tensor:
         for sign in (-1, 1):
             row = new - 1 + sign * offset
             weights[row, old - 1 + sign * below] = 1 - share
-            weights[row, old - 1 + sign * above] = share  # the same entry, once more, where above is 0
+            weights[row, old - 1 + sign * above] = share  # overwrites the entry above where both are 0
     return weights
 
 
 def _geometric_places(old: int, new: int) -> list[float]:
-    """Return 0, 1, 1 + q, 1 + q + q^2, ...: ``old`` steps, with the ratio q that ends them at ``new``."""
+    """Return 0, 1, 1 + q, 1 + q + q^2, ...: ``old`` steps, with the ratio q for which the last one is ``new``."""
 
     def places(q: float) -> list[float]:
         return [sum(q**i for i in range(k)) for k in range(old + 1)]

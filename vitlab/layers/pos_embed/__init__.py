@@ -1,4 +1,4 @@
-"""Position embeddings: what tells a patch token where it lies in the grid."""
+"""Position embeddings: how a patch token encodes its place in the grid."""
 
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.build import POS_EMBEDS, PosEmbedChoice, PosEmbedName, build_pos_embed

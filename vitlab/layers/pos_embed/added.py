@@ -1,4 +1,4 @@
-"""Position embeddings that are added to the patch tokens, and trained."""
+"""Trained position embeddings that are added to the patch tokens."""
 
 from types import MappingProxyType
 
@@ -11,11 +11,11 @@ from vitlab.layers.resample import Grid, ResizePolicy, resize_axis, resize_table
 
 
 class AddedPosEmbed(PosEmbed):
-    """A vector for each patch token, added once or before every block.
+    """Add a vector to each patch token, once or before every block.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
-        join: Add after the tokenizer (stem), or before each block: its own table (every_layer) or one for all.
+        join: Add once after the tokenizer (stem), or before each block, with a table for each (every_layer) or one.
 
     Example:
         >>> class Ramp(AddedPosEmbed):
@@ -27,7 +27,7 @@ class AddedPosEmbed(PosEmbed):
 
     joins: tuple[PosEmbedJoin, ...] = ("stem", "every_layer", "every_layer_shared")
     trains = True
-    scale = 1.0  # a factor on what is added: ``scale`` in the ``init_args`` of a method
+    scale = 1.0  # factor on the vectors: ``scale`` in the ``init_args`` of a method
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
     stacks = MappingProxyType({"weight": 0, "row": 0, "col": 0})
 
@@ -36,7 +36,7 @@ class AddedPosEmbed(PosEmbed):
         self.join = join
 
     def table(self, layer: int = 0) -> Tensor:
-        """Return the ``(N, D)`` vectors that are added before block ``layer``, in raster order."""
+        """Return the ``(N, D)`` vectors to add before block ``layer``, in raster order."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,13 +52,12 @@ class AddedPosEmbed(PosEmbed):
 
     def _ordered_table(self, layer: int) -> Tensor:
         table = self.table(layer) if self.scale == 1 else self.scale * self.table(layer)
-        return (
-            table if self.order is None else F.embedding(self.order, table)
-        )  # whose gradient is faster than an index's
+        # the gradient of F.embedding is faster than that of indexing
+        return table if self.order is None else F.embedding(self.order, table)
 
 
 class Learned(AddedPosEmbed):
-    """One trained vector for each cell, Dosovitskiy et al. 2021 (arXiv:2010.11929).
+    """One trained vector for each grid cell, Dosovitskiy et al. 2021 (arXiv:2010.11929).
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).

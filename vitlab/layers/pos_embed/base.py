@@ -1,4 +1,4 @@
-"""The neutral position embedding: the six hooks that a method may override, and what it says of itself."""
+"""The base class of position embeddings: six hooks, all neutral, and what a method declares about itself."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,13 +15,13 @@ PosEmbedJoin = Literal["stem", "every_layer", "every_layer_shared"]
 
 
 class PosEmbed(Resizable):
-    """No position information, and the base of every class that has some.
+    """No position embedding, and the base class of every method.
 
     A position embedding can act in six places, each neutral here: it can add to the patch tokens once
     (:meth:`forward`) or before every block (:meth:`enter`), rotate queries and keys (:meth:`rotate`), bias the
     attention logits (:meth:`bias`, or :meth:`relate` by the queries), or mix the tokens after a block (:meth:`leave`).
-    Tokens are P prefix tokens, then N patches. Prefix tokens have no position here: theirs is a constant, which their
-    own vectors can hold.
+    Tokens are P prefix tokens, then N patches. Prefix tokens have no position: it would be a constant, which their own
+    vectors can learn.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -35,20 +35,20 @@ class PosEmbed(Resizable):
         tensor([0., 0., 0., 1., 1., 1.])
     """
 
-    joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, its own choice first
-    trains = False  # whether it has tensors that training changes, or can have
-    rotates_stacked = False  # whether rotate takes (2, B, A, L, d) too: queries and keys, with tables made once
+    joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, the default first
+    trains = False  # whether it has parameters, or can have some
+    rotates_stacked = False  # whether rotate also takes (2, B, A, L, d): queries and keys stacked
     join: PosEmbedJoin | None = None
-    stacks: Mapping[str, int] = MappingProxyType({})  # parameters with values of every block, and the blocks' axis
-    owner: Tensor | None = None  # (R, L), the image of each token, where a row holds tokens of several
-    order: Tensor | None = None  # (N,), inside permute_positions; (B, K), of kept tokens
+    stacks: Mapping[str, int] = MappingProxyType({})  # parameters that hold a slice for each block, and its axis
+    owner: Tensor | None = None  # (R, L), the image of each token, in packed rows
+    order: Tensor | None = None  # (N,) inside permute_positions; (B, K) after kept
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``, before prefix tokens join them."""
+        """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``, before prefix tokens are prepended."""
         return x
 
     def prepend(self, prefix: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Return prefix tokens, ``(1, n, D)`` each, and the ``(B, N, D)`` patch tokens as ``(B, P + N, D)``."""
+        """Prepend prefix tokens, ``(1, n, D)`` each, to ``(B, N, D)`` patch tokens: ``(B, P + N, D)``."""
         B = x.shape[0]  # not len(x), which would fix the batch size of an exported graph
         return torch.cat([*[token.expand(B, -1, -1) for token in prefix], x], dim=1)
 
@@ -57,18 +57,18 @@ class PosEmbed(Resizable):
         return x
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
-        """Map ``(B, A, L, d)`` queries or keys of block ``layer``; those of prefix tokens stay as they are."""
+        """Map ``(B, A, L, d)`` queries or keys of block ``layer``; prefix tokens are not rotated."""
         return x
 
     def bias(self, layer: int) -> Tensor | None:
         """Return ``(A, L, L)`` to add to the scaled attention logits of block ``layer``, or None.
 
-        Of kept tokens it is ``(B, A, L, L)``: each image has its own.
+        After :meth:`kept` it is ``(B, A, L, L)``: each image keeps other tokens.
         """
         return None
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return ``(B, A, L, L)`` that scaled ``(B, A, L, d)`` queries add to the logits of a block, or None."""
+        """Return a bias that depends on the scaled ``(B, A, L, d)`` queries, ``(B, A, L, L)``, or None."""
         return None
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
@@ -80,11 +80,11 @@ class PosEmbed(Resizable):
         return type(self).leave is not PosEmbed.leave
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
-        """Return the parameters that act in block ``layer`` alone."""
+        """Return the parameters that act only in block ``layer``."""
         return []
 
     def stacked_parameters(self) -> list[tuple[nn.Parameter, int]]:
-        """Return the parameters that hold values of each block, and the axis of the blocks."""
+        """Return the parameters that hold a slice for each block, with the axis of the blocks."""
         named = dict(self.named_parameters(recurse=False)) if self.join == "every_layer" else {}
         return [(named[name], axis) for name, axis in self.stacks.items() if name in named]
 
@@ -101,42 +101,42 @@ class PosEmbed(Resizable):
             self.order = None
 
     def kept(self, keep: Tensor) -> Self:
-        """Return this module, with the same parameters, for some tokens of each image, which stay where they stood.
+        """Return this module, sharing its parameters, for a subset of the patch tokens, at their original positions.
 
         Args:
-            keep: ``(B, K)`` numbers of patch tokens, as many of each image.
+            keep: ``(B, K)`` indices of the patch tokens to keep, K of each image.
 
         Raises:
             ValueError: The method mixes neighboring tokens.
         """
         if type(self).leave is not PosEmbed.leave:
             raise ValueError(
-                f"{type(self).__name__} mixes neighboring tokens: it needs all of an image, not `keep` alone"
+                f"{type(self).__name__} mixes neighboring tokens: it needs all tokens of an image, not a subset"
             )
         other = copy.copy(self)
         other.order = keep if self.order is None else self.order[keep]
         return other
 
     def tokens(self, x: Tensor) -> Tensor:
-        """Return those of the ``(B, N, D)`` patch tokens that are kept, ``(B, K, D)``; without :meth:`kept`, all."""
+        """Return the kept ones of ``(B, N, D)`` patch tokens, ``(B, K, D)``; all, unless :meth:`kept` chose some."""
         if self.order is None or self.order.ndim == 1:
             return x
         return x[torch.arange(len(x), device=x.device)[:, None], self.order]
 
     def token_order(self, num_prefix_tokens: int) -> Tensor | None:
-        """Return ``order`` for all ``(L,)`` or ``(B, L)`` tokens, prefix tokens in their places."""
+        """Return ``order`` extended to prefix tokens, which stay in place: ``(L,)`` or ``(B, L)``, or None."""
         if self.order is None:
             return None
         prefix = torch.arange(num_prefix_tokens, device=self.order.device)
         return torch.cat([prefix.expand(*self.order.shape[:-1], -1), self.order + num_prefix_tokens], dim=-1)
 
     def of_tokens(self, values: Tensor, order: Tensor | None, axis: int) -> Tensor:
-        """Return values of each token, ``(L, ...)`` or ``(A, L, ...)``, in an order; per image ``(B, A or 1, L, ...)``.
+        """Reorder values of tokens, ``(L, ...)`` or ``(A, L, ...)``; one order per image gives ``(B, A or 1, L, ...)``.
 
         Args:
             values: The values, patches in raster order.
             order: As :meth:`token_order` returns it.
-            axis: The tokens' axis, 0 or 1.
+            axis: Axis of the tokens, 0 or 1.
         """
         if order is None or order.ndim == 1:
             return values if order is None else values.index_select(axis, order)

@@ -12,19 +12,19 @@ from vitlab.layers.resample import Grid, ResizePolicy, resize_bias_table
 
 
 class BiasPosEmbed(PosEmbed):
-    """A number for each head, query and key, added to the scaled logit.
+    """A bias for each head, query and key, added to the scaled logits.
 
-    A float bias rules out flash attention: report images per second next to accuracy.
+    A float bias rules out flash attention, so report throughput next to accuracy.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         num_prefix_tokens: Number of prefix tokens P.
 
     Example:
-        >>> class Itself(BiasPosEmbed):  # every token looks at itself a little more
+        >>> class SelfBias(BiasPosEmbed):  # every token attends to itself a little more
         ...     def biases(self, layer):
         ...         return torch.eye(6)[None]
-        >>> Itself((2, 3), num_prefix_tokens=0).bias(layer=0).shape
+        >>> SelfBias((2, 3), num_prefix_tokens=0).bias(layer=0).shape
         torch.Size([1, 6, 6])
     """
 
@@ -87,7 +87,7 @@ class RelPos(BiasPosEmbed):
         self.fill_tables()
 
     def fill_tables(self) -> None:
-        """Compute the index."""
+        """Compute the row of the bias table for each pair of tokens."""
         index = displacement_index(self.grid_size, self.num_prefix_tokens).to(self.bias_table.device)
         self.register_buffer("index", index, persistent=False)
 
@@ -102,10 +102,10 @@ class RelPos(BiasPosEmbed):
 
 
 class Alibi2d(BiasPosEmbed):
-    """Minus the distance of two cells, times a slope a head: Fuller et al. 2023 (arXiv:2311.00566), CROMA.
+    """Minus the distance between two cells, times a slope per head: Fuller et al. 2023 (arXiv:2311.00566), CROMA.
 
-    A grid that is mirrored or turned has the same biases: this method cannot tell left from right. The slopes are those
-    of Press et al. 2022 (arXiv:2108.12409). Biases with a prefix token are 0.
+    Biases do not change when the grid is mirrored or rotated: this method cannot tell left from right. The slopes are
+    those of Press et al. 2022 (arXiv:2108.12409). Biases to and from prefix tokens are 0.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -113,7 +113,7 @@ class Alibi2d(BiasPosEmbed):
         num_prefix_tokens: Number of prefix tokens P.
 
     Example:
-        >>> Alibi2d((1, 3), num_heads=8).bias(layer=0)[0]  # half a distance
+        >>> Alibi2d((1, 3), num_heads=8).bias(layer=0)[0]  # the slope of head 0 is 1/2
         tensor([[-0.0000, -0.5000, -1.0000],
                 [-0.5000, -0.0000, -0.5000],
                 [-1.0000, -0.5000, -0.0000]])
@@ -146,7 +146,7 @@ class Alibi2d(BiasPosEmbed):
 
 
 def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
-    """Return ``(L, L)`` rows of the bias table: query minus key, row-major, then the three of prefix tokens.
+    """Return ``(L, L)`` row numbers of the bias table: query minus key, row-major, then three for prefix tokens.
 
     Example:
         >>> displacement_index((1, 3), num_prefix_tokens=0)
@@ -166,7 +166,7 @@ def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
-    """Return a slope for each head, powers of 2 where ``num_heads`` is one.
+    """Return a slope for each head: powers of 2 if ``num_heads`` is a power of 2.
 
     Example:
         >>> alibi_slopes(4)

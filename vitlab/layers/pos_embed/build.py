@@ -1,4 +1,4 @@
-"""From the name of a position embedding to the module."""
+"""Build a position embedding from its name or class path."""
 
 import inspect
 from collections.abc import Sequence
@@ -68,21 +68,21 @@ def build_pos_embed(
     join: PosEmbedJoin | None = None,
     theta: float | None = None,
 ) -> PosEmbed:
-    """Build the position embedding called ``name``, or that of a class path, which must be a :class:`PosEmbed`.
+    """Build the position embedding called ``name``, or of a class path that leads to a :class:`PosEmbed`.
 
-    Those of a list act together; what is said of a part in its ``init_args`` holds for it alone.
-    Its class gets ``grid_size``, and those of the other values that it asks for: ``embed_dim``, ``num_heads``,
-    ``head_dim``, ``depth``, ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``.
+    The methods of a list act together, each with the ``init_args`` of its own entry. A class receives ``grid_size``,
+    and of the other values those that its constructor has: ``embed_dim``, ``num_heads``, ``head_dim``, ``depth``,
+    ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``.
 
     Args:
-        name: Which one: a word, a class path, or a mapping of ``class_path`` and ``init_args``; or a list of these.
+        name: A name, a class path, a mapping with ``class_path`` and ``init_args``, or a list of these.
         grid_size: Patch tokens per column and per row, (h, w).
         embed_dim: Token width D.
         num_heads: Number of heads A.
         depth: Number of blocks.
         num_prefix_tokens: Number of prefix tokens P.
-        trainable: Whether its tensors are trained; None is the method's own choice.
-        join: Where it meets the tokens; None is the method's own choice.
+        trainable: Whether its tensors are trained; None is the default of the method.
+        join: Where it acts on the tokens; None is the default of the method.
         theta: Base of the rotary frequencies; None is the published one, 100 for rope2d and 10 for rope_mixed.
 
     Example:
@@ -98,13 +98,13 @@ def build_pos_embed(
     }
     if not isinstance(name, list | tuple):
         return _build_one(name, grid_size, offered, trainable, join, theta)
-    given = {"pos_embed_trainable": trainable, "pos_embed_join": join, "rope_theta": theta}
-    if said := [option for option, value in given.items() if value is not None]:
+    options = {"pos_embed_trainable": trainable, "pos_embed_join": join, "rope_theta": theta}
+    if given := [option for option, value in options.items() if value is not None]:
         form = "{class_path: learned, init_args: {join: every_layer}}"
-        raise ValueError(f"`{said[0]}` is said to a part of a list of `pos_embed`, as in {form}, not to the list")
+        raise ValueError(f"`{given[0]}` cannot be given for a list of `pos_embed`; give it to an entry, as in {form}")
     parts = [(name_and_args("pos_embed", part)[0].rpartition(".")[2], part) for part in name]
     if len(dict(parts)) < len(parts):
-        raise ValueError(f"`pos_embed`: a list names each method once, got {choice_text(name)}")
+        raise ValueError(f"`pos_embed`: a list must name each method only once, got {choice_text(name)}")
     return Together(grid_size, {word: _build_one(part, grid_size, offered) for word, part in parts})
 
 
@@ -116,17 +116,17 @@ def _build_one(
     join: PosEmbedJoin | None = None,
     theta: float | None = None,
 ) -> PosEmbed:
-    word, args = name_and_args("pos_embed", name)
+    method, args = name_and_args("pos_embed", name)
     trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
-    cls = POS_EMBEDS.get(word) or find_class("pos_embed", word, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
+    cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
     _check_options(choice_text(name), cls, trainable, join, theta)
-    more = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
-    more |= {} if theta is None else {"theta": theta}
-    module: PosEmbed = build("pos_embed", cls, args, offered | more, grid_size)
+    offered = offered | {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
+    offered |= {} if theta is None else {"theta": theta}
+    module: PosEmbed = build("pos_embed", cls, args, offered, grid_size)
     if scale != 1:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
-            added = "that adds a vector to each token and takes a factor above 0"
-            raise ValueError(f"`scale` belongs to a method {added}, got {scale!r} for pos_embed={choice_text(name)!r}")
+            rule = "belongs to a method that adds a vector to each token, and must be above 0"
+            raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
         module.scale = float(scale)
     return module.requires_grad_(trainable is not False)
 

@@ -1,8 +1,8 @@
-"""What a rotation can be."""
+"""Checks of the arguments of rotary position embeddings."""
 
 
 def check_rotation(name: str, head_dim: int, theta: float) -> float:
-    """Return the base of the frequencies; refuse heads that pairs of two axes do not fill, and a base that is none.
+    """Return ``theta``, after checking that it is above 1 and that 4 divides the width of a head.
 
     Example:
         >>> check_rotation("rope2d", head_dim=64, theta=100.0)
@@ -18,7 +18,7 @@ def check_rotation(name: str, head_dim: int, theta: float) -> float:
 
 
 def check_word(name: str, value: str, *words: str) -> None:
-    """Refuse a word that is none of ``words``.
+    """Refuse a value that is not one of ``words``.
 
     Example:
         >>> check_word("axes", "xy", "xy", "yx")

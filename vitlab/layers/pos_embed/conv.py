@@ -10,13 +10,13 @@ from vitlab.layers.resample import Grid
 class ConvPosEmbed(PosEmbed):
     """A depthwise 3 x 3 convolution of the patch tokens after a block, Chu et al. 2021 (arXiv:2102.10882), "PEG".
 
-    What tells absolute position is the zero padding at the border alone.
+    Only the zero padding at the border encodes absolute position.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         embed_dim: Token width D.
         depth: Number of blocks.
-        join: Once, after the first block (stem), or another convolution after each block (every_layer).
+        join: One convolution, after the first block (stem), or one after each block (every_layer).
 
     Example:
         >>> peg = ConvPosEmbed((2, 3), embed_dim=8)
@@ -35,7 +35,7 @@ class ConvPosEmbed(PosEmbed):
         )
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
-        """Return those of the convolution after block ``layer``."""
+        """Return the parameters of the convolution after block ``layer``."""
         return list(self.convs[layer].parameters()) if self.acts_after(layer) else []
 
     def acts_after(self, layer: int) -> bool:
@@ -43,7 +43,7 @@ class ConvPosEmbed(PosEmbed):
         return layer < len(self.convs)
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
-        """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``; prefix tokens pass by."""
+        """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``; prefix tokens are unchanged."""
         if not self.acts_after(layer):
             return x
         h, w = self.grid_size

@@ -1,4 +1,4 @@
-"""Position embeddings that a trained map gives: of offsets to biases, of cells to vectors, of cells to rotations."""
+"""Position embeddings that a trained function computes: biases from offsets, vectors or rotations from cells."""
 
 import math
 from types import MappingProxyType
@@ -16,19 +16,19 @@ from vitlab.layers.resample import Grid, ResizePolicy
 
 
 class ContinuousBias(BiasPosEmbed):
-    """A small network maps log-spaced offsets to a bias for each head, Liu et al. 2022 (arXiv:2111.09883), Swin V2.
+    """A bias for each head from an MLP of the log-spaced offset, Liu et al. 2022 (arXiv:2111.09883), Swin V2.
 
-    Offsets are measured in units of the largest, times 8, on the scale sign(x) log2(1 + |x|) / 3. Of what the network
-    makes of them 16 sigmoid is taken, less 8: among patches attention is the same, and the 0 of prefix tokens is in the
-    middle. Swin V2 has a network in every block; in the last one, a class token alone does not train it.
+    An offset is scaled so that the largest is 8, then mapped to sign(x) log2(1 + |x|) / 3. The bias is 16 times the
+    sigmoid of the output, minus 8, which cancels between patches and centers biases at the 0 of prefix tokens. Swin V2
+    has an MLP per block; the last block's gets no gradient where only a class token is read.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         num_heads: Number of heads A.
-        depth: Number of blocks, each with a network of its own if ``join`` is every_layer.
+        depth: Number of blocks, each with an MLP of its own if ``join`` is every_layer.
         num_prefix_tokens: Number of prefix tokens P.
-        join: Own network in every block (every_layer), or one for all (every_layer_shared).
-        hidden: Width of the network's hidden layer.
+        join: An MLP for every block (every_layer), or one for all (every_layer_shared).
+        hidden: Hidden width of the MLP.
 
     Example:
         >>> ContinuousBias((2, 3), num_heads=2).bias(layer=0).shape
@@ -59,12 +59,12 @@ class ContinuousBias(BiasPosEmbed):
         self.fill_tables()
 
     def fill_tables(self) -> None:
-        """Compute the offsets and which of them each pair of tokens has."""
+        """Compute all offsets, and the index of the offset of each pair of tokens."""
         like = next(self.mlps.parameters())
-        unit = self.grid_size if self.trained_grid is None else self.trained_grid.tolist()
+        reference = self.grid_size if self.trained_grid is None else self.trained_grid.tolist()
         sides = [
-            torch.arange(1 - side, side, dtype=torch.float32) * (8 / max(most - 1, 1))
-            for side, most in zip(self.grid_size, unit, strict=True)
+            torch.arange(1 - side, side, dtype=torch.float32) * (8 / max(full - 1, 1))
+            for side, full in zip(self.grid_size, reference, strict=True)
         ]
         offsets = torch.cartesian_prod(*sides).view(-1, 2)
         offsets = offsets.sign() * (1 + offsets.abs()).log2() / 3
@@ -79,11 +79,11 @@ class ContinuousBias(BiasPosEmbed):
         return F.pad(table, (0, 0, 0, 3)).t()[:, self.index]
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
-        """Return those of the network of block ``layer``."""
+        """Return the parameters of the MLP of block ``layer``."""
         return list(self.mlps[layer].parameters()) if self.join == "every_layer" else []
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
-        """Return both: offsets in units of the trained grid's largest, or of the new one's."""
+        """Return both: offsets can be scaled by the trained grid (extrapolate) or by the new one (rescale)."""
         return self.policies
 
     def _resized_state(
@@ -97,12 +97,12 @@ class ContinuousBias(BiasPosEmbed):
 class Fourier(AddedPosEmbed):
     """Trained Fourier features of row and column through an MLP, Li et al. 2021 (arXiv:2106.02795).
 
-    The features are cos and sin of W (y, x), over the root of their number; W starts at N(0, 1 / gamma ** 2).
+    The features are cos and sin of W (y, x), divided by the root of their number; W starts at N(0, 1 / gamma ** 2).
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
-        embed_dim: Token width D, even: also the number of features, and the MLP's hidden width.
-        gamma: How many cells a radian takes at the start.
+        embed_dim: Token width D, even; also the number of features and the hidden width of the MLP.
+        gamma: Initial scale of the features, in cells per radian.
 
     Example:
         >>> Fourier((2, 3), embed_dim=8)(torch.zeros(1, 6, 8)).shape
@@ -136,19 +136,19 @@ class Fourier(AddedPosEmbed):
 
 
 class LieRE(PosEmbed):
-    """Turn queries and keys by exp(y Y + x X) for trained generators, Ostmeier et al. 2025 (arXiv:2406.10322).
+    """Rotate queries and keys by exp(y Y + x X) with trained generators Y, X: Ostmeier et al. 2025 (arXiv:2406.10322).
 
-    Y and X are skew-symmetric, and all channels of a block turn together; blocks of 2 are the pairs of rope_mixed. The
-    generators start uniform between 0 and 2 pi, as in the authors' code; cells lie between 0 and 1 on either axis.
+    Y and X are skew-symmetric and block-diagonal; blocks of 2 channels are the pairs of rope_mixed. The generators
+    start uniform in [0, 2 pi], as in the authors' code; cells lie between 0 and 1 on either axis.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         head_dim: Width d of a head, divisible by ``block``.
         num_heads: Number of heads A, each with generators of its own.
         depth: Number of blocks of the network, each with generators of its own if ``join`` is every_layer.
-        num_prefix_tokens: Number of prefix tokens P, which turn by nothing.
+        num_prefix_tokens: Number of prefix tokens P, which are not rotated.
         join: Own generators in every block (every_layer), or one set for all (every_layer_shared).
-        block: Channels that turn together; the paper has 8 and the whole head.
+        block: Channels that rotate together; the paper uses 8 and the whole head.
 
     Example:
         >>> LieRE((2, 3), head_dim=8, num_heads=2, block=4).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -179,7 +179,7 @@ class LieRE(PosEmbed):
         self.join, self.num_prefix_tokens, self.block = join, num_prefix_tokens, block
         sets = depth if join == "every_layer" else 1
         numbers = torch.rand(2, sets, num_heads, head_dim // block, block, block, dtype=torch.float32)
-        self.generators = nn.Parameter(2 * math.pi * numbers)  # above the diagonal they count
+        self.generators = nn.Parameter(2 * math.pi * numbers)  # only entries above the diagonal are used
         self.fill_tables()
 
     def fill_tables(self) -> None:
@@ -197,11 +197,11 @@ class LieRE(PosEmbed):
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
-        turns = self.of_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
-        parts = x.unflatten(-1, (-1, self.block)).to(turns.dtype)
-        return (turns * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
+        rotations = self.of_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
+        parts = x.unflatten(-1, (-1, self.block)).to(rotations.dtype)
+        return (rotations * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
-        return dict(state)  # cells between 0 and 1 are those of any grid
+        return dict(state)  # cells lie between 0 and 1 at any grid

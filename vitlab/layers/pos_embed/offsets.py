@@ -1,4 +1,4 @@
-"""Position embeddings by the distance of two tokens: FIRE's function of it, and a vector for each that queries meet."""
+"""Position embeddings by the offset of two tokens: a function of it (FIRE), or a trained key for each."""
 
 from types import MappingProxyType
 
@@ -13,19 +13,19 @@ from vitlab.layers.resample import Grid, ResizePolicy, resize_axis
 
 
 class Fire(BiasPosEmbed):
-    """A small network maps distances, on a bounded log scale, to biases: FIRE, Li et al. 2024 (arXiv:2310.04418).
+    """Biases from an MLP of distances on a bounded log scale: FIRE, Li et al. 2024 (arXiv:2310.04418).
 
     The paper's bias of query i and key j <= i is f(psi(i - j) / psi(max(T, i))), psi(x) = log(c x + 1), with trained f,
-    c and T. Here f takes two such numbers, of rows and columns, with the sign of the offset; and as keys lie on both
-    sides of a query, its largest distance stands for i. So the network sees numbers in [-1, 1] on any grid.
+    c and T. Here f takes two such numbers, for rows and columns, with the sign of the offset. As keys lie on both sides
+    of a query, its largest distance to a key replaces i. So the MLP sees numbers in [-1, 1] on any grid.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         num_heads: Number of heads A.
-        num_prefix_tokens: Number of prefix tokens P; biases with one are 0.
-        hidden: Width of the network's hidden layer.
-        c: Start of the scale within the logarithm, above 0.
-        threshold: Start of T, in cells; ``None`` is the larger side of the grid.
+        num_prefix_tokens: Number of prefix tokens P; their biases are 0.
+        hidden: Hidden width of the MLP.
+        c: Initial value of c, above 0.
+        threshold: Initial value of T, in cells; ``None`` is the larger side of the grid.
 
     Example:
         >>> Fire((2, 3), num_heads=2).bias(layer=0).shape
@@ -66,8 +66,8 @@ class Fire(BiasPosEmbed):
         with without_autocast(self.cells):
             offsets = self.cells[:, :, None] - self.cells[:, None]  # (2, N, N), query minus key
             farthest = torch.maximum(self.cells, sides - 1 - self.cells)  # (2, N)
-            most = torch.maximum(farthest, self.threshold.abs())[:, :, None]
-            parts = offsets.sign() * self._psi(offsets.abs()) / (self._psi(most) + 1e-12)  # for c = 0
+            bound = torch.maximum(farthest, self.threshold.abs())[:, :, None]
+            parts = offsets.sign() * self._psi(offsets.abs()) / (self._psi(bound) + 1e-12)  # not 0 / 0 where c = 0
             bias = self.mlp(parts.movedim(0, -1)).movedim(-1, 0)  # (A, N, N)
         return F.pad(bias, (self.num_prefix_tokens, 0) * 2)
 
@@ -81,17 +81,17 @@ class Fire(BiasPosEmbed):
 
 
 class RelPos1d(PosEmbed):
-    """A trained vector for each difference of raster positions, which queries meet as if it were a key: ViT's relative.
+    """A trained key for each difference of raster positions, whose product with the query is added to the logit.
 
-    Dosovitskiy et al. 2021 (arXiv:2010.11929), D.4 and table 8: the products of the query with the vectors of the
-    offsets are added to the logits, scaled like these. Prefix tokens have no offsets, and add 0.
+    The relative embedding of ViT, Dosovitskiy et al. 2021 (arXiv:2010.11929), D.4 and table 8. These products are
+    scaled like the logits. Prefix tokens have no offsets: their term is 0.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         head_dim: Width d of a head.
-        depth: Number of blocks, each with vectors of its own if ``join`` is every_layer.
+        depth: Number of blocks, each with keys of its own if ``join`` is every_layer.
         num_prefix_tokens: Number of prefix tokens P.
-        join: Own vectors in every block (every_layer), or one set for all (every_layer_shared).
+        join: Keys for every block (every_layer), or one set for all (every_layer_shared).
 
     Example:
         >>> RelPos1d((2, 3), head_dim=8).relate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -120,18 +120,18 @@ class RelPos1d(PosEmbed):
         self.fill_tables()
 
     def fill_tables(self) -> None:
-        """Compute which offset each pair of patches has."""
+        """Compute the index of the offset of each pair of patches."""
         positions = torch.arange(self.grid_size[0] * self.grid_size[1], device=self.keys.device)
         index = positions[:, None] - positions + len(positions) - 1
         self.register_buffer("index", index, persistent=False)
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return ``(B, A, L, L)`` products of scaled queries and offsets; None for the first prefix token's alone."""
+        """Return ``(B, A, L, L)`` products of scaled queries and offset keys; None if ``q`` has only prefix tokens."""
         P = self.num_prefix_tokens
         if q.shape[2] <= P:
             return None
         index = self.index if self.order is None else self.index[self.order[..., None], self.order[..., None, :]]
-        index = index if index.ndim == 2 else index[:, None]  # of kept tokens (B, 1, K, K): each image has its own
+        index = index if index.ndim == 2 else index[:, None]  # (B, 1, K, K): each image keeps other tokens
         products = q[:, :, P:] @ self.keys[layer % len(self.keys)].to(q.dtype).t()  # (B, A, N, 2 N - 1)
         return F.pad(products.gather(-1, index.expand(*q.shape[:2], -1, -1)), (P, 0, P, 0))
 

@@ -1,4 +1,4 @@
-"""Positions of images of different sizes whose tokens lie in the rows of one batch."""
+"""Positions of images of different sizes whose tokens are packed into the rows of one batch."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,21 +11,21 @@ from vitlab.layers.resample import Grid, ResizePolicy
 
 
 class PackedPosEmbed(PosEmbed):
-    """Any position embedding, for rows that hold the tokens of several images: Dehghani et al. 2023 (arXiv:2307.06304).
+    """Apply a position embedding to rows that hold several images: NaViT, Dehghani et al. 2023 (arXiv:2307.06304).
 
-    Images of one grid go through the method together, at that grid, so that each gets what it would get alone. Rows
-    are as long as the longest image; shorter ones share a row. Attention stays within an image: the bias of two tokens
-    of different images is minus infinity.
+    Images with the same grid go through the method together, at that grid, so each is encoded as it would be alone.
+    Rows are as long as the longest image; shorter images share a row. Attention stays within an image: the bias between
+    tokens of different images is minus infinity.
 
     Args:
         pos_embed: The position embedding of the network.
         grids: Rows and columns of the patches of each image.
-        num_prefix_tokens: Number of prefix tokens P of each image; they stand before its patches.
-        policy: How to resample positions for another grid; None is the method's own way.
-        device: Where the tokens are.
+        num_prefix_tokens: Number of prefix tokens P of each image, before its patches.
+        policy: How to resample positions for another grid; None is the default of the method.
+        device: Device of the tokens.
 
     >>> packed = PackedPosEmbed(PosEmbed(), [(2, 3), (1, 2), (3, 1)], num_prefix_tokens=1)
-    >>> packed.owner  # the images that tokens belong to: two rows, of images 0, and 2 and 1
+    >>> packed.owner  # the image of each token: one row for image 0, one for images 2 and 1
     tensor([[0, 0, 0, 0, 0, 0, 0],
             [2, 2, 2, 2, 1, 1, 1]])
     """
@@ -40,71 +40,71 @@ class PackedPosEmbed(PosEmbed):
     ) -> None:
         super().__init__()
         lengths = [num_prefix_tokens + h * w for h, w in grids]
-        places, self.shape = lay_out(lengths)
-        firsts, first_patches = torch.tensor(places), torch.tensor([0, *lengths]).cumsum(0)[:-1]
+        starts, self.shape = lay_out(lengths)
+        first_tokens, first_patches = torch.tensor(starts), torch.tensor([0, *lengths]).cumsum(0)[:-1]
         first_patches -= num_prefix_tokens * torch.arange(len(grids))
-        alike = {grid: [i for i, other in enumerate(grids) if other == grid] for grid in dict.fromkeys(grids)}
+        by_grid = {grid: [i for i, other in enumerate(grids) if other == grid] for grid in dict.fromkeys(grids)}
         self.groups, owner = [], torch.full((self.shape[0] * self.shape[1],), len(grids))
-        for grid, members in alike.items():
-            numbers, n = torch.tensor(members), grid[0] * grid[1]
-            tokens = firsts[numbers, None] + torch.arange(num_prefix_tokens + n)
-            patches = first_patches[numbers, None] + torch.arange(n)
-            owner[tokens] = numbers[:, None]
+        for grid, members in by_grid.items():
+            images, n = torch.tensor(members), grid[0] * grid[1]
+            tokens = first_tokens[images, None] + torch.arange(num_prefix_tokens + n)
+            patches = first_patches[images, None] + torch.arange(n)
+            owner[tokens] = images[:, None]
             self.groups.append(_Group(pos_embed.at(grid, policy), tokens.to(device), patches.to(device)))
-        self.ranks = torch.tensor([i for members in alike.values() for i in members]).argsort().to(device)
+        self.ranks = torch.tensor([i for members in by_grid.values() for i in members]).argsort().to(device)
         self.owner = owner.view(self.shape).to(device)
-        mine = self.owner[:, None, :, None] == self.owner[:, None, None]
-        self.mask = torch.zeros(mine.shape, device=device).masked_fill_(~mine, -torch.inf)  # (R, 1, L, L)
+        same_image = self.owner[:, None, :, None] == self.owner[:, None, None]
+        self.mask = torch.zeros(same_image.shape, device=device).masked_fill_(~same_image, -torch.inf)  # (R, 1, L, L)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map the ``(1, T, D)`` patch tokens of all images to ``(1, T, D)``, those of one grid after the other."""
+        """Map the ``(1, T, D)`` patch tokens of all images to ``(1, T, D)``, now ordered by grid."""
         parts = [group.part(_pick(x, group.patches)) for group in self.groups]
         return torch.cat([part.flatten(0, 1) for part in parts])[None]
 
     def prepend(self, prefix: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Return the ``(R, L, D)`` rows: prefix tokens, ``(1, n, D)`` each, before what forward returns."""
+        """Pack the tokens that :meth:`forward` returned into ``(R, L, D)`` rows, prefix tokens before each image."""
         parts = x[0].split([group.patches.numel() for group in self.groups])
         images = [part.unflatten(0, group.patches.shape) for part, group in zip(parts, self.groups, strict=True)]
         return self._rows([super(PackedPosEmbed, self).prepend(prefix, part) for part in images])
 
     def enter(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(R, L, D)`` tokens that enter block ``layer`` to ``(R, L, D)``."""
-        return self._each(x, lambda part, y: part.enter(y, layer))
+        return self._map_images(x, lambda part, y: part.enter(y, layer))
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(R, L, D)`` tokens that leave block ``layer`` to ``(R, L, D)``."""
-        return self._each(x, lambda part, y: part.leave(y, layer))
+        return self._map_images(x, lambda part, y: part.leave(y, layer))
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(R, A, L, d)`` queries or keys of block ``layer`` to ``(R, A, L, d)``."""
 
-        def turn(part: PosEmbed, y: Tensor) -> Tensor:
-            turned = part.rotate(heads := y.transpose(1, 2), layer)
-            return y if turned is heads else turned.transpose(1, 2)
+        def rotate(part: PosEmbed, y: Tensor) -> Tensor:
+            rotated = part.rotate(heads := y.transpose(1, 2), layer)
+            return y if rotated is heads else rotated.transpose(1, 2)
 
-        return self._each(x.transpose(1, 2), turn).transpose(1, 2)
+        return self._map_images(x.transpose(1, 2), rotate).transpose(1, 2)
 
     def bias(self, layer: int) -> Tensor:
-        """Return ``(R, A or 1, L, L)``: the method's biases within an image, minus infinity between two."""
+        """Return ``(R, A or 1, L, L)``: the method's bias within an image, minus infinity between images."""
         biases = self._within([group.part.bias(layer) for group in self.groups])
         return self.mask if biases is None else self.mask + biases
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return ``(R, A, L, L)`` that the method's scaled queries, ``(R, A, L, d)``, add to the logits, or None."""
+        """Return the method's bias that depends on scaled ``(R, A, L, d)`` queries, ``(R, A, L, L)``, or None."""
         parts = [(group.part, _pick(q.transpose(1, 2), group.tokens).transpose(1, 2)) for group in self.groups]
         return self._within([part.relate(y, layer) for part, y in parts])
 
     def of_images(self, x: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """Map ``(R, L, D)`` tokens to ``(B, ...)``, what ``read`` makes of the ``(n, P + N, D)`` of images alike."""
+        """Apply ``read`` to the ``(n, P + N, D)`` tokens of the images of each grid, and return ``(B, ...)``."""
         return torch.cat([read(_pick(x, group.tokens)) for group in self.groups]).index_select(0, self.ranks)
 
-    def _each(self, x: Tensor, fn: Callable[[PosEmbed, Tensor], Tensor]) -> Tensor:
-        """Map tokens, ``(R, L, ...)``, by the method at their images' grids, where it acts at all."""
+    def _map_images(self, x: Tensor, fn: Callable[[PosEmbed, Tensor], Tensor]) -> Tensor:
+        """Apply ``fn`` to the ``(R, L, ...)`` tokens, grid by grid; return ``x`` itself if ``fn`` changes nothing."""
         parts = []
         for group in self.groups:
-            if (made := fn(group.part, mine := _pick(x, group.tokens))) is mine:
+            if (y := fn(group.part, tokens := _pick(x, group.tokens))) is tokens:
                 return x
-            parts.append(made)
+            parts.append(y)
         return self._rows(parts)
 
     def _rows(self, parts: list[Tensor]) -> Tensor:
@@ -114,7 +114,7 @@ class PackedPosEmbed(PosEmbed):
         return empty.index_copy(0, places, flat).unflatten(0, self.shape)
 
     def _within(self, parts: Sequence[Tensor | None]) -> Tensor | None:
-        """Return ``(R, A, L, L)`` with each image's ``(A, N, N)`` or ``(n, A, N, N)`` in its place."""
+        """Place the biases of each grid, ``(A, N, N)`` or ``(n, A, N, N)``, in rows: ``(R, A, L, L)``, or None."""
         whole: Tensor | None = None
         for part, group in zip(parts, self.groups, strict=True):
             if part is not None:
@@ -127,7 +127,7 @@ class PackedPosEmbed(PosEmbed):
 
 
 class _Group(NamedTuple):
-    """Images of one grid: the method there, places of their ``(n, P + N)`` tokens and ``(n, N)`` patches."""
+    """Images of one grid: the method at it, and indices of their ``(n, P + N)`` tokens and ``(n, N)`` patches."""
 
     part: PosEmbed
     tokens: Tensor
@@ -135,22 +135,22 @@ class _Group(NamedTuple):
 
 
 def _pick(x: Tensor, places: Tensor) -> Tensor:
-    """Return ``(n, N, ...)`` of the ``(R, L, ...)`` rows."""
+    """Return the tokens of ``(R, L, ...)`` rows at flat indices ``(n, N)``, ``(n, N, ...)``."""
     return x.flatten(0, 1).index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
 def lay_out(lengths: Sequence[int]) -> tuple[list[int], tuple[int, int]]:
-    """Return where each image begins in rows as long as the longest one, and number and length of the rows.
+    """Pack images into rows as long as the longest: return where each begins, and number and length of the rows.
 
-    The longest comes first; each goes to the first row that has room.
+    Longest image first, each into the first row that has room.
 
     >>> lay_out([3, 5, 2])
     ([5, 0, 8], (2, 5))
     """
-    length, used, places = max(lengths), [0] * 0, [0] * len(lengths)
+    length, used, starts = max(lengths), [0] * 0, [0] * len(lengths)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         row = next((r for r, n in enumerate(used) if n + lengths[i] <= length), len(used))
         used += [0] * (row == len(used))
-        places[i] = row * length + used[row]
+        starts[i] = row * length + used[row]
         used[row] += lengths[i]
-    return places, (len(used), length)
+    return starts, (len(used), length)

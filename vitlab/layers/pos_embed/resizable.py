@@ -1,4 +1,4 @@
-"""What position embeddings have in common beside their hooks: tensors of a grid, resized, loaded, cast and filled."""
+"""Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
 import copy
 from collections.abc import Callable
@@ -11,32 +11,32 @@ from vitlab.layers.resample import Grid, ResizePolicy
 
 
 class Resizable(nn.Module):
-    """A module for a grid that takes the weights of another grid.
+    """A module for a grid that can load the weights of another grid.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
 
     Example:
-        >>> Resizable((2, 3)).resized_state({}, (4, 4), policy=None)  # nothing of the grid's size, nothing to do
+        >>> Resizable((2, 3)).resized_state({}, (4, 4), policy=None)  # no tensor depends on the grid: nothing to do
         {}
     """
 
-    policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the usual one first
-    keeps_float32 = False  # whether a cast of the model to half precision passes this module by
-    trained_grid: Tensor | None  # (2,), saved; set where coordinates are rescaled to those of another grid
+    policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the default first
+    keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
+    trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
 
     def __init__(self, grid_size: Grid = (0, 0)) -> None:
         super().__init__()
         self.grid_size = grid_size
         self.register_buffer("trained_grid", None)
-        self._at: dict[tuple[Grid, ResizePolicy | None], tuple[Any, Resizable]] = {}  # for other grids
+        self._at: dict[tuple[Grid, ResizePolicy | None], tuple[Any, Resizable]] = {}  # cache of :meth:`at`
 
     def resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
     ) -> dict[str, Tensor]:
-        """Return the state dict of such a module at ``old_grid`` as this module, at its own grid, can load it.
+        """Return a state dict from ``old_grid``, resized so that this module can load it.
 
-        The same dictionary comes back where there is nothing to do: equal grids, or a method without a grid.
+        Returns ``state`` itself where there is nothing to do: equal grids, or a method that does not depend on one.
         """
         if old_grid == self.grid_size:
             return state
@@ -53,35 +53,35 @@ class Resizable(nn.Module):
         return self._resized_state(state, old_grid, policy, antialias)
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
-        """Return this module for another grid, with the same parameters; itself at its own.
+        """Return this module for another grid, sharing its parameters; the module itself at its own grid.
 
-        What follows from the parameters follows anew where gradients are asked for, and is kept for the grid otherwise.
+        Tensors of the new grid are cached until the parameters change, and recomputed where gradients are needed.
 
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
-            policy: How to carry positions over; None is the usual way.
+            policy: How to resample positions; None is the default of the method.
         """
         if grid_size == self.grid_size:
             return self
-        live = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in live.values())
-        stamp = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in live.values()]
-        if trains or (found := self._at.get((grid_size, policy))) is None or found[0] != stamp:
-            found = (stamp, self._copied(grid_size, policy))
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in tensors.values())
+        versions = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors.values()]
+        if trains or (cached := self._at.get((grid_size, policy))) is None or cached[0] != versions:
+            cached = (versions, self._resized_copy(grid_size, policy))
             if not trains:
-                self._at[grid_size, policy] = found
-        return cast(Self, found[1])
+                self._at[grid_size, policy] = cached
+        return cast(Self, cached[1])
 
-    def _copied(self, grid_size: Grid, policy: ResizePolicy | None) -> Self:
+    def _resized_copy(self, grid_size: Grid, policy: ResizePolicy | None) -> Self:
         if getattr(self, "order", None) is not None:
-            raise ValueError("positions that are permuted have no other grid")
+            raise ValueError("permuted positions cannot be resized to another grid")
         other = copy.copy(self)
         other.__dict__ |= {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")}
         other._at, other.grid_size = {}, grid_size
         state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         state = {name: state[name] for name in self.state_dict() if name in state}
-        usual = next(iter(self.policies_for(state)), None)
-        for name, value in other.resized_state(state, self.grid_size, policy or usual).items():
+        default = next(iter(self.policies_for(state)), None)
+        for name, value in other.resized_state(state, self.grid_size, policy or default).items():
             if value is not state.get(name):
                 other._parameters.pop(name, None)
                 other._buffers.pop(name, None)
@@ -90,16 +90,16 @@ class Resizable(nn.Module):
         return other
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode; weights may be exchanged between two, so that nothing is kept for other grids."""
+        """Set the mode and clear the cache of :meth:`at`: weights may be swapped when the mode changes."""
         self._at.clear()
         return super().train(mode)
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
-        """Return the policies that ``state`` allows: coordinates that were rescaled once can only be so again."""
+        """Return the policies that ``state`` allows: coordinates that were rescaled once can only be rescaled again."""
         return ("rescale",) if "trained_grid" in state else self.policies
 
     def fill_tables(self) -> None:
-        """Compute the unsaved buffers, which follow from the grids by a formula."""
+        """Compute the buffers that are not saved because a formula gives them."""
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
@@ -123,7 +123,7 @@ class Resizable(nn.Module):
 
 
 def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Return ``fn``, a move or a cast of tensors, without its casts to half precision."""
+    """Return ``fn``, which moves or casts tensors, without its casts to half precision."""
 
     def moved(x: Tensor) -> Tensor:
         y = fn(x)
@@ -133,12 +133,12 @@ def _keeping_float32(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 
 def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Return row y and column x of each cell in raster order, two ``(N,)`` float64 tensors.
+    """Return row y and column x of each cell in raster order, two ``(N,)`` tensors in float64.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
-        trained_grid: Where given, cells are measured in cells of this grid over the same image.
-        half_cell: Where in a cell its zero lies: 0.0 keeps the first cell's at 0, 0.5 aligns the centers of the grids.
+        trained_grid: If given, coordinates are in cells of this grid over the same image.
+        half_cell: Origin of a cell: 0.0 keeps the first cell at 0, 0.5 aligns the centers of the two grids.
 
     Example:
         >>> y, x = grid_cells((2, 3))
@@ -161,17 +161,17 @@ def resample_pos_embed(
     policy: ResizePolicy | None,
     antialias: bool = True,
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Return a model's state dict as the grid of ``model`` needs it, and a sentence for each change.
+    """Resize the positions in a state dict to the grid of ``model``; return it and a sentence for each change.
 
-    Nothing is computed in ``model``: what a fixed method needs to know about the old grid travels in the state dict, is
-    picked up by ``load_state_dict`` and is saved with the model from then on.
+    ``model`` is not changed: what a fixed method needs to know about the old grid goes into the state dict, is read by
+    ``load_state_dict`` and is saved with the model from then on.
 
     Args:
         state_dict: State dict of a vitlab network that was trained at ``old_grid``.
         model: The network that will load it; has a ``pos_embed``.
         old_grid: Patch tokens per column and per row, (h, w), in training.
-        policy: How to carry positions over; must be given where the grids differ.
-        antialias: Whether bicubic interpolation smooths when the grid shrinks.
+        policy: How to resample positions; required if the grids differ.
+        antialias: Whether bicubic interpolation smooths when it shrinks the grid.
 
     Example:
         >>> from vitlab.layers.pos_embed import build_pos_embed
@@ -197,7 +197,7 @@ def resample_pos_embed(
 
 
 def _norm_ratio(old: dict[str, Tensor], new: dict[str, Tensor]) -> float | None:
-    """Return the mean norm of a position's vector in a table after resizing over the one before."""
+    """Return the mean norm of a position vector after resizing, divided by that before; None without a table."""
     if "weight" in old and "weight" in new:
         return float(new["weight"].float().norm(dim=-1).mean() / old["weight"].float().norm(dim=-1).mean())
     if "interpolated" in new:  # from a table of sines: every squared norm was D / 2

@@ -16,12 +16,12 @@ PairName = Literal["interleaved", "half"]
 
 
 class RotaryPosEmbed(PosEmbed):
-    """Turn each pair of channels of a query or key by an angle that its cell gives.
+    """Rotate each pair of channels of a query or key by an angle that depends on its cell.
 
-    Pairs are neighbors (2i, 2i + 1), or with ``pairs = "half"`` channels i of either half of the head.
+    Pairs are neighbors (2i, 2i + 1), or with ``pairs = "half"`` channel i of the first and second half of the head.
 
-    Prefix tokens turn by 0. With an unturned class token attention can tell absolute positions: its query meets a key
-    at the angle of the key's cell.
+    Prefix tokens are not rotated. A class token can therefore sense absolute positions: the logit of its query and a
+    key depends on the angle of the key's cell.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -36,7 +36,7 @@ class RotaryPosEmbed(PosEmbed):
     """
 
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
-    keeps_float32 = True  # angles in bfloat16 are wrong by a percent
+    keeps_float32 = True  # angles in bfloat16 are off by about 1 %
     pairs: PairName = "interleaved"
 
     def __init__(self, grid_size: Grid, num_prefix_tokens: int) -> None:
@@ -58,31 +58,31 @@ class RotaryPosEmbed(PosEmbed):
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).to(x.dtype)
 
     def _cells(self) -> Tensor:
-        """Return y and x of every token, ``(2, L)`` in float64: zeros for prefix tokens."""
+        """Return y and x of every token, ``(2, L)`` in float64; zeros for prefix tokens."""
         cells = torch.stack(grid_cells(self.grid_size, self.trained_grid))
         return torch.cat([cells.new_zeros(2, self.num_prefix_tokens), cells], dim=1)
 
 
 class RoPE2d(RotaryPosEmbed):
-    """Axial rotation, Heo et al. 2024 (arXiv:2403.13298): half of the channels turn with the column, half with the row.
+    """Axial rotation, Heo et al. 2024 (arXiv:2403.13298): half of the channels encode the column, half the row.
 
-    With normalized coordinates, half pairs and axes "yx" it is that of DINOv3, Simeoni et al. 2025 (arXiv:2508.10104):
-    cells lie in [-1, 1] on either axis, and angles are 2 pi times as large. There training may move all coordinates of
-    a batch: ``shift`` them by up to this much, one draw an axis, stretch each axis (``jitter``) or both (``rescale``)
-    by a factor up to this or its inverse.
+    With coordinates "normalized", pairs "half" and axes "yx" it is the method of DINOv3, Simeoni et al. 2025
+    (arXiv:2508.10104): cells lie in [-1, 1] on either axis, and angles are 2 pi times as large. Training can then move
+    the coordinates of each batch at random: ``shift`` adds up to this much to each axis, ``jitter`` scales each axis
+    and ``rescale`` both axes by up to this factor or its inverse.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
         head_dim: Width d of a head, divisible by 4.
         num_prefix_tokens: Number of prefix tokens P.
         theta: Base of the frequencies, above 1.
-        coordinates: Cells by their index, or normalized to [-1, 1]; None is index.
-        pairs: Which channels turn together: neighbors (interleaved), or those of two halves; None is interleaved.
-        axes: Which coordinate turns the first half of the pairs: "xy" or "yx"; None is "xy".
+        coordinates: Cell indices ("index") or [-1, 1] over the image ("normalized"); None is index.
+        pairs: Channels that rotate together: neighbors ("interleaved") or of two halves ("half"); None is interleaved.
+        axes: Coordinate of the first half of the pairs, then of the second: "xy" or "yx"; None is "xy".
         shift: Largest shift of normalized coordinates in training; 0 is none.
         jitter: Largest factor on each axis in training; 1 is none.
         rescale: Largest factor on both axes in training; 1 is none.
-        register_theta: Base for prefix tokens, of which the last turn by a square grid of their own; None turns none.
+        register_theta: Base for prefix tokens: the last square number of them rotate as a grid; None rotates none.
 
     Example:
         >>> RoPE2d((2, 3), head_dim=8).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -108,7 +108,7 @@ class RoPE2d(RotaryPosEmbed):
         register_theta: float | None = None,
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
-        self.is_told = None not in (coordinates, pairs, axes)  # which a foreign file, which does not say it, asks for
+        self.is_told = None not in (coordinates, pairs, axes)  # weights of other libraries do not store these three
         coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
         check_rotation("rope2d", head_dim, theta)
         check_word("coordinates", coordinates, "index", "normalized")
@@ -118,7 +118,7 @@ class RoPE2d(RotaryPosEmbed):
             raise ValueError(f"`shift` must be at least 0, `jitter` and `rescale` 1, got {shift}, {jitter}, {rescale}")
         moves = shift > 0 or max(jitter, rescale) > 1
         if moves and coordinates == "index":
-            raise ValueError("`shift`, `jitter` and `rescale` move coordinates='normalized' alone")
+            raise ValueError("`shift`, `jitter` and `rescale` apply only to coordinates='normalized'")
         self.head_dim, self.theta, self.coordinates, self.pairs, self.axes = head_dim, theta, coordinates, pairs, axes
         self.shift, self.jitter, self.rescale, self.moves = shift, jitter, rescale, moves
         self.register_theta = (
@@ -135,7 +135,7 @@ class RoPE2d(RotaryPosEmbed):
             self.register_buffer(name, table.to(like), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the ``(B, N, D)`` patch tokens as they are; in training, move the coordinates of the batch."""
+        """Return the ``(B, N, D)`` patch tokens unchanged; in training, draw the coordinates of the batch."""
         self.moved = None
         if self.training and self.moves:
             factors = self.cos.new_empty(2, 1).uniform_(-1, 1) * math.log(self.jitter)
@@ -152,18 +152,18 @@ class RoPE2d(RotaryPosEmbed):
 
     def _tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angles(cells, self.theta)
-        if self.register_theta is not None:  # of ViT-5, Wang et al. 2026 (arXiv:2602.08071)
+        if self.register_theta is not None:  # ViT-5, Wang et al. 2026 (arXiv:2602.08071)
             side, P = math.isqrt(self.num_prefix_tokens), self.num_prefix_tokens
             grid = torch.stack(grid_cells((side, side))).to(cells)
             angles[P - side * side : P] = self._angles(grid, self.register_theta)
         return angles.cos(), angles.sin()
 
     def _angles(self, cells: Tensor, theta: float) -> Tensor:
-        """Return the ``(L, d / 2)`` angles of ``(2, L)`` rows and columns."""
+        """Return the ``(L, d / 2)`` angles of cells at ``(2, L)`` rows and columns."""
         quarter = self.head_dim // 4
         freqs = theta ** -(torch.arange(quarter, dtype=cells.dtype, device=cells.device) / quarter)
-        turns = freqs * (2 * math.pi if self.coordinates == "normalized" else 1.0)
-        y, x = (axis[:, None] * turns for axis in cells)
+        freqs = freqs * (2 * math.pi if self.coordinates == "normalized" else 1.0)
+        y, x = (axis[:, None] * freqs for axis in cells)
         return torch.cat([x, y] if self.axes == "xy" else [y, x], dim=1)
 
     def _cells(self) -> Tensor:
@@ -178,7 +178,7 @@ class RoPE2d(RotaryPosEmbed):
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
         if self.coordinates == "normalized":
-            return dict(state)  # they span any grid
+            return dict(state)  # normalized coordinates fit any grid
         return super()._resized_state(state, old_grid, policy, antialias)
 
 
@@ -191,8 +191,8 @@ class RoPEMixed(RotaryPosEmbed):
         num_heads: Number of heads A, each with frequencies of its own.
         depth: Number of blocks, each with frequencies of its own if ``join`` is every_layer.
         num_prefix_tokens: Number of prefix tokens P.
-        theta: Base of the frequencies at the start, above 1.
-        join: Own frequencies in every block (every_layer), or one set for all (every_layer_shared).
+        theta: Base of the initial frequencies, above 1.
+        join: Frequencies for every block (every_layer), or one set for all (every_layer_shared).
 
     Example:
         >>> RoPEMixed((2, 3), head_dim=8, num_heads=2).rotate(torch.randn(1, 2, 6, 8), layer=0).shape
@@ -219,8 +219,8 @@ class RoPEMixed(RotaryPosEmbed):
         check_rotation("rope_mixed", head_dim, theta)
         self.join = join
         num_sets = depth if join == "every_layer" else 1
-        turn = 2 * math.pi * torch.rand(num_sets, num_heads, 1, dtype=torch.float32)
-        self.freqs = nn.Parameter(mixed_freqs(turn, head_dim, theta))
+        angle = 2 * math.pi * torch.rand(num_sets, num_heads, 1, dtype=torch.float32)
+        self.freqs = nn.Parameter(mixed_freqs(angle, head_dim, theta))
         self.fill_tables()
 
     def fill_tables(self) -> None:
@@ -235,15 +235,15 @@ class RoPEMixed(RotaryPosEmbed):
         return angles.cos(), angles.sin()
 
 
-def mixed_freqs(turn: Tensor, head_dim: int, theta: float) -> Tensor:
-    """Return ``(2, J, A, d / 2)`` frequencies of x and y: two orthogonal directions, turned by ``(J, A, 1)``.
+def mixed_freqs(angle: Tensor, head_dim: int, theta: float) -> Tensor:
+    """Return ``(2, J, A, d / 2)`` frequencies of x and y: two orthogonal directions, rotated by ``(J, A, 1)``.
 
     Example:
         >>> mixed_freqs(torch.zeros(12, 6, 1), head_dim=64, theta=10.0).shape
         torch.Size([2, 12, 6, 32])
     """
     size = theta ** -(4 * torch.arange(head_dim // 4, dtype=torch.float32) / head_dim)
-    directions = [turn, turn + math.pi / 2]
-    fx = torch.cat([size * angle.cos() for angle in directions], dim=-1)  # (J, A, d / 2)
-    fy = torch.cat([size * angle.sin() for angle in directions], dim=-1)
+    directions = [angle, angle + math.pi / 2]
+    fx = torch.cat([size * direction.cos() for direction in directions], dim=-1)  # (J, A, d / 2)
+    fy = torch.cat([size * direction.sin() for direction in directions], dim=-1)
     return torch.stack([fx, fy])

@@ -1,4 +1,4 @@
-"""Tables of sines and cosines, added to the patch tokens: fixed, or trained from there."""
+"""Tables of sines and cosines that are added to the patch tokens: fixed, or trained from that start."""
 
 from typing import Any, Literal
 
@@ -12,10 +12,10 @@ from vitlab.layers.resample import Grid, ResizePolicy, resize_table
 
 
 class SinCosPosEmbed(AddedPosEmbed):
-    """A table that a formula gives; without the formula, the common part of its two subclasses.
+    """A table that a formula gives: the common part of :class:`SinCos1d` and :class:`SinCos2d`.
 
-    A fixed table is not saved. One interpolated from another grid is: it enters by ``load_state_dict`` under the key
-    ``interpolated`` and stays.
+    A fixed table is not saved, unless it was interpolated from another grid: then ``load_state_dict`` reads it from the
+    key ``interpolated``, and it is saved from then on.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -39,7 +39,7 @@ class SinCosPosEmbed(AddedPosEmbed):
         self.register_buffer("interpolated", None)
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
-        """Return the ``(N, D)`` table in float64, in the cells of ``trained_grid`` where it is given."""
+        """Return the ``(N, D)`` table in float64; coordinates are in cells of ``trained_grid`` if given."""
         raise NotImplementedError
 
     def table(self, layer: int = 0) -> Tensor:
@@ -53,10 +53,10 @@ class SinCosPosEmbed(AddedPosEmbed):
             self.weight = self.formula(self.grid_size, self.trained_grid).to(self.weight)[None]
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
-        """Return interpolate alone for a table that no formula gives, every policy of the class otherwise."""
+        """Return only interpolate for a trained or interpolated table, every policy of the class otherwise."""
         return ("interpolate",) if "weight" in state or "interpolated" in state else super().policies_for(state)
 
-    def _start(self, num_tables: int) -> None:
+    def _create_table(self, num_tables: int) -> None:
         table = self.formula(self.grid_size).float()[None]  # (1, N, D)
         if self.trainable:
             self.weight = nn.Parameter(table.repeat(num_tables, 1, 1))
@@ -79,7 +79,7 @@ class SinCosPosEmbed(AddedPosEmbed):
 
 
 class SinCos1d(SinCosPosEmbed):
-    """Sines and cosines of the raster index, Vaswani et al. 2017 (arXiv:1706.03762), as T2T-ViT has it.
+    """Sines and cosines of the raster index, Vaswani et al. 2017 (arXiv:1706.03762), as in T2T-ViT.
 
     Patch n has position n + 1, with or without a class token: T2T-ViT, Yuan et al. 2021 (arXiv:2101.11986), gives
     position 0 to its class token.
@@ -103,7 +103,7 @@ class SinCos1d(SinCosPosEmbed):
         self, grid_size: Grid, embed_dim: int, depth: int = 1, join: PosEmbedJoin = "stem", trainable: bool = False
     ) -> None:
         super().__init__(grid_size, embed_dim, join, trainable)
-        self._start(depth if join == "every_layer" else 1)
+        self._create_table(depth if join == "every_layer" else 1)
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
         """Return the ``(N, D)`` table in float64."""
@@ -114,7 +114,7 @@ class SinCos1d(SinCosPosEmbed):
 
 
 class SinCos2d(SinCosPosEmbed):
-    """Sines and cosines of column and row: one name for codes that differ in channel order and frequencies.
+    """Sines and cosines of column and row; libraries differ in channel order and frequencies, see ``style``.
 
     mae: He et al. 2022 (arXiv:2111.06377); moco: Chen et al. 2021 (arXiv:2104.02057); big_vision: Beyer et al. 2022
     (arXiv:2205.01580); timm: the default of its ``build_sincos2d_pos_embed``.
@@ -125,7 +125,7 @@ class SinCos2d(SinCosPosEmbed):
         depth: Number of blocks, each with a table of its own if it is trained and ``join`` is every_layer.
         join: See :class:`AddedPosEmbed`.
         trainable: Whether the table is trained; it starts at the formula.
-        style: Whose channel order and frequencies to follow.
+        style: Library whose channel order and frequencies to follow.
 
     Example:
         >>> SinCos2d((2, 2), embed_dim=4).table()  # sin x, cos x, sin y, cos y
@@ -152,7 +152,7 @@ class SinCos2d(SinCosPosEmbed):
             raise ValueError(f"`embed_dim` must be at least 8 for style='big_vision', got embed_dim={embed_dim}")
         super().__init__(grid_size, embed_dim, join, trainable)
         self.style = style
-        self._start(depth if join == "every_layer" else 1)
+        self._create_table(depth if join == "every_layer" else 1)
 
     def formula(self, grid_size: Grid, trained_grid: Tensor | None = None) -> Tensor:
         """Return the ``(N, D)`` table in float64."""

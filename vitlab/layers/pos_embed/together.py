@@ -1,4 +1,4 @@
-"""Several position embeddings that act together."""
+"""Several position embeddings in one network."""
 
 import copy
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ from vitlab.layers.resample import Grid, ResizePolicy
 
 
 class Together(PosEmbed):
-    """Position embeddings that all act, each in its place, such as a table and a rotation.
+    """Combine position embeddings that act in different places, such as a table and a rotation.
 
-    Published with a table and a rotation: EVA-02, Fang et al. 2023 (arXiv:2303.11331), and the networks of Heo et
+    Published with both: EVA-02, Fang et al. 2023 (arXiv:2303.11331), and the networks of Heo et
     al. 2024 (arXiv:2403.13298) whose names end in "ape".
 
     Args:
@@ -68,9 +68,9 @@ class Together(PosEmbed):
         return torch.stack(biases).sum(0) if biases else None
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return the sum of what queries add to the logits, ``(B, A, L, L)``, or None."""
-        found = [extra for part in self.parts.values() if (extra := part.relate(q, layer)) is not None]
-        return torch.stack(found).sum(0) if found else None
+        """Return the sum of all biases that depend on the queries, ``(B, A, L, L)``, or None."""
+        biases = [bias for part in self.parts.values() if (bias := part.relate(q, layer)) is not None]
+        return torch.stack(biases).sum(0) if biases else None
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``."""
@@ -83,12 +83,12 @@ class Together(PosEmbed):
         return any(part.acts_after(layer) for part in self.parts.values())
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
-        """Return the parameters that act in block ``layer`` alone."""
+        """Return the parameters that act only in block ``layer``."""
         return [p for part in self.parts.values() for p in part.block_parameters(layer)]
 
     def stacked_parameters(self) -> list[tuple[nn.Parameter, int]]:
-        """Return the parameters that hold values of each block, and the axis of the blocks."""
-        return [found for part in self.parts.values() for found in part.stacked_parameters()]
+        """Return the parameters that hold a slice for each block, with the axis of the blocks."""
+        return [stacked for part in self.parts.values() for stacked in part.stacked_parameters()]
 
     @contextmanager
     def permute_positions(self, order: Tensor) -> Iterator[None]:
@@ -99,36 +99,36 @@ class Together(PosEmbed):
             yield
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
-        """Return this module for another grid: each part by ``policy``, or its usual way without it."""
+        """Return this module for another grid: each part by ``policy``, or by its default where it lacks that."""
         if grid_size == self.grid_size:
             return self
         other = copy.copy(self)
-        known = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
-        other._modules = {name: part.at(grid_size, known[name]) for name, part in self.parts.items()}
+        policies = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
+        other._modules = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
         other.grid_size = grid_size
         return other
 
     def kept(self, keep: Tensor) -> Self:
-        """Return this module for some tokens of each image; each of the parts must be able to."""
+        """Return this module for a subset of the patch tokens; every part must support it."""
         other = copy.copy(self)
         other.order = keep if self.order is None else self.order[keep]
         other._modules = {name: part.kept(keep) for name, part in self.parts.items()}
         return other
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
-        """Return the policies that some part allows: the others are resized their usual way."""
-        found = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
-        return tuple(dict.fromkeys(found))
+        """Return the policies that any part allows; parts that lack the chosen one use their default."""
+        policies = (policy for name, part in self.parts.items() for policy in part.policies_for(_within(state, name)))
+        return tuple(dict.fromkeys(policies))
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
         new: dict[str, Tensor] = {}
         for name, part in self.parts.items():
-            own = _within(state, name)
-            allowed = part.policies_for(own)
-            usual = policy if policy in allowed else next(iter(allowed), None)
-            resized = part.resized_state(own, old_grid, usual, antialias)
+            part_state = _within(state, name)
+            allowed = part.policies_for(part_state)
+            part_policy = policy if policy in allowed else next(iter(allowed), None)
+            resized = part.resized_state(part_state, old_grid, part_policy, antialias)
             new |= {f"{name}.{key}": value for key, value in resized.items()}
         return new
 
@@ -138,12 +138,12 @@ def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
 
 
 def _check(parts: dict[str, PosEmbed]) -> None:
-    """Refuse parts of which one undoes or doubles another."""
+    """Refuse combinations in which two parts act in the same place."""
     tables = [name for name, part in parts.items() if isinstance(part, AddedPosEmbed)]
     rotations = [name for name, part in parts.items() if type(part).rotate is not PosEmbed.rotate]
-    nothing = [name for name, part in parts.items() if type(part) is PosEmbed]
+    has_none = any(type(part) is PosEmbed for part in parts.values())
     for names, what in ((tables, "are both added to the tokens"), (rotations, "both rotate queries and keys")):
         if len(names) > 1:
-            raise ValueError(f"`pos_embed`: {names[0]} and {names[1]} {what}; a list has at most one of them")
-    if nothing or len(parts) < 2:
-        raise ValueError(f"`pos_embed`: a list needs two methods or more, none not among them, got {list(parts)}")
+            raise ValueError(f"`pos_embed`: {names[0]} and {names[1]} {what}; a list can have only one of them")
+    if has_none or len(parts) < 2:
+        raise ValueError(f"`pos_embed`: a list needs at least two methods, and 'none' is not one, got {list(parts)}")
