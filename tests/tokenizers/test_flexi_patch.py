@@ -51,7 +51,7 @@ def test_a_step_has_patches_of_its_own_and_evaluation_those_of_the_kernel(pos_em
     ("changed", "message"),
     [
         ({"flexi_patch": [8, 10]}, r"must divide height and width of `img_size`, \[48, 96\], got 10"),
-        ({"flexi_patch": [8]}, r"must be two sides of patches or more, got \[8\]"),
+        ({"flexi_patch": [8]}, r"must list at least two patch sides, got \[8\]"),
         ({"flexi_patch": [8, 12], "tokenizer": "t2t"}, "belongs to tokenizer='patch', got .* for 't2t'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A stem of overlapping convolutions: what T2T-ViT compares its tokenizer with."""
+"""A stem of overlapping convolutions, the baseline that T2T-ViT compares its tokenizer with."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,17 +16,17 @@ from vitlab.tokenizers.splits import (
 
 
 class ConvStem(nn.Module):
-    """Convolutions with the windows of the soft splits, T2T-ViT_c of Yuan et al. 2021 (arXiv:2101.11986).
+    """Convolutions with the same windows as the soft splits, T2T-ViT_c of Yuan et al. 2021 (arXiv:2101.11986).
 
     Args:
         img_size: Height and width of the images, in pixels.
         in_chans: Number of image channels C.
-        embed_dim: Token width D, the width of the last convolution.
-        t2t_kernels: Window side, or rows and columns, of each convolution, in cells of the grid before it.
+        embed_dim: Token width D, also the width of the last convolution.
+        t2t_kernels: Window side, or [rows, columns], of each convolution, in cells of the grid before it.
         t2t_strides: Step of each convolution, in the same units; ``None`` is half the window, rounded up.
-        t2t_dim: Width of all other convolutions, or of each.
-        t2t_dilations: Distance of the cells that a window takes, one for each convolution; ``None`` is 1.
-        t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
+        t2t_dim: Width of the other convolutions: one for all, or one for each.
+        t2t_dilations: Distance between the cells of a window, one for each convolution; ``None`` is 1.
+        t2t_padding: Padding of the grid, a quarter of the window wide, rounded up; none adds no padding.
 
     Example:
         >>> ConvStem((224, 224), in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 224)).shape
@@ -64,5 +64,5 @@ class ConvStem(nn.Module):
         return self.convs(images).flatten(2).transpose(1, 2)
 
     def grid_of(self, img_size: tuple[int, int]) -> tuple[int, int]:
-        """Return rows and columns of the tokens of images of this height and width."""
+        """Return the rows and columns of tokens for this image height and width."""
         return split_grids(img_size, *self.windows)[-1]

@@ -1,7 +1,7 @@
-"""The fast way through the T2T tokenizer: convolutions and views in place of windows, on the same parameters.
+"""The fast path of the T2T tokenizer: convolutions and views instead of windows, with the same parameters.
 
-Nothing here is needed to understand the network: :mod:`vitlab.tokenizers.t2t` is the reference, and tests hold the two
-together.
+Nothing here is needed to understand the network: :mod:`vitlab.tokenizers.t2t` is the reference, and tests compare the
+two.
 """
 
 import itertools
@@ -18,28 +18,28 @@ from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split, soft_split
 from vitlab.tokenizers.token_layers import TokenTransformer
 
-Square = tuple[int, int, int]  # kernel, stride, padding: the splits that this way covers
+Square = tuple[int, int, int]  # kernel, stride, padding: the splits supported here
 
 
 def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, layers: Sequence[Any]) -> list[str]:
-    """Return the options that this way does not cover, by name: the reference takes their place.
+    """Return the names of the options that need the reference; empty if the fast path supports all.
 
     Example:
         >>> covers([(7, 4, 2), (3, 2, 1)], [1, 1], "reflect", [TokenTransformer(147, 64, num_heads=4)])
         ['t2t_padding', 't2t_num_heads']
     """
-    foreign = {
+    unsupported = {
         "t2t_kernels": any(not isinstance(side, int) for split in splits for side in split),
         "t2t_dilations": any(dilation not in (1, (1, 1)) for dilation in dilations),
         "t2t_padding": padding not in ("zero", "none"),
     }
-    for layer in layers:  # all alike
+    for layer in layers:  # all have the same options
         attn = layer.attn if isinstance(layer, TokenTransformer) else layer
-        foreign["t2t_num_heads"] = getattr(attn, "num_heads", 1) > 1
-        foreign["t2t_value_skip"] = not attn.value_skip
-        foreign["t2t_norm_layer"] = type(layer.norm1) is not nn.LayerNorm or layer.norm1.bias is None
-        foreign["t2t_attn"] = bool(getattr(layer, "relu", False))
-    return [name for name, is_foreign in foreign.items() if is_foreign]
+        unsupported["t2t_num_heads"] = getattr(attn, "num_heads", 1) > 1
+        unsupported["t2t_value_skip"] = not attn.value_skip
+        unsupported["t2t_norm_layer"] = type(layer.norm1) is not nn.LayerNorm or layer.norm1.bias is None
+        unsupported["t2t_attn"] = bool(getattr(layer, "relu", False))
+    return [name for name, is_unsupported in unsupported.items() if is_unsupported]
 
 
 def fused_tokens(
@@ -49,7 +49,7 @@ def fused_tokens(
     layers: Sequence[Any],
     last: nn.Linear,
 ) -> Tensor:
-    """Map ``(B, C, H, W)`` to ``(B, N, D)``: a token layer after each split but the last, which ``last`` follows.
+    """Map ``(B, C, H, W)`` to ``(B, N, D)``: a token layer after each split, and ``last`` after the last one.
 
     Example:
         >>> from vitlab.tokenizers.t2t import T2TTokenizer
@@ -87,8 +87,8 @@ def layer_from_map(layer: TokenTransformer | TokenPerformer, x: Tensor, split: S
 def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Map three of ``(B, N, dim)`` to ``layer.proj(layer.attend(q, k, v))`` in fewer passes over the tokens.
 
-    The features' common factor cancels once the epsilon has its square, the projection acts on the context, and the
-    queries' features, half as wide as the values, are what is divided.
+    The common factor of the features cancels if the epsilon is scaled by its square; the projection acts on the
+    context; the division acts on the features of the queries, which are half as wide as the values.
 
     Example:
         >>> layer, (q, k, v) = TokenPerformer(49, 8), torch.randn(3, 1, 9, 8)
@@ -98,9 +98,9 @@ def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -
     dtype = torch.promote_types(v.dtype, torch.float32)
     with without_autocast(v):
         w, proj, bias = layer.w.to(dtype), layer.proj.weight.to(dtype), layer.proj.bias.to(dtype)
-        of_features = w.T.expand(len(q), -1, -1)
+        directions = w.T.expand(len(q), -1, -1)
         q, k = q.to(dtype), k.to(dtype)
-        q, k = (torch.baddbmm(x.square().sum(-1, keepdim=True) / -2, x, of_features).exp_() for x in (q, k))
+        q, k = (torch.baddbmm(x.square().sum(-1, keepdim=True) / -2, x, directions).exp_() for x in (q, k))
         context = k.transpose(-2, -1) @ v.to(dtype) @ proj.T  # (B, m, dim)
         total = k.sum(dim=-2, keepdim=True).transpose(-2, -1)  # (B, m, 1)
         return torch.baddbmm(bias, q / (q @ total + 1e-8 * len(w)), context).to(v.dtype)
@@ -115,21 +115,21 @@ def split_linear(x: Tensor, split: Square, linear: nn.Linear) -> Tensor:
         True
     """
     k, s, p = split
-    weight = linear.weight.unflatten(1, (-1, k, k))  # a window is in the order of a kernel: channel, row, column
+    weight = linear.weight.unflatten(1, (-1, k, k))  # windows and kernels have the same order: channel, row, column
     return _tokens(F.conv2d(x, weight, linear.bias, stride=s, padding=p))
 
 
 def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is_image: bool) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
 
-    With mean m and inverse deviation r of a window u, and W' the weight with its columns scaled by the normalization's,
-    W norm(u) + b is r W' (u - m) + shift; and W' (u - m) = (W' less the mean of each of its rows) u. So the convolution
-    needs no m, and r comes from two box filters of one channel.
+    Let m and r be the mean and inverse deviation of a window u, and W' the weight with its columns scaled by that of
+    the normalization. Then W norm(u) + b = r W' (u - m) + shift, and W' (u - m) = W'' u, where W'' is W' minus the mean
+    of each row. So the convolution needs no m, and r comes from two box filters of one channel.
 
-    The precision is that of normalizing first. An image is flat in places, where r is large and what remains of W' u is
-    rounding: so its statistics are float64, its convolution is float32, under autocast too, and takes each pixel as it
-    differs from its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: float32 statistics,
-    and autocast may choose bfloat16 for the convolution, but not float16, which values that are not normalized yet can
+    The result is as precise as normalizing first. Where an image is flat, r is large and W'' u is mostly rounding: so
+    statistics of images are float64, and their convolution is float32, even under autocast, of each pixel minus the
+    mean of its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: statistics are float32,
+    and autocast may choose bfloat16 for the convolution, but not float16, in which values before normalization can
     overflow.
 
     Example:
@@ -157,32 +157,33 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
 
 
 def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Square) -> Tensor:
-    """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; the kernels each sum to 0.
+    """Return r times the convolution of ``(B, C, h, w)``, plus shift, ``(B, N, D)``; every kernel must sum to 0.
 
-    A window of k pixels with stride s consists of cells of s pixels, the last ones cut. The mean of a cell, of what is
-    left of it where it is cut, comes off its pixels; the rest of the kernel acts on these means, and as it sums to 0,
-    on their differences: sum_i a_i m_i = sum_i (a_0 + ... + a_i) (m_i - m_(i+1)). A flat window gives exact zeros.
+    A window of k pixels with stride s consists of cells of s pixels, of which the last are cut off. The mean of each
+    (cut) cell is subtracted from its pixels, and added back through the sum a_i of the kernel over the cell. As these
+    sum to 0, only differences of means enter: sum_i a_i m_i = sum_i (a_0 + ... + a_i) (m_i - m_(i+1)). A flat window
+    gives exact zeros.
     """
     k, s, p = split
     n = -(-k // s)  # cells on a side of a window
     h, w = ((side + 2 * p - k) // s + 1 for side in x.shape[2:])
     H, W = ((side + n - 1) * s for side in (h, w))
     x = F.pad(x, (p, W - p - x.shape[3], p, H - p - x.shape[2]))
-    means = x.detach().mean(dim=1, keepdim=True)  # constants: they cancel, and need no gradient
+    means = x.detach().mean(dim=1, keepdim=True)  # they cancel, so they need no gradient
     means = F.avg_pool2d(means, k - (n - 1) * s, s)
     x = x - means.repeat_interleave(s, dim=2).repeat_interleave(s, dim=3)
     y = _tokens(F.conv2d(x, _channels_last(weight), stride=s))
     r = r.flatten(1)[:, :, None]  # (B, N, 1)
-    of_windows = [means[:, 0, i : i + h, j : j + w].flatten(1) for i in range(n) for j in range(n)]
-    steps = [(a - b)[:, :, None] * r for a, b in itertools.pairwise(of_windows)]
-    of_cells = F.pad(weight.sum(dim=1), (0, n * s - k, 0, n * s - k)).unflatten(2, (n, s)).unflatten(1, (n, s))
-    partial = of_cells.sum(dim=(2, 4)).flatten(1).cumsum(dim=1)[:, :-1]  # (D, n n - 1)
+    window_means = [means[:, 0, i : i + h, j : j + w].flatten(1) for i in range(n) for j in range(n)]
+    steps = [(a - b)[:, :, None] * r for a, b in itertools.pairwise(window_means)]
+    cell_weights = F.pad(weight.sum(dim=1), (0, n * s - k, 0, n * s - k)).unflatten(2, (n, s)).unflatten(1, (n, s))
+    partial = cell_weights.sum(dim=(2, 4)).flatten(1).cumsum(dim=1)[:, :-1]  # (D, n n - 1)
     rest = torch.cat([*steps, torch.ones_like(r)], dim=2) @ torch.cat([partial.T, shift[None]])
     return rest.addcmul_(y, r)
 
 
 def inverse_deviation(x: Tensor, split: Square, eps: float) -> Tensor:
-    """Return ``1 / sqrt(variance + eps)`` of every window of ``(B, C, h, w)``, zeros outside: ``(B, 1, h', w')``.
+    """Return ``1 / sqrt(variance + eps)`` of every zero-padded window of ``(B, C, h, w)``: ``(B, 1, h', w')``.
 
     Example:
         >>> inverse_deviation(torch.randn(1, 3, 32, 32), (7, 4, 2), eps=1e-5).shape

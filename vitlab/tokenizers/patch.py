@@ -1,4 +1,4 @@
-"""Non-overlapping patches, one linear map: the tokenizer of ViT."""
+"""The tokenizer of ViT: non-overlapping patches and a linear map."""
 
 import random
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from vitlab.tokenizers.splits import pair
 class PatchEmbed(nn.Module):
     """Cut an image into patches and project each to a token, Dosovitskiy et al. 2021 (arXiv:2010.11929).
 
-    With ``flexi_patch`` one kernel, of ``patch_size``, serves patches of all sizes: its weights are resized so that
-    what they make of a resized patch stays as close as can be, Beyer et al. 2023 (arXiv:2212.08013). Evaluation takes
-    ``eval_patch``, which is ``patch_size`` until it is set.
+    With ``flexi_patch`` one kernel, of ``patch_size``, serves patches of all sizes: it is resized so that the token of
+    a resized patch changes as little as possible, FlexiViT, Beyer et al. 2023 (arXiv:2212.08013). Evaluation uses
+    ``eval_patch``, by default ``patch_size``.
 
     Args:
         img_size: Height and width of the images, in pixels.
-        patch_size: Side of a square patch, or its height and width, in pixels; divides the image's.
+        patch_size: Side of a square patch, or its height and width, in pixels; divides ``img_size``.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
-        flexi_patch: Sides of the patches that training draws from, step by step, for FlexiViT; ``None`` is one size.
+        flexi_patch: Patch sides that training draws from, step by step; ``None`` is one size.
 
     Example:
         >>> PatchEmbed((224, 160), patch_size=16, in_chans=3, embed_dim=384)(torch.randn(1, 3, 224, 160)).shape
@@ -48,14 +48,14 @@ class PatchEmbed(nn.Module):
             )
         self.flexi_patch = check_flexi(flexi_patch, img_size)
         self.eval_patch, self.drawn = patch, patch
-        self._resizes: dict[tuple[int, int], Tensor] = {}  # of the kernel, to other patches
+        self._resizes: dict[tuple[int, int], Tensor] = {}  # cache of the resize matrices, by patch size
         self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
     def forward(self, images: Tensor | Packed) -> Tensor:
-        """Map ``(B, C, H, W)`` to ``(B, N, D)``, T patches of images of their own sizes to ``(1, T, D)``.
+        """Map ``(B, C, H, W)`` to ``(B, N, D)``, or T packed patches to ``(1, T, D)``.
 
-        It is the convolution ``proj``; one product of all patches is faster.
+        This equals the convolution ``proj``, but one matrix product of all patches is faster.
         """
         if isinstance(images, Packed):
             patches = images.patches[None]
@@ -65,17 +65,17 @@ class PatchEmbed(nn.Module):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Height and width of the patches that images are cut into now."""
+        """Height and width of the current patches, which differ between training and evaluation."""
         return self.drawn if self.training else self.eval_patch
 
     def draw(self, step: int) -> None:
-        """Choose the patches of a training step: the same in every process, and where a run is continued."""
+        """Draw the patch size of a training step: the same in every process and in a resumed run."""
         if self.flexi_patch:
             side = random.Random(step).choice(self.flexi_patch)
             self.drawn = (side, side)
 
     def weight_of(self, patch: tuple[int, int]) -> Tensor:
-        """Return the ``(D, C, *patch)`` weights for patches of that size."""
+        """Return the ``(D, C, *patch)`` kernel, resized to ``patch``."""
         weight = self.proj.weight
         if patch == self.patch_size:
             return weight
@@ -85,7 +85,7 @@ class PatchEmbed(nn.Module):
         return (weight.flatten(2) @ resize.T).unflatten(2, patch)
 
     def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
-        """Return rows and columns of the patches of images of this height and width; refuse what they do not fill."""
+        """Return the rows and columns of patches for this image height and width; refuse sizes that do not divide."""
         sides = tuple(zip(img_size, self.patch, strict=True))
         if any(side % patch for side, patch in sides):
             near = [sorted({max(side // patch, 1) * patch, -(-side // patch) * patch}) for side, patch in sides]
@@ -97,7 +97,7 @@ class PatchEmbed(nn.Module):
 
 
 def check_flexi(flexi_patch: Sequence[int] | None, img_size: tuple[int, int]) -> tuple[int, ...]:
-    """Return the sides of patches to draw from, none for None; refuse what does not divide images.
+    """Return the patch sides to draw from, empty for None; refuse sides that do not divide the image.
 
     Example:
         >>> check_flexi([8, 12, 16], (48, 96))
@@ -105,17 +105,17 @@ def check_flexi(flexi_patch: Sequence[int] | None, img_size: tuple[int, int]) ->
     """
     sides = () if flexi_patch is None else tuple(flexi_patch)
     if flexi_patch is not None and (len(set(sides)) < 2 or not all(isinstance(side, int) for side in sides)):
-        raise ValueError(f"`flexi_patch` must be two sides of patches or more, got {flexi_patch}")
+        raise ValueError(f"`flexi_patch` must list at least two patch sides, got {flexi_patch}")
     if wrong := [side for side in sides if side < 1 or img_size[0] % side or img_size[1] % side]:
         raise ValueError(f"`flexi_patch` must divide height and width of `img_size`, {list(img_size)}, got {wrong[0]}")
     return sides
 
 
 def pseudo_inverse_resize(old: tuple[int, int], new: tuple[int, int]) -> Tensor:
-    """Return the ``(new pixels, old pixels)`` map of a patch kernel that FlexiViT applies, in float64.
+    """Return FlexiViT's ``(new pixels, old pixels)`` matrix that resizes a patch kernel, in float64.
 
-    With B the bilinear resize of a patch it is the pseudo-inverse of B^T: enlarged patches meet such a kernel as the
-    old ones met the old.
+    It is the pseudo-inverse of B^T, where B resizes a patch bilinearly: the new kernel maps an enlarged patch to the
+    token that the old kernel gives for the original.
 
     Example:
         >>> pseudo_inverse_resize((4, 4), (6, 6)).shape

@@ -1,4 +1,4 @@
-"""The layer of T2T-ViT that mixes tokens between the soft splits by linear attention."""
+"""The token layer of T2T-ViT with linear attention, between the soft splits."""
 
 import math
 
@@ -13,22 +13,22 @@ from vitlab.layers.precision import without_autocast
 class TokenPerformer(nn.Module):
     """Token layer with linear attention, Yuan et al. 2021 (arXiv:2101.11986).
 
-    The attention is that of Choromanski et al. 2021 (arXiv:2009.14794) with shorter rows of ``w``, the
-    frozen random features. Other features are another function, so they are saved with the weights. Dropout is 0.1 as
-    in the published models, whatever the rest of the network uses.
+    The attention is that of Choromanski et al. 2021 (arXiv:2009.14794) with shorter rows of ``w``, the frozen random
+    features. They are saved with the weights, because other features give another function. Dropout is 0.1, as in the
+    published models, whatever the rest of the network uses.
 
     Args:
-        in_dim: Width of the tokens that come in.
-        dim: Width of the tokens that leave; at least 2.
+        in_dim: Width of the input tokens.
+        dim: Width of the output tokens, at least 2.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        value_skip: Whether the values are added to what attention returns.
+        value_skip: Whether the values are added to the output of attention.
         act_layer: Activation of the MLP.
         norm_layer: Kind of both normalizations.
-        norm_eps: Their epsilon.
-        dropout: Share of values that training sets to zero after attention and MLP, 0 to 1.
+        norm_eps: Epsilon of both normalizations.
+        dropout: Dropout rate after attention and after the MLP, 0 to 1.
         features: Number of random features m; None is ``dim // 2``.
-        relu: Whether a feature is ``relu(w x) + 0.001``, their generalized attention, in place of the exponential.
+        relu: Whether a feature is ``relu(w x) + 0.001``, their generalized attention, instead of the exponential.
 
     Example:
         >>> TokenPerformer(49, 64)(torch.randn(1, 9, 49)).shape
@@ -77,8 +77,8 @@ class TokenPerformer(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.
 
-        At least float32 throughout. In float16 the features overflow and the epsilon is 0, hence 0 / 0; in bfloat16
-        they are off by per cents. Autocast would cast the products back, so it is switched off here.
+        Computed at least in float32. In float16 the features overflow and the epsilon is 0, hence 0 / 0; in bfloat16
+        they are off by several percent. Autocast would cast the products back, so it is switched off here.
         """
         dtype = torch.promote_types(v.dtype, torch.float32)
         with without_autocast(v):
@@ -88,7 +88,7 @@ class TokenPerformer(nn.Module):
             return (q @ context / (q @ total + 1e-8)).to(v.dtype)
 
     def features(self, x: Tensor) -> Tensor:
-        """Map ``(B, N, dim)`` to ``(B, N, m)`` positive features ``exp(w x - |x|^2 / 2) / sqrt(m)``, or of the ReLU."""
+        """Map ``(B, N, dim)`` to ``(B, N, m)`` positive features: ``exp(w x - |x|^2 / 2) / sqrt(m)``, or ``relu``."""
         w = self.w.to(x.dtype)
         if self.relu:
             return torch.relu(x @ w.T) / math.sqrt(len(w)) + 1e-3
@@ -96,7 +96,7 @@ class TokenPerformer(nn.Module):
 
 
 def random_features(m: int, dim: int) -> Tensor:
-    """Return ``(m, dim)`` directions in blocks of orthogonal rows, each as long as the square root of its block's m.
+    """Return ``(m, dim)`` random features: orthogonal rows of length sqrt(min(m, dim)), in blocks of ``dim`` rows.
 
     Example:
         >>> w = random_features(32, 64)

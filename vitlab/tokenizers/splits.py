@@ -1,4 +1,4 @@
-"""The soft split of T2T-ViT: overlapping windows, and the grids that they leave."""
+"""The soft split of T2T-ViT: overlapping windows, and the grids of tokens after them."""
 
 import math
 from collections.abc import Sequence
@@ -7,13 +7,13 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor
 
-Side = int | tuple[int, int]  # of both axes, or of rows and columns
+Side = int | tuple[int, int]  # for both axes, or (rows, columns)
 Split = tuple[Side, Side, Side]  # kernel, stride, padding
 PaddingName = Literal["zero", "reflect", "replicate", "circular", "none"]
 
 
 def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width, in pixels, of a side or of the two.
+    """Return ``value``, one side or [height, width] in pixels, as a pair.
 
     Example:
         >>> pair("img_size", 224), pair("img_size", [400, 100])
@@ -28,7 +28,7 @@ def pair(name: str, value: int | Sequence[int]) -> tuple[int, int]:
 def soft_split(
     x: Tensor, kernel: Side, stride: Side, padding: Side, dilation: Side = 1, mode: PaddingName = "zero"
 ) -> Tensor:
-    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, ``mode`` outside.
+    """Map ``(B, C, h, w)`` to ``(B, N, C kernel kernel)``: overlapping windows in raster order, padded by ``mode``.
 
     Example:
         >>> soft_split(torch.randn(1, 3, 224, 224), kernel=7, stride=4, padding=2).shape
@@ -56,13 +56,13 @@ def soft_splits(
     if mode not in get_args(PaddingName):
         raise ValueError(f"`t2t_padding` must be one of {', '.join(get_args(PaddingName))}, got {mode!r}")
     windows = check_sides("t2t_kernels", kernels)
-    steps = [_each(k, 2) for k in windows] if strides is None else check_sides("t2t_strides", strides)
+    steps = [_ceil_div(k, 2) for k in windows] if strides is None else check_sides("t2t_strides", strides)
     if not windows or len(steps) != len(windows):
         raise ValueError(
             f"`t2t_kernels` needs at least one entry and `t2t_strides` as many, got t2t_kernels={list(kernels)} "
             f"and t2t_strides={list(steps)}"
         )
-    return [(k, s, 0 if mode == "none" else _each(k, 4)) for k, s in zip(windows, steps, strict=True)]
+    return [(k, s, 0 if mode == "none" else _ceil_div(k, 4)) for k, s in zip(windows, steps, strict=True)]
 
 
 def split_grids(
@@ -105,10 +105,10 @@ def split_dilations(dilations: Sequence[int | Sequence[int]] | None, num_splits:
         >>> split_dilations(None, 3), split_dilations([2, 1, [1, 2]], 3)
         ([1, 1, 1], [2, 1, (1, 2)])
     """
-    found = check_sides("t2t_dilations", [1] * num_splits if dilations is None else dilations)
-    if len(found) != num_splits:
+    sides = check_sides("t2t_dilations", [1] * num_splits if dilations is None else dilations)
+    if len(sides) != num_splits:
         raise ValueError(f"`t2t_dilations` needs an entry for each of {num_splits} splits, got {dilations}")
-    return found
+    return sides
 
 
 def stage_widths(t2t_dim: int | Sequence[int], num_layers: int) -> list[int]:
@@ -125,7 +125,7 @@ def stage_widths(t2t_dim: int | Sequence[int], num_layers: int) -> list[int]:
 
 
 def token_step(splits: Sequence[Split]) -> tuple[int, int]:
-    """Return the pixels from one token to the next, down and across: the product of all strides.
+    """Return the distance of neighboring tokens in pixels, (down, across): the product of all strides.
 
     Example:
         >>> token_step(soft_splits([7, 3, 3]))
@@ -146,7 +146,7 @@ def window_size(kernel: Side) -> int:
 
 
 def both(side: Side) -> tuple[int, int]:
-    """Return rows and columns.
+    """Return a side as (rows, columns).
 
     Example:
         >>> both(7), both((7, 3))
@@ -156,7 +156,7 @@ def both(side: Side) -> tuple[int, int]:
 
 
 def check_sides(name: str, values: Sequence[int | Sequence[int]]) -> list[Side]:
-    """Return sides as they are, pairs as tuples; refuse what is no whole number or pair of such, or below 1.
+    """Return the sides with pairs as tuples; refuse values other than whole numbers from 1 or pairs of them.
 
     Example:
         >>> check_sides("t2t_kernels", [7, [3, 5]])
@@ -172,6 +172,6 @@ def check_sides(name: str, values: Sequence[int | Sequence[int]]) -> list[Side]:
     return sides  # type: ignore[return-value]
 
 
-def _each(side: Side, divisor: int) -> Side:
-    """Return the quotient of each axis, rounded up."""
+def _ceil_div(side: Side, divisor: int) -> Side:
+    """Divide each axis, rounding up."""
     return -(-side // divisor) if isinstance(side, int) else (-(-side[0] // divisor), -(-side[1] // divisor))

@@ -1,4 +1,4 @@
-"""Overlapping splits with token layers between: the tokenizer of T2T-ViT."""
+"""The tokenizer of T2T-ViT: overlapping splits with token layers between them."""
 
 from collections.abc import Sequence
 from typing import Any, TypedDict
@@ -24,7 +24,7 @@ from vitlab.tokenizers.token_layers import T2TAttn, build_token_layer
 
 
 class T2TArgs(TypedDict, total=False):
-    """Arguments of :class:`T2TTokenizer` by which networks differ; :class:`ConvStem` takes those of its windows.
+    """Optional arguments of :class:`T2TTokenizer`; :class:`ConvStem` takes those of the windows.
 
     Example:
         >>> arguments: T2TArgs = {"t2t_attn": "transformer", "t2t_num_heads": 4, "t2t_padding": "reflect"}
@@ -50,21 +50,21 @@ class T2TArgs(TypedDict, total=False):
 class T2TTokenizer(nn.Module):
     """Soft splits with a token layer after all but the last, Yuan et al. 2021 (arXiv:2101.11986).
 
-    What follows is the reference, window by window. The same tokens come faster, out of the same parameters, from
-    :mod:`vitlab.tokenizers.fused`, for what it covers; ``fused`` can be set at any time.
+    This class is the reference, window by window. :mod:`vitlab.tokenizers.fused` computes the same tokens faster from
+    the same parameters, for the options that it supports; ``fused`` can be set at any time.
 
     Args:
         img_size: Height and width of the images, in pixels.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
         t2t_attn: Attention of the layer between two splits: linear with exponential or ReLU features, or softmax.
-        t2t_kernels: Window side, or rows and columns, of each split, in cells of the grid before it: pixels first.
+        t2t_kernels: Window side, or [rows, columns], of each split, in cells of the grid before it, at first pixels.
         t2t_strides: Step of each split, in the same units; None is half the window, rounded up.
-        t2t_dilations: Distance of the cells that a window takes, one for each split; None is 1, its neighbors.
-        t2t_padding: What lies around the grid, a quarter of the window wide, rounded up; none leaves it as it is.
-        t2t_dim: Token width between the splits, one or one for each token layer.
+        t2t_dilations: Distance between the cells of a window, one for each split; None is 1.
+        t2t_padding: Padding of the grid, a quarter of the window wide, rounded up; none adds no padding.
+        t2t_dim: Token width between the splits: one for all token layers, or one for each.
         norm_eps: Epsilon of the normalizations in the token layers.
-        fused: Whether to take the fast way, where its convolutions round no more than products; exports take the other.
+        fused: Whether to use the fast path where it is as precise; exports use the reference.
         **layer: Options of the token layers, see :func:`vitlab.tokenizers.token_layers.build_token_layer`.
 
     Example:
@@ -116,11 +116,11 @@ class T2TTokenizer(nn.Module):
         return self.project(x)
 
     def grids_of(self, img_size: Sequence[int]) -> list[tuple[int, int]]:
-        """Return rows and columns of the tokens after each split of images of this height and width."""
+        """Return the rows and columns of tokens after each split, for this image height and width."""
         return split_grids((img_size[0], img_size[1]), self.splits, self.dilations, self.padding)
 
     def grid_of(self, img_size: Sequence[int]) -> tuple[int, int]:
-        """Return rows and columns of the tokens that enter the backbone."""
+        """Return the rows and columns of tokens that enter the backbone, for this image height and width."""
         return self.grids_of(img_size)[-1]
 
     def layers(self) -> list[nn.Module]:
@@ -132,10 +132,10 @@ class T2TTokenizer(nn.Module):
         return soft_split(x, *self.splits[i], self.dilations[i], self.padding)
 
     def is_fused(self, images: Tensor) -> bool:
-        """Return whether :meth:`forward` takes the fast way for ``images``."""
+        """Return whether :meth:`forward` uses the fast path for ``images``."""
         can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
         return self.fused and can and convolves_as_products(images) and not self.plain_because()
 
     def plain_because(self) -> list[str]:
-        """Return the options that the fast way does not cover, by name; none where it does all."""
+        """Return the names of the options that the fast path does not support."""
         return covers(self.splits, self.dilations, self.padding, self.layers())

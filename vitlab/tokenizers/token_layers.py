@@ -1,4 +1,4 @@
-"""The layers that mix tokens between the soft splits of T2T-ViT; the one with softmax attention."""
+"""The token layers of T2T-ViT, between the soft splits: build one by name; the one with softmax attention."""
 
 from typing import Literal, get_args
 
@@ -27,21 +27,21 @@ def build_token_layer(
     t2t_dropout: float | None = None,
     t2t_features: int | None = None,
 ) -> "TokenPerformer | TokenTransformer":
-    """Build the token layer called ``t2t_attn``; an option that it does not know is refused.
+    """Build the token layer called ``t2t_attn``; refuse options that it does not have.
 
     Args:
-        t2t_attn: Its attention: linear with exponential or ReLU features, or softmax.
-        in_dim: Width of the tokens that come in.
-        t2t_dim: Width of the tokens that leave.
-        norm_eps: Epsilon of its normalizations.
+        t2t_attn: Attention: linear with exponential or ReLU features, or softmax.
+        in_dim: Width of the input tokens.
+        t2t_dim: Width of the output tokens.
+        norm_eps: Epsilon of the normalizations.
         t2t_num_heads: Heads of the token layers' softmax attention; divides t2t_dim. For t2t_attn transformer.
         t2t_mlp_ratio: Hidden width of the token layers' MLP, in units of t2t_dim.
-        t2t_qkv_bias: Whether the token layers' queries, keys and values have a bias; None: performers do.
+        t2t_qkv_bias: Whether queries, keys and values of the token layers have a bias; None: only in performers.
         t2t_qk_scale: Factor on the logits; None is (input width / heads) ** -0.5, as published. For transformer.
-        t2t_value_skip: Whether token layers add the values to what attention returns, as published.
-        t2t_act_layer: Activation of the token layers' MLP, as act_layer is.
-        t2t_norm_layer: Normalization in the token layers, as norm_layer is.
-        t2t_dropout: Share of values dropped after attention and MLP, 0 to 1; None is 0.1 in performers, 0 otherwise.
+        t2t_value_skip: Whether token layers add the values to the output of attention, as published.
+        t2t_act_layer: Activation of the token layers' MLP, given like act_layer.
+        t2t_norm_layer: Normalization in the token layers, given like norm_layer.
+        t2t_dropout: Dropout rate after attention and MLP, 0 to 1; None is 0.1 in performers, 0 otherwise.
         t2t_features: Random features m of performers; None is half of t2t_dim.
 
     Example:
@@ -51,9 +51,9 @@ def build_token_layer(
     if t2t_attn not in get_args(T2TAttn):
         raise ValueError(f"`t2t_attn` must be one of {', '.join(get_args(T2TAttn))}, got {t2t_attn!r}")
     softmax = t2t_attn == "transformer"
-    foreign = {"t2t_features": t2t_features} if softmax else {"t2t_qk_scale": t2t_qk_scale}
-    foreign |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}
-    for name, value in foreign.items():
+    unused = {"t2t_features": t2t_features} if softmax else {"t2t_qk_scale": t2t_qk_scale}
+    unused |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}
+    for name, value in unused.items():
         if value is not None:
             raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
     if t2t_dropout is not None and not 0 <= t2t_dropout < 1:
@@ -71,14 +71,14 @@ def build_token_layer(
 
 
 class TokenAttention(nn.Module):
-    """Softmax attention that narrows its tokens; the values, not the input, are added to the result.
+    """Softmax attention with narrower output tokens, and a residual connection from the values, not the input.
 
     Args:
-        in_dim: Width of the tokens that come in.
-        dim: Width of the tokens that leave.
+        in_dim: Width of the input tokens.
+        dim: Width of the output tokens.
         num_heads: Number of heads A; divides ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_scale: Factor on the logits; None is that of the published weights, ``(in_dim / num_heads) ** -0.5``.
+        qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``, as in the published weights.
         value_skip: Whether the values are added.
 
     Example:
@@ -100,7 +100,7 @@ class TokenAttention(nn.Module):
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`t2t_num_heads` must divide `t2t_dim`, got {num_heads} and {dim}")
         self.num_heads, self.value_skip = num_heads, value_skip
-        # the published weights were trained with the input's width, not the keys'
+        # the published weights were trained with the width of the input, not of the keys
         self.scale = (in_dim // num_heads) ** -0.5 if qk_scale is None else qk_scale
         self.qkv = nn.Linear(in_dim, 3 * dim, bias=qkv_bias)
         self.proj = nn.Linear(dim, dim)
@@ -112,7 +112,7 @@ class TokenAttention(nn.Module):
         return v.transpose(1, 2).flatten(2) + y if self.value_skip else y
 
     def weights(self, x: Tensor) -> Tensor:
-        """Return the maps that :meth:`forward` applies to the values, ``(B, A, N, N)``; each row sums to 1."""
+        """Return the attention weights of :meth:`forward`, ``(B, A, N, N)``; each row sums to 1."""
         q, k, _ = self._heads(x)
         return (q @ k.transpose(-2, -1) * self.scale).softmax(dim=-1)
 
@@ -126,17 +126,17 @@ class TokenTransformer(nn.Module):
     """Token layer with softmax attention, Yuan et al. 2021 (arXiv:2101.11986).
 
     Args:
-        in_dim: Width of the tokens that come in.
-        dim: Width of the tokens that leave.
+        in_dim: Width of the input tokens.
+        dim: Width of the output tokens.
         num_heads: Number of heads A; divides ``dim``.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_scale: Factor on the logits; None is ``(in_dim / num_heads) ** -0.5``.
-        value_skip: Whether the values are added to what attention returns.
+        value_skip: Whether the values are added to the output of attention.
         act_layer: Activation of the MLP.
         norm_layer: Kind of both normalizations.
-        norm_eps: Their epsilon.
-        dropout: Share of values that training sets to zero after attention and MLP, 0 to 1.
+        norm_eps: Epsilon of both normalizations.
+        dropout: Dropout rate after attention and in the MLP, 0 to 1.
 
     Example:
         >>> TokenTransformer(49, 64)(torch.randn(1, 9, 49)).shape
