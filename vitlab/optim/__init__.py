@@ -1,4 +1,4 @@
-"""What decays, how fast each parameter learns, and the schedule."""
+"""Optimizer groups, per-layer learning rates and learning-rate schedules."""
 
 from vitlab.optim.groups import describe_groups, param_groups
 from vitlab.optim.rows import slow_earlier_blocks

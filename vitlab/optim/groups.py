@@ -1,4 +1,4 @@
-"""Which parameters decay, and how fast each of them learns."""
+"""Optimizer groups: which parameters decay, and how fast each of them learns."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trained parameters of a ``VisionTransformer`` into optimizer groups.
 
-    What decays is the network's to say. What a position embedding has for one block learns with that block; a tensor
-    that holds values of every block has the last one's rate, and :func:`slow_earlier_blocks` does the rest. Parameters
-    are told apart by identity, so that wrapping, compiling or renaming the network changes nothing.
+    The network decides what decays. Parameters that a position embedding has for one block learn at the rate of that
+    block; a tensor with a slice for every block gets the rate of the last, and :func:`slow_earlier_blocks` corrects the
+    others. Parameters are identified by identity, so wrapping, compiling or renaming the network changes nothing.
 
     Args:
-        net: The bare network; its ``stages()`` lists parameters from input to output, its ``no_weight_decay()`` names
+        net: The unwrapped network; ``stages()`` lists its parameters from input to output, ``no_weight_decay()`` names
             those without decay.
         lr: Peak learning rate of the last stage.
         weight_decay: Decoupled weight decay of linear and convolution weights.
-        layer_decay: Learning rate of each stage relative to the stage after it, Clark et al. 2020 (arXiv:2003.10555).
-        pos_embed_lr_mult: Factor on the learning rate of everything trained under ``net.pos_embed``.
-        head_lr_mult: Factor on the learning rate of everything under ``net.head``.
+        layer_decay: Learning rate of each stage relative to the next, Clark et al. 2020 (arXiv:2003.10555).
+        pos_embed_lr_mult: Factor on the learning rate of the trained parameters of ``net.pos_embed``.
+        head_lr_mult: Factor on the learning rate of the parameters of ``net.head``.
 
     Returns:
         Groups with ``params``, ``lr`` and ``weight_decay``; together they hold every trained parameter once.
@@ -46,13 +46,13 @@ def param_groups(
     exempt = net.no_weight_decay()
     decays = {id(p) for name, p in net.named_parameters() if name.removeprefix("_orig_mod.") not in exempt}
     stages, depth = net.stages(), len(net.blocks)
-    own = {id(p): i for i in range(depth) for p in net.pos_embed.block_parameters(i)}
-    own |= {id(p): depth - 1 for p, _ in net.pos_embed.stacked_parameters()}
+    block_of = {id(p): i for i in range(depth) for p in net.pos_embed.block_parameters(i)}
+    block_of |= {id(p): depth - 1 for p, _ in net.pos_embed.stacked_parameters()}
     groups: dict[tuple[float, float], list[Tensor]] = {}
     for i, stage in enumerate(stages):
         for p in stage:
             if p.requires_grad:
-                later = len(stages) - 1 - (1 + own[id(p)] if id(p) in own else i)
+                later = len(stages) - 1 - (1 + block_of[id(p)] if id(p) in block_of else i)
                 scale = layer_decay**later * factors.get(id(p), 1.0)
                 groups.setdefault((lr * scale, weight_decay if id(p) in decays else 0.0), []).append(p)
     return [{"params": params, "lr": rate, "weight_decay": decay} for (rate, decay), params in groups.items()]
@@ -63,8 +63,8 @@ def describe_groups(
 ) -> list[dict[str, Any]]:
     """List each trained parameter with name, shape, weight decay and learning rate relative to ``lr``.
 
-    A tensor with values of every block has a row for each, where their rates differ. What a ``task`` trains beside the
-    network has its name there.
+    A tensor with a slice for every block has a row for each block if their rates differ. ``task`` names parameters that
+    are trained outside the network.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -81,10 +81,10 @@ def describe_groups(
         name, axis, rate = names[id(p)], stacked.get(id(p)), group["lr"] / lr
         depth = 1 if axis is None else p.shape[axis]
         for i in range(depth):
-            part = {} if axis is None else {"block": i}
+            block = {} if axis is None else {"block": i}
             shape = [side for j, side in enumerate(p.shape) if j != axis]
             scale = rate * layer_decay ** (depth - 1 - i)
             rows.append(
-                {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **part}
+                {"name": name, "shape": shape, "weight_decay": group["weight_decay"], "lr_scale": scale, **block}
             )
     return rows

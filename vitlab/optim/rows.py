@@ -1,4 +1,4 @@
-"""Tensors that hold values of every block: each block's part learns at the rate of its block."""
+"""Layer decay for tensors that hold a slice for every block."""
 
 from typing import Any
 
@@ -9,15 +9,15 @@ from torch.optim import Optimizer
 
 
 def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> None:
-    """Let ``optimizer`` change each block's values in a tensor of all blocks at the rate of that block.
+    """Make ``optimizer`` update each slice of a tensor with one slice per block at the rate of that block.
 
-    Its group has the last block's rate. What a step changed is scaled afterwards, which is the learning rate itself for
-    every optimizer whose steps are proportional to it: positions have no weight decay.
+    The group of the tensor has the rate of the last block. After each step, hooks scale the change of the other slices,
+    which equals a lower rate for every optimizer whose steps are proportional to it: positions have no weight decay.
 
     Args:
-        optimizer: Over the parameters of ``net``.
-        net: The bare network.
-        layer_decay: As given to :func:`param_groups`.
+        optimizer: Optimizer of the parameters of ``net``.
+        net: The unwrapped network.
+        layer_decay: As in :func:`param_groups`.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -40,8 +40,9 @@ def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> N
     def scale(*call: Any) -> None:
         for (p, axis), old in zip(stacked, before, strict=True):
             factors = row_scales(p, axis, layer_decay)
-            whole = isinstance(p, DTensor)
-            p.lerp_(old, 1 - (distribute_tensor(factors, p.device_mesh, p.placements) if whole else factors))
+            if isinstance(p, DTensor):
+                factors = distribute_tensor(factors, p.device_mesh, p.placements)
+            p.lerp_(old, 1 - factors)
 
     if stacked:
         optimizer.register_step_pre_hook(keep)
@@ -49,7 +50,7 @@ def slow_earlier_blocks(optimizer: Optimizer, net: Any, layer_decay: float) -> N
 
 
 def row_scales(p: Tensor, axis: int, layer_decay: float) -> Tensor:
-    """Return the rate of each value of a tensor of all blocks, relative to the last block's.
+    """Return the learning rate of each value of a tensor with a slice per block, relative to the last block.
 
     Example:
         >>> row_scales(torch.zeros(3, 2), axis=0, layer_decay=0.5).tolist()

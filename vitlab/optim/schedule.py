@@ -1,4 +1,4 @@
-"""Learning-rate schedules, as multipliers of each group's own rate."""
+"""Learning-rate schedules, as factors on the rate of each group."""
 
 import math
 from typing import Literal
@@ -21,10 +21,10 @@ def warmed_up(
 ) -> float:
     """Rise linearly from ``start`` to 1 over ``warmup``, then follow ``shape`` until ``total``, and stay at ``final``.
 
-    The shapes: half a cosine to ``final`` (Loshchilov and Hutter 2017, arXiv:1608.03983), a line to it, 1, 1 times
-    ``gamma`` after each ``every`` epochs, or 1 and a line to ``final`` over the last ``decay`` of the way (Hu et al.
-    2024, arXiv:2404.06395). The warm-up replaces the beginning of the shape, it does not shift it (as in timm's
-    ``CosineLRScheduler``); steps from ``total`` on are the cool-down. Any unit of time does, ``epoch`` is one in it.
+    Shapes: half a cosine to ``final`` (Loshchilov and Hutter 2017, arXiv:1608.03983); a line to it; constant 1; a
+    factor ``gamma`` after every ``every`` epochs (step); 1, then a line to ``final`` over the last share ``decay``
+    (wsd, Hu et al. 2024, arXiv:2404.06395). The warm-up replaces the start of the shape without shifting it, as timm's
+    ``CosineLRScheduler``. Times can be in any unit; ``epoch`` is the length of an epoch in that unit.
 
     Example:
         >>> [round(warmed_up(epoch, warmup=5, total=10), 2) for epoch in range(11)]
