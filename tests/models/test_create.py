@@ -255,7 +255,7 @@ def test_safetensors_with_arguments_give_their_network(checkpoint, tmp_path):
 
 def test_a_file_that_does_not_describe_its_network_is_refused(tmp_path):
     torch.save(VisionTransformer(**TINY).state_dict(), tmp_path / "weights.pt")
-    with pytest.raises(ValueError, match="does not say how its network was built; build it by its arguments"):
+    with pytest.raises(ValueError, match="does not say how its network was built; give its arguments"):
         load_network(tmp_path / "weights.pt")
 
 

@@ -89,9 +89,9 @@ def test_dense_and_cheap_blocks_serve_the_class_token_alone(changed):
     ("changed", "message"),
     [
         ({"dense_blocks": [1]}, r"numbers of blocks that sum to `depth`, .*, got \[1\], 2 and 64"),
-        ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` cannot bear"),
-        ({"dense_blocks": [2], "pos_embed": "conv"}, "which ConvPosEmbed of `pos_embed` cannot bear"),
-        ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` cannot bear"),
+        ({"dense_blocks": [2], "pos_embed": "rope2d"}, "which RoPE2d of `pos_embed` does not support"),
+        ({"dense_blocks": [2], "pos_embed": "conv"}, "which ConvPosEmbed of `pos_embed` does not support"),
+        ({"dense_blocks": [2], "pos_embed_join": "every_layer"}, "which Learned of `pos_embed` does not support"),
         ({"ghost": True, "embed_dim": 15, "num_heads": 3}, "`embed_dim` must be even for `ghost`, got 15"),
         ({"mlp_layer": "ghost", "mlp_ratio": 1.5}, "whole number of at least 2 for mlp_layer='ghost', got 1.5"),
     ],

@@ -84,7 +84,7 @@ def test_what_cannot_keep_some_tokens_says_so():
     for arguments, given, line in (
         ({"pos_embed": "conv"}, keep, "ConvPosEmbed mixes neighboring tokens"),
         ({"pos_embed": ["learned", "conv"]}, keep, "ConvPosEmbed mixes neighboring tokens"),
-        ({"drop_path_rate": 0.5, "drop_path_subset": True}, keep, "`drop_path_subset` takes images out"),
+        ({"drop_path_rate": 0.5, "drop_path_subset": True}, keep, "`drop_path_subset` drops images"),
         ({}, keep[:1], "`keep` must be"),
         ({}, keep.float(), "`keep` must be"),
         ({}, keep[:, :0], "`keep` must be"),

@@ -153,7 +153,7 @@ def test_an_official_t2t_file_is_recognized(path, t2t_attn):
     assert load_weights(model, path) == [
         "weights: state_dict_ema, the averaged ones",
         "layout: converted from the official T2T-ViT",
-        "positions: the file's table is the formula's, which the model computes by itself",
+        "positions: the file's table is that of the formula, which the model computes itself",
     ]
     assert_same_outputs(model, saved)
 
@@ -193,7 +193,7 @@ def test_maes_table_is_compared_with_the_formula_and_mocos_is_refused(path):
     assert len(load_weights(model, path)) == 3
     assert_same_outputs(model, saved)
     torch.save(to_timm(saved.state_dict(), SinCos2d((4, 4), 16, style="moco").table()), path)
-    with pytest.raises(ValueError, match="not the formula's"):
+    with pytest.raises(ValueError, match="not that of the formula"):
         load_weights(model, path)
 
 
@@ -311,7 +311,10 @@ def test_the_class_tokens_position_is_found_by_the_grid_that_is_said(path):
 
 def test_a_damaged_file_beside_weights_is_told(path):
     torch.save(randomized(tiny()).state_dict(), path)
-    for text, reason in (("[", "is no mapping in JSON"), ('{"network": 3}', "`network` must hold arguments .*, got 3")):
+    for text, reason in (
+        ("[", "must hold a JSON object"),
+        ('{"network": 3}', "`network` must hold arguments .*, got 3"),
+    ):
         path.with_name(f"{path.name}.json").write_text(text)
         with pytest.raises(ValueError, match=reason):
             load_weights(tiny(), path)

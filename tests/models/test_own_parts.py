@@ -127,8 +127,8 @@ WRONG = {
     "another shape": ({"act_layer": "GLU"}, r"GLU must keep the shape of tokens, but maps .* to \(2, 3, 16\)"),
     "no activation": ({"act_layer": "Linear"}, "`act_layer`: torch.nn.modules.linear.Linear refuses its arguments"),
     "a norm of maps": ({"norm_layer": "BatchNorm2d"}, r"BatchNorm2d does not take \(B, L, 8\) tokens"),
-    "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must make \(1, 4, 8\) of an image, .*; got"),
-    "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "must say its `grid_size`"),
+    "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must map an image to \(1, 4, 8\) .*, got"),
+    "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "must have a `grid_size`"),
 }
 
 

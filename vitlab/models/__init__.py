@@ -1,4 +1,4 @@
-"""Vision Transformers: build one by name, load one from a file, read what passes through it."""
+"""Vision Transformers: build one by name, load one from a file, read its tokens and attention."""
 
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
     from vitlab.models.walk import attention_logits, attention_maps, block_tokens
-else:  # on first use, so that a list of sizes needs no torch
+else:  # imported on first use: a list of sizes needs no torch
     _HOMES = {
         "vitlab.models.cost": ("count_macs", "count_parameters"),
         "vitlab.models.create": ("create_model",),

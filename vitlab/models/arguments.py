@@ -1,4 +1,4 @@
-"""The arguments of the network, for whoever hands them on; a test holds them against :class:`VisionTransformer`."""
+"""Typed dictionaries of the network's arguments; a test compares them with :class:`VisionTransformer`."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from vitlab.tokenizers.t2t import T2TArgs
 
 
 class NetworkArgs(T2TArgs, total=False):
-    """Arguments of :class:`vitlab.models.vit.VisionTransformer` beside ``num_classes``.
+    """Arguments of :class:`vitlab.models.vit.VisionTransformer` except ``num_classes``.
 
     >>> arguments: NetworkArgs = {"depth": 3, "pos_embed": "rope2d"}
     """

@@ -1,4 +1,4 @@
-"""State dicts of other libraries, renamed to ours and back; outputs do not change."""
+"""Convert state dicts of timm and of the official T2T-ViT to ours, and ours to timm; outputs do not change."""
 
 import torch
 from torch import Tensor
@@ -13,14 +13,14 @@ State = dict[str, Tensor]
 def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int | None = None) -> State:
     """Rename the state dict of a timm ViT, Eva (with rotations), BEiT or NaFlexViT to ours; outputs do not change.
 
-    Where timm adds a position to class token and registers, it is a constant and becomes part of them here. The
-    layout is that of DeiT, DINO, MAE and MoCo v3 too.
+    Positions that timm adds to class and register tokens are constants and become part of these tokens. DeiT, DINO,
+    MAE and MoCo v3 have the same layout.
 
     Args:
-        state_dict: timm's names and tensors.
-        num_patches: Number of patch tokens N, which tells how many rows of ``pos_embed`` are prefix tokens'; None takes
-            every prefix token to have a row, as timm's own choice is.
-        num_heads: Number of heads A; needed for the rotations of naver-ai/rope-vit's own files alone.
+        state_dict: State dict of timm.
+        num_patches: Number of patch tokens N, from which follows how many rows of ``pos_embed`` belong to prefix
+            tokens; None assumes a row for every prefix token, timm's default.
+        num_heads: Number of heads A; needed only for the rotations in files of naver-ai/rope-vit.
 
     Example:
         >>> theirs = {"cls_token": torch.zeros(1, 1, 8), "pos_embed": torch.ones(1, 1 + 4, 8)}
@@ -28,18 +28,18 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
         {'cls_token': (1, 1, 8), 'pos_embed.weight': (1, 4, 8)}
     """
     state = rename_positions(state_dict, num_heads)
-    if (weight := state.get("patch_embed.proj.weight")) is not None:  # CLIP's have no bias
+    if (weight := state.get("patch_embed.proj.weight")) is not None:  # CLIP has no bias here
         state.setdefault("patch_embed.proj.bias", weight.new_zeros(len(weight)))
     return _fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
 
 
 def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: bool = False) -> State:
-    """Rename our state dict to timm's; outputs do not change. Prefix tokens get positions of zero.
+    """Rename our state dict to timm's; outputs do not change. Prefix tokens get zero positions.
 
     Args:
-        state_dict: Our names and tensors, of a network with ``tokenizer="patch"`` and a linear head.
+        state_dict: State dict of a network with ``tokenizer="patch"`` and a linear head.
         pos_embed: The ``(N, D)`` table of a method that does not save it, such as ``model.pos_embed.table(0)``.
-        no_embed_class: As timm's model is built: whether its table has no rows for prefix tokens, as DeiT III's.
+        no_embed_class: timm's argument: whether its table has no rows for prefix tokens, as in DeiT III.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -63,8 +63,8 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
 def from_t2t(state_dict: State) -> State:
     """Rename the state dict of an official T2T-ViT (yitu-opensource/T2T-ViT) to ours; outputs do not change.
 
-    The class token's position becomes part of it. The sines of the other positions are no weights for us and go; a
-    table that differs from the formula stays, for a model with a learned table.
+    The position of the class token becomes part of it. A table that equals the sine formula is dropped, because our
+    model computes it; any other table is kept, for a model with a learned table.
 
     Example:
         >>> table = SinCos1d((1, 4), 8).table()
@@ -81,17 +81,22 @@ def from_t2t(state_dict: State) -> State:
     return state
 
 
-def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_heads: int) -> tuple[State, list[str]]:
-    """Return the state dict in our layout, its position table kept, and what it was converted from.
+def convert_layout(
+    state_dict: State, num_patches: int, num_prefix_tokens: int, num_heads: int
+) -> tuple[State, list[str]]:
+    """Convert a state dict of any supported layout to ours, keeping its position table; also say what it was.
 
     Args:
-        state_dict: Names and tensors of ours, of timm or of the official T2T-ViT.
-        num_patches: Number of patch tokens N of the network that was trained, where it is known, or will load it.
-        num_prefix_tokens: Its number of prefix tokens P.
-        num_heads: Its number of heads A.
+        state_dict: State dict of vitlab, timm or the official T2T-ViT.
+        num_patches: Number of patch tokens N of the trained network if known, else of the model to load it.
+        num_prefix_tokens: Number of prefix tokens P of the model.
+        num_heads: Number of heads A of the model.
+
+    Returns:
+        The state dict, and a sentence if it was converted.
 
     Example:
-        >>> to_ours({"head.bias": torch.zeros(10)}, num_patches=196, num_prefix_tokens=1, num_heads=6)
+        >>> convert_layout({"head.bias": torch.zeros(10)}, num_patches=196, num_prefix_tokens=1, num_heads=6)
         ({'head.bias': tensor([0., 0., 0., 0., 0., 0., 0., 0., 0., 0.])}, [])
     """
     rows = state_dict["pos_embed"].shape[1] if "pos_embed" in state_dict else 0
@@ -101,20 +106,20 @@ def to_ours(state_dict: State, num_patches: int, num_prefix_tokens: int, num_hea
         return state, ["layout: converted from the official T2T-ViT"]
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
-            raise no_grid(rows)
+            raise unknown_grid(rows)
         return from_timm(state_dict, num_patches, num_heads), ["layout: converted from timm"]
     return state_dict, []
 
 
-def to_patches(state: State, patch: tuple[int, int] | None) -> tuple[State, list[str]]:
-    """Return the state dict with kernels for patches of another size, Beyer et al. 2023 (FlexiViT, arXiv:2212.08013).
+def resize_patch_kernels(state: State, patch: tuple[int, int] | None) -> tuple[State, list[str]]:
+    """Resize the patch kernels to another patch size as in FlexiViT, Beyer et al. 2023 (arXiv:2212.08013).
 
     Args:
-        state: Our names and tensors.
-        patch: Height and width of the patches; None leaves the kernels as they are.
+        state: State dict in our layout.
+        patch: Height and width of the new patches; None leaves the kernels unchanged.
 
     Example:
-        >>> to_patches({"tokenizer.proj.weight": torch.zeros(48, 3, 8, 8)}, (16, 16))[1]
+        >>> resize_patch_kernels({"tokenizer.proj.weight": torch.zeros(48, 3, 8, 8)}, (16, 16))[1]
         ['patches: kernels of 8 x 8 resized to 16 x 16']
     """
     kernel = state.get(name := "tokenizer.proj.weight")
@@ -125,11 +130,11 @@ def to_patches(state: State, patch: tuple[int, int] | None) -> tuple[State, list
     return state | {name: resized.to(kernel)}, ["patches: kernels of {} x {} resized to {} x {}".format(*old, *patch)]
 
 
-def no_grid(count: int) -> ValueError:
-    """Return the error of positions whose grid nobody has said.
+def unknown_grid(count: int) -> ValueError:
+    """Return the error for a file whose positions fit no known grid.
 
     Example:
-        >>> str(no_grid(16))[:60]
+        >>> str(unknown_grid(16))[:60]
         'the file has 16 positions and does not say their grid, which'
     """
     return ValueError(
@@ -140,7 +145,7 @@ def no_grid(count: int) -> ValueError:
 
 
 def same_table(table: Tensor, formula: Tensor, tolerance: float) -> bool:
-    """Return whether a table of positions is a formula's, up to rounding.
+    """Return whether a table of positions equals a formula, up to ``tolerance``.
 
     Example:
         >>> same_table(torch.ones(4, 8), torch.ones(4, 8) + 1e-7, tolerance=1e-6)
@@ -154,22 +159,22 @@ def _rename(state_dict: State, old: str, new: str) -> State:
 
 
 def _fold_prefix_positions(state: State, num_patches: int | None) -> State:
-    """Return ``state`` with the rows of ``pos_embed`` for prefix tokens added to these, the others as our table."""
+    """Add the rows of ``pos_embed`` for prefix tokens to these tokens; the other rows become our table."""
     state = dict(state)
     if "pos_embed" not in state:
         return state
     table = state.pop("pos_embed")  # (1, rows, D)
-    everyone: dict[str, int] = {name: state[name].shape[1] for name in ("cls_token", "reg_token") if name in state}
-    layouts = [everyone, {name: 1 for name in everyone if name == "cls_token"}, {}]  # whose rows may come first
-    patches = [table.shape[1] - sum(layout.values()) for layout in layouts]
-    num_patches = patches[0] if num_patches is None else num_patches
-    if num_patches not in patches:
+    prefix: dict[str, int] = {name: state[name].shape[1] for name in ("cls_token", "reg_token") if name in state}
+    layouts = [prefix, {name: 1 for name in prefix if name == "cls_token"}, {}]  # prefix tokens that may have rows
+    candidates = [table.shape[1] - sum(layout.values()) for layout in layouts]
+    num_patches = candidates[0] if num_patches is None else num_patches
+    if num_patches not in candidates:
         raise ValueError(
-            f"`pos_embed` must have a row for each patch, and may for prefix tokens, got {table.shape[1]} rows, "
-            f"{num_patches} patches and {sum(everyone.values())} prefix tokens"
+            f"`pos_embed` must have a row for each patch, and can have rows for prefix tokens, got {table.shape[1]} "
+            f"rows, {num_patches} patches and {sum(prefix.values())} prefix tokens"
         )
     row = 0
-    for name, count in layouts[patches.index(num_patches)].items():
+    for name, count in layouts[candidates.index(num_patches)].items():
         state[name] = state[name] + table[:, row : row + count]
         row += count
     return state | {"pos_embed.weight": table[:, row:]}

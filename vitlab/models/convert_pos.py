@@ -1,4 +1,4 @@
-"""Weights of ViTs whose positions are not a table with one row a token: timm's Eva, BEiT and NaFlexViT."""
+"""Convert weights of ViTs with relative, rotary or factorized positions: timm's Eva, BEiT and NaFlexViT."""
 
 import math
 import re
@@ -16,14 +16,14 @@ _RECOMPUTED = re.compile(
 
 
 def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
-    """Rename rotations, biases and factorized tables, and what else these networks call otherwise than timm's ViT.
+    """Rename rotations, biases and factorized tables, and other names in which these networks differ from timm's ViT.
 
-    Axial rotations leave no trace in timm's state dicts: the result then belongs to a model with pos_embed="rope2d".
-    timm's models with "ape" in their names add a table and rotate: theirs is one with pos_embed=["learned", "rope2d"].
+    Axial rotations leave no trace in timm's state dicts: load such a file into a model with pos_embed="rope2d", or with
+    pos_embed=["learned", "rope2d"] for timm's models with "ape" in their names, which also add a table.
 
     Args:
-        state_dict: timm's names and tensors, or those of naver-ai/rope-vit.
-        num_heads: Number of heads A, which only naver-ai/rope-vit's own files do not show.
+        state_dict: State dict of timm or of naver-ai/rope-vit.
+        num_heads: Number of heads A; needed only for the files of naver-ai/rope-vit, which do not show it.
 
     Example:
         >>> list(rename_positions({"embeds.pos_embed_y": torch.zeros(1, 14, 8), "blocks.0.gamma_1": torch.ones(8)}))
@@ -36,11 +36,11 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
         elif name in ("rope.freqs", "freqs"):
             state["pos_embed.freqs"] = _head_freqs(value, num_heads)
         elif not _RECOMPUTED.fullmatch(name):
-            new, moved = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value)
-            state[new] = moved
+            new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value)
+            state[new_name] = new_value
     if tables:
         state["pos_embed.bias_table"] = torch.stack([tables[i] for i in sorted(tables)])
-    return _join(state)
+    return _fuse_projections(state)
 
 
 def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
@@ -55,7 +55,7 @@ def _head_freqs(freqs: Tensor, num_heads: int | None) -> Tensor:
 
 
 def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
-    """Return the name and tensor that timm's ViT would have for one of NaFlexViT's ``embeds.``."""
+    """Return the name and tensor of timm's ViT for a parameter under ``embeds.`` of NaFlexViT; others unchanged."""
     match name.removeprefix("embeds."):
         case "pos_embed_y" if name.startswith("embeds."):
             return "pos_embed.row", value
@@ -75,26 +75,26 @@ def _rename_naflex(name: str, value: Tensor) -> tuple[str, Tensor]:
             return rest, value
 
 
-def _join(state: State) -> State:
-    """Return the state with queries, keys, values, and with gates and what they scale, as one layer each.
+def _fuse_projections(state: State) -> State:
+    """Return the state with separate q, k, v projections, and the two halves of a gated MLP, fused into one layer each.
 
-    BEiT's and EVA's keys may have no bias.
+    A bias that is missing, such as that of the keys in BEiT and EVA, is zero.
     """
-    joined = {}
+    fused = {}
     for name, value in state.items():
-        if found := re.fullmatch(r"(.+\.attn\.)q_(?:proj\.(weight|bias)|(bias))", name):
-            of = found[2] or found[3]
+        if query := re.fullmatch(r"(.+\.attn\.)q_(?:proj\.(weight|bias)|(bias))", name):
+            kind = query[2] or query[3]
             parts = [state.get(name.replace(".q_", f".{x}_"), torch.zeros_like(value)) for x in "qkv"]
-            joined[f"{found[1]}qkv.{of}"] = torch.cat(parts)
+            fused[f"{query[1]}qkv.{kind}"] = torch.cat(parts)
         elif ".mlp.fc1_g." in name:
-            joined[name.replace("_g", "")] = torch.cat([value, state[name.replace("_g", "_x")]])
+            fused[name.replace("_g", "")] = torch.cat([value, state[name.replace("_g", "_x")]])
         elif not re.search(r"\.attn\.[kv]_(?:bias|proj\.)|\.mlp\.fc1_x\.", name):
-            joined[name] = value
-    return joined
+            fused[name] = value
+    return fused
 
 
 def timm_positions(theirs: Any) -> dict[str, Any]:
-    """Return our position embedding for that of timm's ``theirs``.
+    """Return the arguments of our position embedding that is equivalent to that of timm's ``theirs``.
 
     Example:
         >>> from timm.models import VisionTransformer
@@ -133,7 +133,7 @@ def _timm_rotation(theirs: Any, rope: Any) -> Any:
 
 
 def rename_blocks(state: State) -> State:
-    """Return the state of an official T2T-ViT with the dense and the ghost backbone's blocks as they are called here.
+    """Rename the blocks of the dense and ghost backbones of the official T2T-ViT to ours.
 
     Example:
         >>> official = {"blocks.0.norm1.weight": torch.ones(8), "blocks.1.linear.bias": torch.ones(4)}
@@ -141,13 +141,13 @@ def rename_blocks(state: State) -> State:
         ['blocks.0.norm1.weight', 'blocks.1.transition.0.bias', 'blocks.1.norm1.weight']
     """
     numbers = sorted({int(name.split(".")[1]) for name in state if name.startswith("blocks.")})
-    between = [i for i in numbers if f"blocks.{i}.linear.bias" in state]  # layers that halve the width
+    between = [i for i in numbers if f"blocks.{i}.linear.bias" in state]  # transitions, which halve the width
     renamed: State = {}
     for name, value in state.items():
-        if not (found := re.fullmatch(r"blocks\.(\d+)\.(.+)", name)):
+        if not (match := re.fullmatch(r"blocks\.(\d+)\.(.+)", name)):
             renamed[name] = value
             continue
-        i, rest = int(found[1]), found[2]
+        i, rest = int(match[1]), match[2]
         block = f"blocks.{i - sum(j < i for j in between)}"
         if ghost := re.fullmatch(
             r"attn\.q\.(weight|bias)|(attn\.cheap_operation)_q.weight|mlp.cheap_operation2.weight", rest

@@ -1,4 +1,4 @@
-"""What a network costs, counted without running it."""
+"""Parameters, multiply-adds and tokens of a network, counted without running it."""
 
 import torch
 from torch.func import functional_call
@@ -18,10 +18,10 @@ def count_parameters(model: torch.nn.Module) -> int:
 
 
 def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> int:
-    """Return the multiply-adds of one image's forward pass, at another size if given: every matrix product counts.
+    """Return the multiply-adds of a forward pass of one image, at ``img_size`` if given; FLOPs are twice as many.
 
-    Counted on the meta device, where fused attention is counted too and T2T takes the plain way; all tokens pass
-    through the last block, as in published numbers, though ``forward`` may spare it some. The FLOPs are twice as many.
+    Every matrix product counts, fused attention included, on the meta device, where T2T takes its reference path. All
+    tokens pass through the last block, as in published numbers, although ``forward`` may skip some.
 
     Example:
         >>> from vitlab.models import create_model
@@ -32,7 +32,7 @@ def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None
 
 
 def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> dict[str, int]:
-    """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the network's own name is empty.
+    """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the whole network is ``""``.
 
     Example:
         >>> from vitlab.models import create_model
@@ -40,17 +40,17 @@ def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None =
         >>> macs["tokenizer"], macs["blocks.0.mlp"]
         (28901376, 58097664)
     """
-    walk = _AllTokens(model)
-    state = {**dict(walk.named_parameters()), **dict(walk.named_buffers())}
+    full = _AllTokens(model)
+    state = {**dict(full.named_parameters()), **dict(full.named_buffers())}
     meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
     shape, dtype = (1, model.in_chans, *(img_size or model.img_size)), next(model.parameters()).dtype
     images = torch.empty(shape, device="meta", dtype=dtype)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:
-        functional_call(walk, meta, (images,))
-    found = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
-    inside = "_AllTokens.model."
-    return {"": found["Global"]} | {k.removeprefix(inside): n for k, n in found.items() if k.startswith(inside)}
+        functional_call(full, meta, (images,))
+    macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
+    prefix = "_AllTokens.model."
+    return {"": macs["Global"]} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
 
 
 class _AllTokens(torch.nn.Module):

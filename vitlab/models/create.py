@@ -1,4 +1,4 @@
-"""A network from a name: a published size, or one of timm's."""
+"""Create a network by name: a published size, or a model of timm."""
 
 import inspect
 import logging
@@ -20,7 +20,7 @@ from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 
 _log = logging.getLogger(__name__)
-_UNSEEN = (  # what a state dict does not show of blocks and positions
+_UNSEEN = (  # arguments that the shapes in a state dict do not show
     *("num_heads", "qk_scale", "value_skip", "act_layer", "mlp_layer", "norm_layer", "norm_eps"),
     *("pos_embed", "pos_embed_join", "rope_theta"),
 )
@@ -34,22 +34,22 @@ def create_model(
     grid: Sequence[int] | None = None,
     **arguments: Unpack[ModelArgs],
 ) -> VisionTransformer:
-    """Build a network by its name, change what ``arguments`` say, and fill it with weights if there are some.
+    """Build a network by name, with any argument overridden, and optionally load weights.
 
     Args:
-        name: A size of ``SIZES``, or ``timm:NAME``; None builds from ``arguments`` alone.
-        weights: A local file, of vitlab, timm or the official T2T-ViT, or ``timm:NAME``, which timm fetches. A network
-            called ``timm:NAME`` has timm's own where none are given. The head takes as many classes as the weights
-            have, unless ``num_classes`` says otherwise: then it is new.
-        resize: How to carry the positions of the weights to another grid; ``usual`` is the method's usual way.
-        grid: Rows and columns of tokens that a file's positions were trained on, where it does not say them.
+        name: A size of ``SIZES``, or ``timm:NAME``; None builds from ``arguments`` only.
+        weights: A local file of vitlab, timm or the official T2T-ViT, or ``timm:NAME``, which timm downloads. A network
+            ``timm:NAME`` has timm's weights by default. The head has as many outputs as the weights, unless
+            ``num_classes`` is given: if that differs, the head is new.
+        resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
+        grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
-        The network, in training mode as any new one. What was changed in the weights is logged, level INFO.
+        The network, in training mode. Conversions of the weights are logged at level INFO.
 
     Raises:
-        ValueError: For a name or an argument that does not exist, with the closest one, or weights that do not fit.
+        ValueError: A name or argument does not exist (the closest is suggested), or weights do not fit.
 
     Example:
         >>> net = create_model("t2t_vit_7", pos_embed="rope2d", img_size=(224, 320), num_classes=10)
@@ -67,7 +67,7 @@ def create_model(
     if name is not None and name.startswith("timm:"):
         file = timm_file(theirs := timm_model(name, pretrained=weights is None), name)
         same_network(theirs, file, {})
-        base = file.arguments  # by its name, which tells how the network was built
+        base = file.arguments  # the arguments follow from the name
         if weights is not None:
             file = read_weights(weights)
             file.arguments = file.arguments or base
@@ -87,7 +87,7 @@ def create_model(
 
 
 def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], resize: Any, grid: Any) -> list[str]:
-    """Load the published weights of ``timm:NAME`` into ``net``, built from ``arguments``, where it computes the same.
+    """Load the published weights of ``timm:NAME`` into ``net``, built from ``arguments``, if both compute the same.
 
     Example:
         >>> net = VisionTransformer(embed_dim=48, depth=1, num_heads=3)
@@ -102,7 +102,7 @@ def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], r
 
 
 def timm_file(theirs: nn.Module, name: str) -> WeightsFile:
-    """Return the weights of timm's network, and how ours is built that computes the same; refuse what has none.
+    """Return the weights of a timm network with the arguments of our equivalent; refuse one without equivalent.
 
     Example:
         >>> timm_file(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").arguments["depth"]
@@ -112,7 +112,7 @@ def timm_file(theirs: nn.Module, name: str) -> WeightsFile:
 
 
 def timm_model(name: str, pretrained: bool) -> nn.Module:
-    """Return timm's network called ``timm:NAME``, with published weights from its cache or the network if asked to.
+    """Return the timm model ``timm:NAME``; ``pretrained`` loads its published weights, downloaded if needed.
 
     Example:
         >>> timm_model("timm:vit_tiny_patch16_224", pretrained=False).embed_dim
@@ -131,7 +131,7 @@ def timm_model(name: str, pretrained: bool) -> nn.Module:
 
 
 def timm_arguments(theirs: Any) -> dict[str, Any]:
-    """Return the arguments of the network that computes what timm's ``theirs`` does, or refuse it by what is missing.
+    """Return the arguments of our network that is equivalent to timm's ``theirs``, or raise what is missing here.
 
     Example:
         >>> arguments = timm_arguments(timm_model("timm:vit_tiny_patch16_224", pretrained=False))
@@ -142,15 +142,15 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
     from timm.models import VisionTransformer as TimmViT
 
     if type(theirs) not in (TimmViT, Eva, Beit, NaFlexVit):
-        known = "its VisionTransformer, Eva, Beit and NaFlexVit have one"
-        known = "it has a distillation token and a head of its own" if hasattr(theirs, "dist_token") else known
-        raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: {known}")
+        reason = "its VisionTransformer, Eva, Beit and NaFlexVit have one"
+        reason = "it has a distillation token and a head of its own" if hasattr(theirs, "dist_token") else reason
+        raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: {reason}")
     block: Any = theirs.blocks[0]
     norm, act = _known_layers(theirs)
     scales = [getattr(block, name, None) for name in ("ls1", "gamma_1")]
     patches = getattr(theirs, "patch_embed", None) or theirs.embeds
     patch, tokens = tuple(patches.patch_size), theirs if hasattr(theirs, "patch_embed") else patches
-    grid = getattr(patches, "pos_embed_grid_size", None)  # of a network without a size of its own
+    grid = getattr(patches, "pos_embed_grid_size", None)  # NaFlexViT has no fixed image size
     registers = getattr(tokens, "reg_token", None)
     qkv = block.attn.qkv or block.attn.q_proj
     return {
@@ -174,12 +174,12 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         "global_pool": theirs.global_pool,
         "pre_norm": not isinstance(getattr(theirs, "norm_pre", nn.Identity()), nn.Identity),
         "fc_norm": not isinstance(theirs.fc_norm, nn.Identity),
-        "layer_scale": 1.0 if any(not isinstance(s, nn.Identity | None) for s in scales) else None,  # come with weights
+        "layer_scale": 1.0 if any(not isinstance(s, nn.Identity | None) for s in scales) else None,  # loaded later
     }
 
 
 def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
-    """Return our names of timm's normalization and activation, or refuse what we have no layer for."""
+    """Return our names of timm's normalization and activation; refuse layers that do not exist here."""
     block, embed = theirs.blocks[0], getattr(theirs, "patch_embed", None) or theirs.embeds
     if type(block).__name__ not in ("Block", "EvaBlock"):
         raise ValueError(f"this network of timm has no counterpart here: it has block_fn={type(block).__name__}")
@@ -208,22 +208,22 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
 
 
 def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> VisionTransformer:
-    """Return ours, built as theirs but for what ``arguments`` say of its blocks, if both answer an image alike.
+    """Build our network from a timm file, with its blocks as in ``arguments``, and check that outputs are equal.
 
     Example:
-        >>> same_network(one := timm_model("timm:test_vit", False), timm_file(one, "timm:test_vit"), {}).grid_size
+        >>> same_network(vit := timm_model("timm:test_vit", False), timm_file(vit, "timm:test_vit"), {}).grid_size
         (10, 10)
     """
     defaults = inspect.signature(VisionTransformer).parameters
-    of_blocks = {k: arguments.get(k, defaults[k].default) for k in _UNSEEN} if arguments else {}
-    ours = VisionTransformer(**{**file.arguments, **of_blocks}).eval()
+    asked = {k: arguments.get(k, defaults[k].default) for k in _UNSEEN} if arguments else {}
+    ours = VisionTransformer(**{**file.arguments, **asked}).eval()
     load_weights(ours, file)
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        one, other = theirs(images), ours(images)
-    if (one - other).abs().max() > 1e-4 * one.abs().max().clamp(min=1.0):
-        built = {k: file.arguments.get(k, defaults[k].default) for k in of_blocks}
-        others = ", ".join(f"{k}={built[k]} and not {v}" for k, v in of_blocks.items() if built[k] != v)
-        reason = f"build yours with {others}" if others else "it is not rebuilt"
+        expected, outputs = theirs(images), ours(images)
+    if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):
+        built = {k: file.arguments.get(k, defaults[k].default) for k in asked}
+        changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)
+        reason = f"build yours with {changes}" if changes else "it has parts that do not exist here"
         raise ValueError(f"{file.path} of timm computes something else than this network with its weights: {reason}")
     return ours

@@ -1,4 +1,4 @@
-"""Positions for images of any size, and the tokens between the blocks as feature extractors ask for them."""
+"""Feature extraction: positions for images of any size, intermediate tokens, pooling, nearest neighbors."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -26,17 +26,17 @@ def forward_intermediates(
     output_fmt: Literal["NCHW", "NLC"] = "NCHW",
     intermediates_only: bool = False,
 ) -> list[Tokens] | tuple[Tensor, list[Tokens]]:
-    """Map ``(B, C, H, W)`` images to the normalized ``(B, P + N, D)`` tokens and what leaves the blocks asked for.
+    """Map ``(B, C, H, W)`` images to the normalized ``(B, P + N, D)`` tokens and the outputs of chosen blocks.
 
     Args:
-        net: The network, a :class:`VisionTransformer`, whose method this is.
+        net: The :class:`VisionTransformer` whose method this is.
         images: The images.
-        indices: Numbers of blocks from 0, negative ones from the end, or how many of the last; None takes all.
-        return_prefix_tokens: Whether each one is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
-        norm: Whether the final normalization is applied to each.
-        stop_early: Whether no block runs after the last one asked for; the first result is then what it leaves.
-        output_fmt: Patches as ``(B, D, h, w)`` maps, or as ``(B, N, D)`` tokens.
-        intermediates_only: Whether to return the list alone.
+        indices: Indices of blocks, negative ones from the end, or how many of the last blocks; None is all.
+        return_prefix_tokens: Whether each output is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
+        norm: Whether to apply the final normalization to each output.
+        stop_early: Whether to stop after the last chosen block; the first result is then its output.
+        output_fmt: Patches as ``(B, D, h, w)`` maps ("NCHW") or ``(B, N, D)`` tokens ("NLC").
+        intermediates_only: Whether to return only the list of outputs.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -47,19 +47,19 @@ def forward_intermediates(
     """
     if output_fmt not in ("NCHW", "NLC"):
         raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
-    wanted = block_numbers(len(net.blocks), indices)
-    found: list[Tokens] = []
+    chosen = block_numbers(len(net.blocks), indices)
+    outputs: list[Tokens] = []
     pos_embed = net.positions(images)
     x = net.embed(images, pos_embed)
-    for i in range(max(wanted) + 1 if stop_early else len(net.blocks)):
+    for i in range(max(chosen) + 1 if stop_early else len(net.blocks)):
         x = net.run_block(i, x, pos_embed=pos_embed)
-        if i in wanted:
+        if i in chosen:
             y = net.norm(x) if norm else x
             prefix, patches = y[:, : net.num_prefix_tokens], y[:, net.num_prefix_tokens :]
             if output_fmt == "NCHW":
                 patches = patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)  # (B, D, h, w)
-            found.append((patches, prefix) if return_prefix_tokens else patches)
-    return found if intermediates_only else (net.norm(x), found)
+            outputs.append((patches, prefix) if return_prefix_tokens else patches)
+    return outputs if intermediates_only else (net.norm(x), outputs)
 
 
 def get_intermediate_layers(
@@ -70,15 +70,15 @@ def get_intermediate_layers(
     return_prefix_tokens: bool = False,
     norm: bool = False,
 ) -> list[Tokens]:
-    """Return the patch tokens that leave the last ``n`` blocks, or the blocks numbered ``n``, ``(B, N, D)`` each.
+    """Return the patch tokens after the last ``n`` blocks, or after the blocks with indices ``n``, ``(B, N, D)`` each.
 
     Args:
-        net: The network, a :class:`VisionTransformer`, whose method this is.
+        net: The :class:`VisionTransformer` whose method this is.
         images: The images.
-        n: How many of the last blocks, or the blocks' numbers from 0.
-        reshape: Whether each is a ``(B, D, h, w)`` map.
-        return_prefix_tokens: Whether each is ``(patches, prefix tokens)``.
-        norm: Whether the final normalization is applied to each; DINO's code does, timm's does not.
+        n: How many of the last blocks, or indices of blocks.
+        reshape: Whether to return ``(B, D, h, w)`` maps.
+        return_prefix_tokens: Whether to return pairs ``(patches, prefix tokens)``.
+        norm: Whether to apply the final normalization to each; DINO's code does, timm's does not.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -87,15 +87,15 @@ def get_intermediate_layers(
         [torch.Size([2, 64, 48]), torch.Size([2, 64, 48])]
     """
     output_fmt: Literal["NCHW", "NLC"] = "NCHW" if reshape else "NLC"
-    found = forward_intermediates(
+    outputs = forward_intermediates(
         net, images, n, return_prefix_tokens, norm, output_fmt=output_fmt, intermediates_only=True
     )
-    assert isinstance(found, list)
-    return found
+    assert isinstance(outputs, list)
+    return outputs
 
 
 def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
-    """Return the numbers of the blocks that ``indices`` names: the last few, these, or all ``depth``.
+    """Return the block indices that ``indices`` stands for: a number of last blocks, a list, or None for all.
 
     Example:
         >>> sorted(block_numbers(12, 3)), sorted(block_numbers(12, [0, -1]))
@@ -111,7 +111,7 @@ def block_numbers(depth: int, indices: int | Sequence[int] | None) -> set[int]:
 
 
 def forward_packed(net: Any, images: Packed) -> Tensor:
-    """Map B images of their own sizes to ``(B, K)`` outputs: those that each gets alone.
+    """Map B packed images of any sizes to ``(B, K)`` outputs, the same as for each image alone.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -127,10 +127,7 @@ def forward_packed(net: Any, images: Packed) -> Tensor:
 
 
 def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
-    """Refuse a network that cannot take images of their own sizes, cut into such patches.
-
-    Raises:
-        ValueError: Says what is in the way.
+    """Raise a ValueError if ``net`` cannot take packed images with patches of ``in_chans`` channels and this size.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -139,30 +136,29 @@ def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
     what, tokenizer = "images of their own sizes", net.tokenizer
     if not isinstance(tokenizer, PatchEmbed):
         raise ValueError(
-            f"{what} are cut into patches, and the splits of {type(tokenizer).__name__} overlap over a whole image: "
-            "take tokenizer patch"
+            f"{what} are cut into patches, but the windows of {type(tokenizer).__name__} overlap: use tokenizer=patch"
         )
     if tokenizer.flexi_patch:
-        raise ValueError(f"{what} are cut into patches of one size, `flexi_patch` draws others: leave it out")
+        raise ValueError(f"{what} are cut into patches of one size, but `flexi_patch` draws others: leave it out")
     if (in_chans, patch) != (net.in_chans, tokenizer.patch_size):
-        told = [f"{c} x {h} x {w}" for c, (h, w) in ((in_chans, patch), (net.in_chans, tokenizer.patch_size))]
-        raise ValueError(f"{what} are cut into patches of {told[0]}, and the network's have {told[1]}")
+        sizes = [f"{c} x {h} x {w}" for c, (h, w) in ((in_chans, patch), (net.in_chans, tokenizer.patch_size))]
+        raise ValueError(f"{what} are cut into patches of {sizes[0]}, but the network takes {sizes[1]}")
     if any(isinstance(module, SqueezeExcite) for module in net.modules()):
-        raise ValueError(f"{what} share rows, and `se_reduction` takes a mean over rows: leave it out")
+        raise ValueError(f"{what} share rows, but `se_reduction` averages over rows: leave it out")
     if any(block.drop_path.subset and block.drop_path.rate for block in net.blocks):
-        raise ValueError(f"{what} share rows, of which `drop_path_subset` would leave some out: leave it out")
+        raise ValueError(f"{what} share rows, but `drop_path_subset` drops rows: leave it out")
 
 
 def positions(net: Any, images: Tensor | Packed, keep: Tensor | None = None) -> PosEmbed:
-    """Return the position embedding for ``(B, C, H, W)`` images, whose grid the tokenizer tells, or of their own sizes.
+    """Return the position embedding for the grid of ``(B, C, H, W)`` images, or for packed images of any sizes.
 
-    With ``keep``, ``(B, K)`` numbers of patch tokens, it is that of these tokens alone, each where it stood.
+    With ``keep``, ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
 
-    At ``net.img_size`` it is ``net.pos_embed`` itself. At another it has the same parameters, carried over by
-    ``net.pos_embed_resize``, or the method's usual way where that is None; gradients reach them.
+    At ``net.img_size`` it is ``net.pos_embed`` itself. At another size it shares the parameters, resampled by
+    ``net.pos_embed_resize`` (None: the default of the method); gradients flow to them.
 
     Raises:
-        ValueError: The tokenizer or the position embedding cannot take that size, or not these tokens alone.
+        ValueError: The tokenizer or the position embedding does not support that size, or a subset of the tokens.
 
     Example:
         >>> import torch
@@ -180,25 +176,23 @@ def positions(net: Any, images: Tensor | Packed, keep: Tensor | None = None) -> 
         raise ValueError(f"images must be (B, {net.in_chans}, height, width), got {tuple(images.shape)}")
     if keep is not None:
         if keep.ndim != 2 or len(keep) != len(images) or not keep.shape[1] or keep.dtype != torch.long:
-            shape = f"({len(images)}, K) int64 numbers of patch tokens, K at least 1"
+            shape = f"({len(images)}, K) int64 indices of patch tokens, K at least 1"
             raise ValueError(f"`keep` must be {shape}, got {tuple(keep.shape)} of {keep.dtype}")
         if net.training and any(block.drop_path.subset and block.drop_path.rate for block in net.blocks):
             raise ValueError(
-                "`drop_path_subset` takes images out of a batch whose tokens differ by `keep`: leave it out"
+                "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
             )
         return positions(net, images).kept(keep)
     if size == net.img_size and getattr(net.tokenizer, "patch", None) in (None, net.tokenizer.patch_size):
         return net.pos_embed
     if not hasattr(net.tokenizer, "grid_of"):
         name, (H, W) = type(net.tokenizer).__name__, net.img_size
-        raise ValueError(
-            f"{name} takes images of {H} x {W} alone, got {size[0]} x {size[1]}: it has no `grid_of(size)`"
-        )
+        raise ValueError(f"{name} takes only images of {H} x {W}, got {size[0]} x {size[1]}: it has no `grid_of(size)`")
     return net.pos_embed.at(net.tokenizer.grid_of(size), net.pos_embed_resize)
 
 
 def reads_class_token_only(net: Any) -> bool:
-    """Return whether the outputs depend on the class token alone, as the last block leaves it.
+    """Return whether the outputs depend only on the class token after the last block.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -206,12 +200,12 @@ def reads_class_token_only(net: Any) -> bool:
         True
     """
     last = len(net.blocks) - 1
-    gates = isinstance(net.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # by the mean of all
+    gates = isinstance(net.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # which averages all tokens
     return net.global_pool == "token" and not gates and not net.pos_embed.acts_after(last)
 
 
 def pool(net: Any, x: Tensor) -> Tensor:
-    """Map ``(B, P + N, D)`` tokens to ``(B, D)``; all but the class token's way read patch tokens only.
+    """Pool ``(B, P + N, D)`` tokens to ``(B, D)``: the class token, or a function of the patch tokens.
 
     Example:
         >>> import torch
@@ -232,17 +226,17 @@ def pool(net: Any, x: Tensor) -> Tensor:
 
 
 def knn(features: Tensor, labels: Tensor, queries: Tensor, k: int, num_classes: int) -> Tensor:
-    """Return the classes ``(m,)`` that the nearest of ``(n, D)`` features with ``(n,)`` labels give ``(m, D)`` queries.
+    """Classify ``(m, D)`` queries by their k nearest of ``(n, D)`` features with ``(n,)`` labels: ``(m,)`` classes.
 
-    The k most similar ones vote, each weighted by exp(cosine / 0.07), Wu et al. 2018 (arXiv:1805.01978).
+    The k neighbors vote, each weighted by exp(cosine / 0.07), Wu et al. 2018 (arXiv:1805.01978).
 
     Example:
         >>> knn(torch.eye(2), torch.tensor([5, 3]), torch.tensor([[0.1, 1.0]]), k=1, num_classes=6)
         tensor([3])
     """
-    features, found = F.normalize(features, dim=1), []
+    features, classes = F.normalize(features, dim=1), []
     for part in F.normalize(queries, dim=1).split(1024):
-        best, index = (part @ features.T).topk(min(k, len(features)), dim=1)
-        votes = part.new_zeros(len(part), num_classes).scatter_add_(1, labels[index], (best / 0.07).exp())
-        found.append(votes.argmax(dim=1))
-    return torch.cat(found)
+        cosine, index = (part @ features.T).topk(min(k, len(features)), dim=1)
+        votes = part.new_zeros(len(part), num_classes).scatter_add_(1, labels[index], (cosine / 0.07).exp())
+        classes.append(votes.argmax(dim=1))
+    return torch.cat(classes)

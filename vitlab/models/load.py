@@ -1,4 +1,4 @@
-"""Weights from files: into a network that is there, or with the network that the file describes."""
+"""Load weights from a file into a network, or build the network that the file describes."""
 
 import inspect
 import math
@@ -14,7 +14,7 @@ from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
-from vitlab.models.convert import no_grid, same_table, to_ours, to_patches
+from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, preview, read_weights
 from vitlab.tokenizers.splits import pair
@@ -26,10 +26,10 @@ def load_network(path: str | Path) -> VisionTransformer:
     """Build the network of a checkpoint or of an exported safetensors file, with its weights, ready to evaluate.
 
     Args:
-        path: A local file that says how its network was built, as those of vitlab do.
+        path: A local file that holds the arguments of its network, as those of vitlab do.
 
     Raises:
-        ValueError: Where the file does not say it, is damaged, or holds more than weights.
+        ValueError: The file lacks these arguments, is damaged, or holds more than weights.
 
     Example:
         >>> import tempfile
@@ -44,7 +44,7 @@ def load_network(path: str | Path) -> VisionTransformer:
     arguments = network_args(file.arguments)
     if not arguments:
         raise ValueError(
-            f"{path} does not say how its network was built; build it by its arguments: create_model(..., weights=...)"
+            f"{path} does not say how its network was built; give its arguments: create_model(..., weights=...)"
         )
     net = VisionTransformer(**{**arguments, "num_classes": outputs_of(file.state_dict)})
     _fill(net, file.state_dict, path)
@@ -58,20 +58,19 @@ def load_weights(
     antialias: bool = True,
     grid: Sequence[int] | None = None,
 ) -> list[str]:
-    """Load the weights of a file into ``model`` and return a sentence for each change that they needed.
+    """Load the weights of a file into ``model`` and return a sentence for each conversion that they needed.
 
-    The file is safetensors or torch's own, from vitlab, timm or the official T2T-ViT. A head for other classes is left
-    as the model has it; positions of another grid and kernels of other patches are resized. Whatever else does not fit
-    is refused.
+    The file is safetensors or a torch file, from vitlab, timm or the official T2T-ViT. A head with other outputs is not
+    loaded; positions of another grid and kernels of other patches are resized. Any other mismatch raises a ValueError.
 
     Args:
-        model: The network to fill.
-        path: A local file, or what was read from one.
-        resize: How to carry positions to another grid; must be given where grids or patches differ. ``usual`` is the
-            usual way of the model's position embedding.
-        antialias: Whether bicubic interpolation smooths when the grid shrinks.
-        grid: Rows and columns of tokens that its positions were trained on; None where the file says it, or a FILE.json
-            beside it, or the model has as many.
+        model: The network to load into.
+        path: A local file, or one that was read already.
+        resize: How to resample positions for another grid; required if grids or patches differ. ``usual`` is the
+            default of the model's position embedding.
+        antialias: Whether bicubic interpolation smooths when it shrinks the grid.
+        grid: Rows and columns of tokens that the positions were trained on; None if the file or a FILE.json beside it
+            says so, or the model has the same grid.
 
     Example:
         >>> import tempfile
@@ -82,27 +81,28 @@ def load_weights(
         []
     """
     file = path if isinstance(path, WeightsFile) else read_weights(path)
-    known, doubts = _told_grid(file.arguments, model, grid)
+    known, doubts = _given_grid(file.arguments, model, grid)
     num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
     shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
-    state, sentences = to_ours(file.state_dict, num_heads=num_heads, **shape)
+    state, sentences = convert_layout(file.state_dict, num_heads=num_heads, **shape)
     if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
         _check_rotation(model, file)
     is_official = any("T2T" in sentence for sentence in sentences)
     old_grid, grid_sentences = (known, doubts) if known else _trained_grid(state, model, is_official)
-    state = _to_parts(state, model)
-    state, patch_sentences = to_patches(state, getattr(model.tokenizer, "patch_size", None) if resize else None)
+    state = _rename_to_parts(state, model)
+    new_patch = getattr(model.tokenizer, "patch_size", None) if resize else None
+    state, patch_sentences = resize_patch_kernels(state, new_patch)
     state, table_sentences = _drop_formula(state, model, old_grid)
     policy = _usual_policy(state, model, old_grid) if resize == "usual" else resize
     state, resize_sentences = resample_pos_embed(state, model, old_grid, policy, antialias)
     state, head_sentences = _keep_new_head(state, model)
     _fill(model, state, file.path)
-    told = (file.sentences, sentences, grid_sentences, patch_sentences, table_sentences, resize_sentences)
-    return [sentence for part in (*told, head_sentences) for sentence in part]
+    positions = (*grid_sentences, *patch_sentences, *table_sentences, *resize_sentences)
+    return [*file.sentences, *sentences, *positions, *head_sentences]
 
 
 def outputs_of(state: State) -> int:
-    """Return the number of outputs K of a state dict's head; 0 where it has none.
+    """Return the number of outputs K of the head in a state dict; 0 without a head.
 
     Example:
         >>> outputs_of({"head.weight": torch.zeros(10, 48)})
@@ -113,7 +113,7 @@ def outputs_of(state: State) -> int:
 
 
 def network_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of a task's arguments that its network takes.
+    """Return the arguments of a task that belong to its network.
 
     Example:
         >>> network_args({"depth": 3, "lr": 1e-3})
@@ -130,10 +130,10 @@ def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> Res
     return policies[0] if policies and tuple(old_grid) != tuple(model.grid_size) else None
 
 
-def _told_grid(
+def _given_grid(
     arguments: dict[str, Any], model: VisionTransformer, grid: Sequence[int] | None
 ) -> tuple[Grid | None, list[str]]:
-    """Return the grid that a file's positions belong to where somebody says it, and what is doubtful about them."""
+    """Return the grid of a file's positions, from ``grid`` or the file's arguments, and a warning if methods differ."""
     if grid is not None:
         return pair("grid", grid), []
     if "img_size" not in arguments:
@@ -146,42 +146,42 @@ def _told_grid(
 
 
 def _trained_grid(state: State, model: VisionTransformer, is_official: bool) -> tuple[Grid, list[str]]:
-    """Return the grid of positions whose number shows it: the model's own, or a square of the official T2T-ViT."""
+    """Infer the grid from the number of positions: the model's own, or a square for the official T2T-ViT."""
     if "pos_embed.row" in state:
         return (state["pos_embed.row"].shape[1], state["pos_embed.col"].shape[1]), []
     h, w = model.grid_size
     table, biases = state.get("pos_embed.weight"), state.get("pos_embed.bias_table")
-    taken = [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
+    assumed = [f"positions: the file does not say its grid, taken to be {h} x {w}"] if model.pos_embed.policies else []
     if table is not None and is_official and (side := math.isqrt(table.shape[1])) ** 2 == table.shape[1]:
-        return (side, side), []  # its code knows no other
+        return (side, side), []  # its code supports no other grid
     if table is not None and table.shape[1] != h * w:
-        raise no_grid(table.shape[1])
+        raise unknown_grid(table.shape[1])
     if biases is not None and (2 * h - 1) * (2 * w - 1) not in (biases.shape[1], biases.shape[1] - 3):
-        raise no_grid(biases.shape[1])
-    return (h, w), taken
+        raise unknown_grid(biases.shape[1])
+    return (h, w), assumed
 
 
 def _check_rotation(model: VisionTransformer, file: WeightsFile) -> None:
-    """Refuse a foreign file where nobody has told its axial rotation, which such files do not say themselves."""
+    """Refuse a timm file that may rotate unless the model states how: such files do not store their axial rotation."""
     names = " ".join(file.state_dict)
     eva = any(name in names for name in (".gamma_1", ".attn.q_bias", ".attn.q_proj.")) or (
         "norm_pre." in names and "attn_pool." in names
     )
     may_rotate = eva and "relative_position_bias_table" not in names and "pos_embed" not in file.arguments
     rotations = [part for part in model.pos_embed.modules() if isinstance(part, RoPE2d)]
-    if all(part.is_told for part in rotations) and (rotations or not may_rotate):
+    if all(part.is_explicit for part in rotations) and (rotations or not may_rotate):
         return
     ours = "" if rotations else ", a pos_embed of [learned, rope2d] or rope2d"
-    nothing = '; where nothing rotates, say {"network": {"pos_embed": "learned"}} in FILE.json beside it'
+    nothing = '; if nothing rotates, put {"network": {"pos_embed": "learned"}} into FILE.json beside it'
     raise ValueError(
-        f"timm's files do not say how they rotate; say it in the init_args of rope2d{ours}: coordinates, pairs and "
+        f"timm's files do not say how they rotate; give it in the init_args of rope2d{ours}: coordinates, pairs and "
         "axes (index, interleaved, xy for rope-vit; index, interleaved, yx for EVA-02; normalized, half, yx for DINOv3)"
         f" or build the network as timm:NAME{'' if rotations else nothing}"
     )
 
 
-def _to_parts(state: State, model: VisionTransformer) -> State:
-    """Return the state dict with a foreign file's positions under the names of the parts that have them here."""
+def _rename_to_parts(state: State, model: VisionTransformer) -> State:
+    """Rename position tensors of a foreign file to those of the parts of a combined position embedding."""
     parts = {
         part: name for name, module in getattr(model.pos_embed, "parts", {}).items() for part in module.state_dict()
     }
@@ -190,22 +190,22 @@ def _to_parts(state: State, model: VisionTransformer) -> State:
 
 
 def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[State, list[str]]:
-    """Return the state dict without a table that the model computes by itself."""
+    """Drop a position table that the model computes itself; refuse one that differs from it."""
     pos_embed, table = model.pos_embed, state.get("pos_embed.weight")
     if table is None or not isinstance(pos_embed, SinCosPosEmbed) or pos_embed.trainable:
         return state, []
-    tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published tables in 2-D are computed in float32
+    tolerance = 1e-6 if isinstance(pos_embed, SinCos1d) else 1e-5  # published 2-D tables were computed in float32
     if not same_table(table[0], pos_embed.formula(grid), tolerance):
         raise ValueError(
-            "the file's position table is not the formula's: it was trained, resized or made by another formula; "
+            "the file's position table is not that of the formula: it was trained, resized or made by another formula; "
             "build the model with pos_embed='learned' and pos_embed_trainable=False to keep it"
         )
     state = {name: value for name, value in state.items() if name != "pos_embed.weight"}
-    return state, ["positions: the file's table is the formula's, which the model computes by itself"]
+    return state, ["positions: the file's table is that of the formula, which the model computes itself"]
 
 
 def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[str]]:
-    """Return the state dict with the model's own head where the file's has other outputs or none."""
+    """Replace the head by the model's own if the file's has other outputs or none."""
     old = {name: value for name, value in state.items() if name.startswith("head.")}
     new = {name: value for name, value in model.state_dict().items() if name.startswith("head.")}
     if {name: value.shape for name, value in old.items()} == {name: value.shape for name, value in new.items()}:
@@ -216,9 +216,9 @@ def _keep_new_head(state: State, model: VisionTransformer) -> tuple[State, list[
 
 
 def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
-    """Load ``state`` into ``model``, or say what does not fit."""
+    """Load ``state`` into ``model``, or raise a ValueError that lists what does not fit."""
     own = model.state_dict()
-    resized = ("interpolated", "trained_grid")  # a module takes these up when it loads them
+    resized = ("interpolated", "trained_grid")  # modules read these when they load
     shapes = [
         f"{name} {tuple(state[name].shape)}, not {tuple(own[name].shape)}"
         for name in own
@@ -229,11 +229,11 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
         "unexpected": [name for name in state if name not in own and not name.endswith(resized)],
         "of another shape": shapes,
     }
-    found = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]
-    if found:
+    reasons = [f"{len(names)} {kind} ({preview(names)})" for kind, names in differences.items() if names]
+    if reasons:
         after = "fc_norm.weight" in differences["unexpected"]
         hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
-        raise ValueError(f"{path} does not fit the model: {'; '.join(found)}{hint}")
+        raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""What an optimizer asks a network: its parameters from input to output, and which of them must not decay."""
+"""What an optimizer needs from a network: its parameters from input to output, and which must not decay."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import nn
 
 
 def stages(net: Any) -> list[list[nn.Parameter]]:
-    """Return the parameters from input to output: the embedding with all of the positions, each block, the head.
+    """Return the parameters by stage, from input to output: embedding with all positions, each block, head.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -21,10 +21,10 @@ def stages(net: Any) -> list[list[nn.Parameter]]:
 
 
 def no_weight_decay(net: Any) -> set[str]:
-    """Return the names of the parameters that must not decay, as timm's optimizers ask for them.
+    """Return the names of the parameters that must not decay, in the form that timm's optimizers expect.
 
-    Only the weights of linear and convolution layers decay: not biases, norms, class and register tokens, scales, nor
-    anything of the position embedding.
+    Only weights of linear and convolution layers decay: not biases, norms, class and register tokens, scales, or any
+    parameter of the position embedding.
 
     Example:
         >>> from vitlab.models import VisionTransformer

@@ -1,4 +1,4 @@
-"""What is known of the published networks: cost as counted, accuracy as printed, each with its source."""
+"""Facts about the published networks: cost as counted here, accuracy as published, with its source."""
 
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ class Published(NamedTuple):
     """A published network at its own image size, 224 pixels, with 1,000 classes.
 
     Args:
-        parameters: Trained values, as this package counts them: the class token's position is part of the token.
-        macs: Multiply-adds of one image, attention products included; tests count both anew.
+        parameters: Trained values, counted here, where the class token's position is part of the token.
+        macs: Multiply-adds for one image, attention products included; tests recount both.
         tokens: Tokens in every block, the class token included.
-        top1: ImageNet-1k accuracy in percent when trained on ImageNet-1k alone at 224 pixels; None where unpublished.
+        top1: ImageNet-1k accuracy in percent when trained only on ImageNet-1k at 224 pixels; None if unpublished.
         source: Who published the accuracy.
-        again: Top-1 and top-5 of the published weights when others measured them.
+        again: Top-1 and top-5 of the published weights as measured by others, in percent.
 
     Example:
         >>> PUBLISHED["t2t_vit_14"].top1
@@ -34,7 +34,7 @@ class Published(NamedTuple):
     again: tuple[float, float] | None = None
 
 
-AGAIN = "huggingface/pytorch-image-models#2426"  # where the weights of T2T-ViT were measured again
+AGAIN = "huggingface/pytorch-image-models#2426"  # where others measured the weights of T2T-ViT
 
 PUBLISHED = {
     "vit_ti16": Published(5_717_224, 1_253_683_200, 197, 72.2, _DEIT),

@@ -1,4 +1,4 @@
-"""The published networks, as arguments of VisionTransformer; what an entry leaves out has its default."""
+"""The published networks as arguments of VisionTransformer; arguments that an entry omits have their default."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> dict[st
 
 
 def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
-    said = {"theta": 1e4, "coordinates": "index", "pairs": "interleaved", "axes": "yx", "register_theta": 100.0}
+    rope = {"theta": 1e4, "coordinates": "index", "pairs": "interleaved", "axes": "yx", "register_theta": 100.0}
     return {
         **_vit(16, embed_dim, depth, num_heads),
         "qkv_bias": False,
@@ -16,7 +16,7 @@ def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
         "norm_layer": "rmsnorm",
         "layer_scale": 1e-4,
         "reg_tokens": 4,
-        "pos_embed": ["learned", {"class_path": "rope2d", "init_args": said}],
+        "pos_embed": ["learned", {"class_path": "rope2d", "init_args": rope}],
     }
 
 
@@ -55,7 +55,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "t2t_vit_t_14": _t2t("transformer", 384, 14, 6, 3.0),
     "t2t_vit_t_19": _t2t("transformer", 448, 19, 7, 3.0),
     "t2t_vit_t_24": _t2t("transformer", 512, 24, 8, 3.0),
-    # their table 6: more and narrower heads; fewer and wider blocks (the table says 14, the official code has 4)
+    # table 6 there: more, narrower heads; fewer, wider blocks (the table gives depth 14, the official code 4)
     "t2t_vit_14_resnext": _t2t("performer", 384, 14, 32, 3.0),
     "t2t_vit_14_wide": _t2t("performer", 768, 4, 12, 3.0),
     "t2t_vit_14_se": _t2t("performer", 384, 14, 6, 3.0) | {"se_reduction": 16},

@@ -1,4 +1,4 @@
-"""What a network is built from: arguments that can be, and the values that its parts start from."""
+"""Build the parts of a network: argument checks, initial weights, blocks and head."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ from vitlab.layers.pos_embed.conv import ConvPosEmbed
 
 @contextmanager
 def isolated_rng(root: int, part: str) -> Iterator[None]:
-    """Draw random numbers that depend on ``root`` and the part's name alone, not on what other parts have drawn.
+    """Draw random numbers that depend only on ``root`` and the name of the part, not on what other parts have drawn.
 
-    So with one seed two networks share every part that both have, whatever else differs.
+    So two networks with the same seed start equal in every part that they share.
 
     Example:
         >>> with isolated_rng(7, "head"):
-        ...     one = torch.rand(3)
+        ...     first = torch.rand(3)
         >>> with isolated_rng(7, "head"):
-        ...     print(torch.equal(torch.rand(3), one))
+        ...     print(torch.equal(torch.rand(3), first))
         True
     """
     key = hashlib.blake2b(f"{root}:{part}".encode(), digest_size=7).digest()
@@ -37,7 +37,7 @@ def isolated_rng(root: int, part: str) -> Iterator[None]:
 
 
 def start_step(net: Any, step: int) -> None:
-    """Choose the patches of a training step, where the network has patches of several sizes.
+    """Draw the patch size of a training step, if the network has patches of several sizes.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -51,7 +51,7 @@ def start_step(net: Any, step: int) -> None:
 
 
 def init_token(count: int, embed_dim: int) -> Tensor:
-    """Return ``(1, count, embed_dim)`` start values of prefix tokens.
+    """Return ``(1, count, embed_dim)`` initial values of prefix tokens.
 
     Example:
         >>> init_token(1, 384).shape
@@ -61,7 +61,7 @@ def init_token(count: int, embed_dim: int) -> Tensor:
 
 
 def init_weights(module: nn.Module, std: float) -> None:
-    """Start a linear layer or convolution from a truncated normal distribution, its bias from zero.
+    """Initialize a linear layer or convolution: truncated normal weights, zero bias.
 
     Example:
         >>> _ = nn.Sequential(nn.Linear(8, 8), nn.GELU()).apply(lambda module: init_weights(module, std=0.02))
@@ -78,11 +78,11 @@ def build_blocks(
     """Build the blocks, and return them with the width of the tokens that leave the last.
 
     Args:
-        part: Context in which the block of a name is built.
-        init: What starts its weights.
+        part: Function from the name of a block to the context it is built in, see :func:`isolated_rng`.
+        init: Function that initializes the weights of a module.
         depth: Number of blocks.
-        drop_path_rate: Share of the last; grows linearly from 0.
-        dense: Blocks of each stage, channels that each adds, and the positions that they must bear; None: one stream.
+        drop_path_rate: Drop path rate of the last block; grows linearly from 0.
+        dense: Blocks per stage, channels that each adds, and the position embedding; None is one stream.
         embed_dim: Width of the tokens that enter.
         **block: Arguments of every block.
 
@@ -115,12 +115,12 @@ def _check_dense(stages: Sequence[int], growth: int, depth: int, pos_embed: PosE
         if rotates or (isinstance(p, AddedPosEmbed) and p.join != "stem") or isinstance(p, ConvPosEmbed):
             name = type(p).__name__
             raise ValueError(
-                f"`dense_blocks` change the width from block to block, which {name} of `pos_embed` cannot bear"
+                f"`dense_blocks` change the width from block to block, which {name} of `pos_embed` does not support"
             )
 
 
 def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
-    """Build a linear head, one with a hidden tanh layer, or, for no classes, none.
+    """Build a linear head, or one with a hidden tanh layer; without classes, the identity.
 
     Example:
         >>> build_head(384, head_hidden=0, num_classes=10)
@@ -134,7 +134,7 @@ def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
 
 
 def reset_head(net: Any, num_classes: int) -> None:
-    """Put a new head in place of the head: ``num_classes`` outputs K, or with 0 the pooled features.
+    """Replace the head by a new one with ``num_classes`` outputs K; 0 returns the pooled features.
 
     Example:
         >>> from vitlab.models import VisionTransformer
@@ -150,7 +150,7 @@ def reset_head(net: Any, num_classes: int) -> None:
 
 
 def check_at_least(least: int, **values: int) -> None:
-    """Refuse a value below ``least``, by its name.
+    """Raise a ValueError that names the first value below ``least``.
 
     Example:
         >>> check_at_least(1, depth=12)
@@ -161,7 +161,7 @@ def check_at_least(least: int, **values: int) -> None:
 
 
 def check_rates(**values: float) -> None:
-    """Refuse a share that is not in [0, 1), by its name.
+    """Raise a ValueError that names the first rate outside [0, 1).
 
     Example:
         >>> check_rates(dropout=0.1)
@@ -172,7 +172,7 @@ def check_rates(**values: float) -> None:
 
 
 def check_pool(global_pool: str, class_token: bool) -> None:
-    """Refuse an unknown pooling, and one that reads a class token where there is none.
+    """Refuse an unknown pooling, and pooling by a class token where there is none.
 
     Example:
         >>> check_pool("avg", class_token=False)
@@ -184,7 +184,7 @@ def check_pool(global_pool: str, class_token: bool) -> None:
 
 
 def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
-    """Refuse a way to carry positions over that their method does not have.
+    """Refuse a resize policy that the position embedding does not have.
 
     Example:
         >>> check_policy("rescale", ["extrapolate", "rescale"])
@@ -195,7 +195,7 @@ def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
 
 
 def check_spread(init_std: float) -> None:
-    """Refuse a spread of the start values that is none.
+    """Refuse an ``init_std`` that is not above 0.
 
     Example:
         >>> check_spread(0.02)

@@ -41,8 +41,8 @@ class VisionTransformer(Named, nn.Module):
         in_chans: Number of image channels C.
         num_classes: Number of outputs K; 0 returns the pooled features.
         tokenizer: How images become tokens: patches, the splits of T2T-ViT, overlapping convolutions, or a class path.
-        patch_size: Side of a patch, or its height and width, in pixels; divides the image's. For tokenizer patch.
-        flexi_patch: Sides of the patches that training draws from; their weights are resized from those of patch_size.
+        patch_size: Side of a patch, or its height and width, in pixels; divides img_size. For tokenizer patch.
+        flexi_patch: Patch sides that training draws from, step by step; kernels are resized from that of patch_size.
         embed_dim: Token width D of the backbone.
         depth: Number of blocks.
         num_heads: Attention heads A of every block; divides embed_dim.
@@ -50,31 +50,31 @@ class VisionTransformer(Named, nn.Module):
         qkv_bias: Whether the query, key and value projections have a bias.
         qk_scale: Factor on the attention logits; None is (embed_dim / num_heads) ** -0.5.
         qk_norm: Whether to normalize queries and keys per head.
-        value_skip: Whether every block's attention adds the values to what it returns, as T2T's token layers do.
-        act_layer: Activation of every MLP, any of torch.nn's by name, or a class path; gelu is the exact one.
-        mlp_layer: MLP of every block: two layers with act_layer between; swiglu, where it gates (take silu); or ghost.
-        norm_layer: Normalization in the backbone; any of torch.nn's by name, or a class path.
+        value_skip: Whether the attention of every block adds the values to its output, as T2T's token layers do.
+        act_layer: Activation of every MLP: a name, a class of torch.nn or a class path; gelu is exact.
+        mlp_layer: MLP of every block: two linear layers; swiglu, gated by act_layer (take silu); or ghost.
+        norm_layer: Normalization in the backbone: a name, a class of torch.nn or a class path.
         norm_eps: Epsilon of every normalization, the tokenizer's included.
-        pos_embed: Position embedding: a word, a class path of a :class:`PosEmbed`, or a list of several.
-        pos_embed_trainable: Whether the position embedding is trained; None is the method's own choice.
-        pos_embed_join: Where positions act: once, or in each block with own or shared values; None: the method's own.
-        pos_embed_resize: How positions are carried over to images of another size; None is the method's usual way.
+        pos_embed: Position embedding: a name, the class path of a :class:`PosEmbed`, or a list of several.
+        pos_embed_trainable: Whether the position embedding is trained; None is the default of the method.
+        pos_embed_join: Where positions act: once, or in each block with own or shared values; None: method's default.
+        pos_embed_resize: How positions are resampled for images of another size; None is the default of the method.
         rope_theta: Base of the rotary frequencies, above 1; None is the published value. For rope2d and rope_mixed.
         class_token: Whether to prepend a class token.
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
-        global_pool: What the head reads: the class token, or the patch tokens' mean, maximum or attention pooling.
-        pre_norm: Whether the tokens are normalized before the first block, as CLIP's are.
-        fc_norm: Whether what the head reads is normalized after pooling, and not all tokens before it.
-        head_hidden: Width of a hidden tanh layer in the head, as in ViT's pre-training; 0 is a linear head.
-        init_std: Spread of the initial linear and convolution weights; 0.1 suits narrow networks and short runs.
-        se_reduction: How much narrower than embed_dim a squeeze-excite gate behind every attention is; 0 leaves it out.
-        ghost: Whether half of every block's queries, keys and values is the other half, scaled; for mlp_layer ghost.
-        dense_blocks: Blocks of each stage of a dense backbone, whose results join what came in; None is one stream.
-        dense_growth: Channels that each block of a dense backbone adds; between stages the width is halved.
+        global_pool: What the head reads: the class token, or the mean, maximum or attention pool of patch tokens.
+        pre_norm: Whether the tokens are normalized before the first block, as in CLIP.
+        fc_norm: Whether to normalize after pooling instead of before it.
+        head_hidden: Width of a hidden tanh layer in the head, as in the pre-training of ViT; 0 is a linear head.
+        init_std: Std of the initial linear and convolution weights; 0.1 suits narrow networks and short runs.
+        se_reduction: Reduction factor of a squeeze-excite gate after every attention; 0 leaves it out.
+        ghost: Whether half of the query, key and value channels are scaled copies of the rest; with mlp_layer ghost.
+        dense_blocks: Blocks per stage of a dense backbone, where a block appends channels; None is a plain backbone.
+        dense_growth: Channels that each block of a dense backbone appends; between stages the width is halved.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
-        attn_gate: Whether a sigmoid of a linear map of the tokens scales what every attention returns.
-        attn_dropout: Share of every attention's weights dropped in training, 0 to 1.
-        dropout: Share of values dropped after the positions and after each linear layer but qkv, 0 to 1.
+        attn_gate: Whether the sigmoid of a linear map of the tokens gates the output of every attention.
+        attn_dropout: Dropout rate of the attention weights, 0 to 1.
+        dropout: Dropout rate after the position embedding and after each linear layer except qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
@@ -153,7 +153,7 @@ class VisionTransformer(Named, nn.Module):
         self.embed_dim, self.head_hidden, self.init_std = embed_dim, head_hidden, init_std
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint, self.pos_embed_resize = grad_checkpoint, pos_embed_resize
-        self.skips_unread_tokens = False  # set it, and forward leaves out what no head reads in the last block
+        self.skips_unread_tokens = False  # whether forward omits from the last block what the head does not read
         part = partial(start.isolated_rng, int(torch.randint(2**62, (), device="cpu")))
         init = partial(start.init_weights, std=init_std)
         with part("tokenizer"):
@@ -210,7 +210,7 @@ class VisionTransformer(Named, nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor | Packed) -> Tensor:
-        """Map ``(B, C, H, W)`` images, or B of their own sizes, to ``(B, K)`` outputs."""
+        """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
         if isinstance(images, Packed):
             return forward_packed(self, images)
         return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
@@ -218,7 +218,7 @@ class VisionTransformer(Named, nn.Module):
     def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalized tokens, prefix tokens first.
 
-        With ``keep``, ``(B, K)`` numbers of patch tokens, the tokenizer's others are left out: ``(B, P + K, D)``.
+        ``keep``, ``(B, K)`` indices of patch tokens, drops all others after the tokenizer: ``(B, P + K, D)``.
         """
         return self._tokens(images, keep=keep)
 
@@ -227,7 +227,7 @@ class VisionTransformer(Named, nn.Module):
         return self.head(self.fc_norm(self.pool(x)))
 
     def _tokens(self, images: Tensor, first_only: bool = False, keep: Tensor | None = None) -> Tensor:
-        """Return normalized tokens; with ``first_only`` the last block computes the first alone, ``(B, 1, D)``."""
+        """Return normalized tokens; with ``first_only`` the last block computes only the first, ``(B, 1, D)``."""
         pos_embed = self.positions(images, keep)
         x, last = self.embed(images, pos_embed), len(self.blocks) - 1
         for i in range(last + 1):

@@ -1,6 +1,6 @@
-"""What passes through a network, caught on its way: nothing in the network knows of it.
+"""Read tokens, attention maps and logits of a network with hooks, which leave the network unchanged.
 
-Gradients are kept where ``gradients=True`` asks for them.
+With ``gradients=True`` the results are part of the autograd graph.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ from vitlab.models.vit import VisionTransformer
 
 
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
-    """Return a network of vitlab as it is, and one of timm as the network of vitlab that computes the same.
+    """Return a network of vitlab unchanged, and convert one of timm to the equivalent network of vitlab.
 
     Raises:
-        ValueError: For a network that is neither, or that has no counterpart.
+        ValueError: For a network of another library, or one of timm without an equivalent here.
 
     Example:
         >>> from vitlab.models.create import timm_model
@@ -28,25 +28,25 @@ def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
         return theirs  # type: ignore[return-value]
     if not type(theirs).__module__.startswith("timm."):
         kind = type(theirs).__name__
-        raise ValueError(f"only Vision Transformers of vitlab and of timm can be looked into, and {name} is a {kind}")
+        raise ValueError(f"only Vision Transformers of vitlab and timm can be analyzed, and {name} is a {kind}")
     return same_network(theirs, timm_file(theirs, name), {}).train(theirs.training)
 
 
 def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
-    """Return what the attention of each block gets for ``(B, C, H, W)`` images, ``(B, L, D)`` a block.
+    """Return the input of each block's attention for ``(B, C, H, W)`` images, ``(B, L, D)`` per block.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
         >>> [x.shape for x in attention_inputs(net, torch.randn(1, 3, 32, 32))]
         [torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
     """
-    caught: list[Tensor] = []
+    inputs: list[Tensor] = []
     with (
         torch.set_grad_enabled(gradients),
-        caught_inputs([block.get_submodule("attn") for block in net.blocks], caught),
+        caught_inputs([block.get_submodule("attn") for block in net.blocks], inputs),
     ):
         net.forward_features(images)
-    return caught
+    return inputs
 
 
 def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
@@ -64,7 +64,7 @@ def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients
 
 
 def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
-    """Yield the attention of each block for ``(B, C, H, W)`` images in one pass, ``(B, A, L, L)`` a block.
+    """Yield the attention of each block for ``(B, C, H, W)`` images in one pass, ``(B, A, L, L)`` per block.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
@@ -79,7 +79,7 @@ def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tenso
 
 
 def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = False) -> Iterator[Tensor]:
-    """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` a block.
+    """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` per block.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
@@ -109,7 +109,7 @@ def block_tokens(net: VisionTransformer, images: Tensor, gradients: bool = False
 
 
 def outputs(net: VisionTransformer, images: Tensor) -> Tensor:
-    """Map any number of ``(B, C, H, W)`` images to ``(B, K)`` outputs, a few at a time, without gradients.
+    """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs, 32 at a time, without gradients.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
@@ -122,7 +122,7 @@ def outputs(net: VisionTransformer, images: Tensor) -> Tensor:
 
 @contextmanager
 def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[None]:
-    """Append the first argument of each call of one of ``modules`` to ``caught`` inside a ``with`` block.
+    """Inside a ``with`` block, append the first argument of each call of ``modules`` to ``caught``.
 
     Example:
         >>> layer, caught = nn.Linear(2, 2), []
@@ -141,7 +141,7 @@ def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[No
 
 @contextmanager
 def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let ``module`` return ``change`` of what it returns inside a ``with`` block.
+    """Inside a ``with`` block, apply ``change`` to the output of ``module``.
 
     Example:
         >>> with changed_output(relu := nn.ReLU(), lambda x: x + 1):

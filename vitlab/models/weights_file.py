@@ -1,4 +1,4 @@
-"""Read weights from files without running what is in them."""
+"""Read weights from files without running code that they may contain."""
 
 import argparse
 import hashlib
@@ -21,18 +21,18 @@ CONTAINERS = (
     "state_dict",
     "model",
     "net",
-)  # averaged weights first: they were published
+)  # averaged weights first: those are the published ones
 
 
 @dataclass
 class WeightsFile:
-    """What a file of weights holds.
+    """The content of a file of weights.
 
     Args:
-        state_dict: Names and tensors, without the prefixes that wrappers add.
-        arguments: How the network was built, where the file says so.
+        state_dict: The state dict, without the prefixes that wrappers add to names.
+        arguments: Arguments of the network, if the file has them.
         sentences: What was chosen or left out, for the user.
-        path: Where it lies, for messages.
+        path: Path of the file, for messages.
 
     Example:
         >>> WeightsFile({"head.bias": torch.zeros(10)}, {"num_classes": 10}).arguments
@@ -46,9 +46,9 @@ class WeightsFile:
 
 
 def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
-    """Read a safetensors file, or a torch file in the mode that cannot run code; what was read already is returned.
+    """Read a safetensors file, or a torch file in the mode that cannot run code; return a WeightsFile unchanged.
 
-    How the network was built is said in the file, or under ``network`` in a FILE.json beside it.
+    The arguments of the network come from the file, or from ``network`` in a FILE.json beside it.
 
     Example:
         >>> import tempfile
@@ -74,19 +74,19 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
         raise ValueError(f"{path} holds no state dict: its entries are {preview(content)}")
     state_dict, outside = _strip_prefixes(state_dict)
     sentences += [f"weights: left out what lies outside the network, {preview(outside)}"] if outside else []
-    return WeightsFile(state_dict, arguments or _beside(path), sentences, path)
+    return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path)
 
 
-def _beside(path: Path) -> dict[str, Any]:
-    beside = Path(f"{path}.json")
-    if not beside.is_file():
+def _arguments_beside(path: Path) -> dict[str, Any]:
+    file = Path(f"{path}.json")
+    if not file.is_file():
         return {}
     try:
-        arguments = json.loads(beside.read_text()).get("network") or {}
+        arguments = json.loads(file.read_text()).get("network") or {}
     except (ValueError, AttributeError) as error:
-        raise ValueError(f"{beside} is no mapping in JSON: {error}") from error
+        raise ValueError(f"{file} must hold a JSON object: {error}") from error
     if not isinstance(arguments, dict):
-        raise ValueError(f"{beside}: `network` must hold arguments of the network, got {arguments!r}")
+        raise ValueError(f"{file}: `network` must hold arguments of the network, got {arguments!r}")
     return arguments
 
 
@@ -101,12 +101,12 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
     if "sha256" in facts and facts["sha256"] != weights_digest(weights, facts.get("hyper_parameters", "")):
-        raise ValueError(f"{path} is damaged: its weights are not those that were written (sha256)")
+        raise ValueError(f"{path} is damaged: its weights differ from those that were written (sha256)")
     return weights, arguments
 
 
 def weights_digest(weights: dict[str, Tensor], arguments: str) -> str:
-    """Return the sha256 of names, shapes, types and values, and of how the network was built.
+    """Return the sha256 of names, dtypes, shapes and values, and of the network's arguments.
 
     Example:
         >>> weights_digest({"head.bias": torch.zeros(10)}, "")[:8]
@@ -142,24 +142,24 @@ def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return content, arguments if isinstance(arguments, dict) else {}
 
 
-def _load(path: Path, **how: Any) -> Any:
+def _load(path: Path, **options: Any) -> Any:
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # in published files
-            warnings.simplefilter("ignore")  # about pickles of other protocols, which fail below
-            return read_checkpoint(path, **how)
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # published files
+            warnings.simplefilter("ignore")  # about other pickle protocols, which fail below
+            return read_checkpoint(path, **options)
     except TornShards:
         raise
-    except Exception as error:  # a damaged file fails as it likes: struct.error, AssertionError, TypeError, ...
+    except Exception as error:  # a damaged file can raise anything: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(
                 f"{path} is refused: it is damaged or holds more than weights, which could run code when loaded; "
-                f"where you trust its source, save its state dict alone, as safetensors"
+                f"where you trust its source, save its state dict as safetensors"
             ) from error
         raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
 
 
 def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the state dict without what DDP, torch.compile and our tasks put before names, and the names left out."""
+    """Strip the prefixes of DDP, torch.compile and our tasks; also return the names outside the network, left out."""
     state_dict = {name.replace("_orig_mod.", ""): value for name, value in state_dict.items()}
     if all(name.startswith("module.") for name in state_dict):
         state_dict = {name.removeprefix("module."): value for name, value in state_dict.items()}
@@ -170,7 +170,7 @@ def _strip_prefixes(state_dict: dict[str, Tensor]) -> tuple[dict[str, Tensor], l
 
 
 def preview(names: Any) -> str:
-    """Return the first few names, and how many there are beside them.
+    """Return the first three names, and how many others there are.
 
     Example:
         >>> preview(["a", "b", "c", "d", "e"])

@@ -108,7 +108,7 @@ class RoPE2d(RotaryPosEmbed):
         register_theta: float | None = None,
     ) -> None:
         super().__init__(grid_size, num_prefix_tokens)
-        self.is_told = None not in (coordinates, pairs, axes)  # weights of other libraries do not store these three
+        self.is_explicit = None not in (coordinates, pairs, axes)  # weights of other libraries do not store these three
         coordinates, pairs, axes = coordinates or "index", pairs or "interleaved", axes or "xy"
         check_rotation("rope2d", head_dim, theta)
         check_word("coordinates", coordinates, "index", "normalized")
