@@ -89,5 +89,8 @@ def test_a_policy_that_a_method_does_not_have_is_refused():
 
 def test_permuted_positions_have_no_other_grid():
     net = net_of("learned")
-    with net.pos_embed.permute_positions(torch.randperm(16)), pytest.raises(ValueError, match="have no other grid"):
+    with (
+        net.pos_embed.permute_positions(torch.randperm(16)),
+        pytest.raises(ValueError, match="cannot be resized to another grid"),
+    ):
         net(torch.randn(1, 1, *LARGE))

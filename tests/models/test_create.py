@@ -193,7 +193,7 @@ def test_a_table_that_turns_as_well_is_never_taken_for_a_table_alone(tmp_path, m
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: build(name, **SMALL))
     theirs, path = saved_timm("vit_small_patch16_rope_ape_224", tmp_path)
     same = {"layer_scale": 1.0, "qkv_bias": True}
-    with pytest.raises(ValueError, match=r"a pos_embed of \[learned, rope2d\] .*where nothing rotates, say"):
+    with pytest.raises(ValueError, match=r"a pos_embed of \[learned, rope2d\] .*if nothing rotates, put"):
         create_model(weights=path, **SMALL, **same)
     rotation = {"class_path": "rope2d", "init_args": {"coordinates": "index", "pairs": "interleaved", "axes": "xy"}}
     ours = create_model(weights=path, pos_embed=["learned", rotation], **SMALL, **same).eval()

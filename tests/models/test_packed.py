@@ -102,12 +102,12 @@ def test_a_branch_is_dropped_for_whole_images_not_for_rows():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"tokenizer": "t2t", "t2t_dim": 8, "img_size": 32, "embed_dim": 16}, "overlap over a whole image"),
-        ({"patch_size": 2}, "patches of 1 x 4 x 4, and the network's have 1 x 2 x 2"),
-        ({"in_chans": 3}, "the network's have 3 x 4 x 4"),
+        ({"tokenizer": "t2t", "t2t_dim": 8, "img_size": 32, "embed_dim": 16}, "the windows of T2TTokenizer overlap"),
+        ({"patch_size": 2}, "patches of 1 x 4 x 4, but the network takes 1 x 2 x 2"),
+        ({"in_chans": 3}, "the network takes 3 x 4 x 4"),
         ({"flexi_patch": [4, 8]}, "`flexi_patch` draws others"),
-        ({"se_reduction": 4}, "`se_reduction` takes a mean"),
-        ({"drop_path_rate": 0.5, "drop_path_subset": True}, "`drop_path_subset` would leave"),
+        ({"se_reduction": 4}, "`se_reduction` averages"),
+        ({"drop_path_rate": 0.5, "drop_path_subset": True}, "`drop_path_subset` drops rows"),
     ],
     ids=str,
 )
