@@ -33,9 +33,9 @@ def softmax(row, tau=1.0):
 def test_hard_distillation_is_half_labels_and_half_the_teachers_first_choice():
     task = Distillation("t", distill="hard", label_smoothing=0.0, **TINY)
     outputs, labels = torch.randn(3, 10), torch.tensor([4, 2, 9])
-    task._advice = torch.randn(3, 10)
+    task._teacher_logits = torch.randn(3, 10)
     total = 0.0
-    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._advice.tolist(), strict=True):
+    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._teacher_logits.tolist(), strict=True):
         shares = softmax(row)
         total -= 0.5 * math.log(shares[label]) + 0.5 * math.log(shares[advice.index(max(advice))])
     assert task.train_loss(outputs, labels).item() == pytest.approx(total / 3, rel=1e-5)
@@ -45,9 +45,9 @@ def test_hard_distillation_is_half_labels_and_half_the_teachers_first_choice():
 def test_soft_distillation_is_a_divergence_at_a_temperature(tau, used):
     task = Distillation("t", distill="soft", distill_alpha=0.1, distill_tau=tau, label_smoothing=0.0, **TINY)
     outputs, labels = torch.randn(3, 10), torch.tensor([4, 2, 9])
-    task._advice = 3 * torch.randn(3, 10)
+    task._teacher_logits = 3 * torch.randn(3, 10)
     total = 0.0
-    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._advice.tolist(), strict=True):
+    for row, label, advice in zip(outputs.tolist(), labels.tolist(), task._teacher_logits.tolist(), strict=True):
         pairs = zip(softmax(row, used), softmax(advice, used), strict=True)
         divergence = sum(theirs * math.log(theirs / ours) for ours, theirs in pairs)
         total += 0.9 * -math.log(softmax(row)[label]) + 0.1 * used**2 * divergence
@@ -120,7 +120,7 @@ class FakeDigits(FakeData):
     ("arguments", "told"),
     [
         ({"distill_alpha": 1.5}, "`distill_alpha` must be 0 to 1, got 1.5"),
-        ({"distill_tau": 2.0}, "is for `distill=soft` alone, got 2.0"),
+        ({"distill_tau": 2.0}, "is only for `distill=soft`, got 2.0"),
         ({"distill": "soft", "distill_tau": 0.0}, "`distill_tau` must be above 0"),
         ({"teacher": "last"}, "must name its run"),
     ],

@@ -104,7 +104,7 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
 def test_what_cannot_be_is_one_line():
     for arguments, line in (
         ({"mask_ratio": 0.0}, r"`model.mask_ratio` must be in \(0, 1\)"),
-        ({"mask_ratio": 0.97}, "`mask_ratio` must leave some of 16 tokens"),
+        ({"mask_ratio": 0.97}, "`mask_ratio` must hide some of 16 tokens"),
         ({"mask_ratio": float("nan")}, "mask_ratio"),
         ({"pos_embed": "conv"}, "ConvPosEmbed mixes neighboring tokens"),
         (T2T | {"hide": "tokens"}, "`hide: tokens` is for patches"),

@@ -118,7 +118,7 @@ WRONG = {
         "F1Score does not take outp",
     ),
     "no metric": ({"metrics": ["F1Scor"]}, 'must name a class of torchmetrics, got .*; did you mean "F1Score"'),
-    "a matrix": ({"metrics": ["ConfusionMatrix"]}, r"ConfusionMatrix must come to one number, .* it has \(3, 3\)"),
+    "a matrix": ({"metrics": ["ConfusionMatrix"]}, r"ConfusionMatrix must return one number, .* got shape \(3, 3\)"),
     "no list": ({"metrics": "F1Score"}, r"`metrics` must be a list of classes, as in \[F1Score\], got 'F1Score'"),
     "a metric of labels for classes": (
         {"metrics": [spec("torchmetrics.F1Score", task="multilabel", num_labels=3)]},
@@ -130,14 +130,14 @@ WRONG = {
     "a value no optimizer takes": ({"opt": spec("torch.optim.SGD", momentum=-1)}, "refuses its arguments: Invalid"),
     "an argument of none of timm": ({"opt": {"class_path": "lamb", "init_args": {"x": 1}}}, "lamb of timm refuses"),
     "a rate beside the rate": ({"opt": spec("torch.optim.SGD", lr=1)}, "set `model.lr`"),
-    "an optimizer without decay": ({"opt": f"{HERE}.Plain"}, "knows no weight decay: set `model.weight_decay` to 0"),
+    "an optimizer without decay": ({"opt": f"{HERE}.Plain"}, "has no weight decay: set `model.weight_decay` to 0"),
     "no optimizer": ({"opt": f"{HERE}.Halving"}, r"Halving must be a subclass of .*Optimizer"),
     "an unknown schedule": (
         {"lr_scheduler": "cosin"},
         "must be one of cosine, .*, got 'cosin'; did you mean \"cosine\"",
     ),
     "no schedule": ({"lr_scheduler": f"{HERE}.Share"}, "Share has no `step`"),
-    "a state of objects": ({"lr_scheduler": f"{HERE}.Forgets"}, "keeps objects in its state, which no checkpoint may"),
+    "a state of objects": ({"lr_scheduler": f"{HERE}.Forgets"}, "keeps objects in its state, which a checkpoint"),
     "an argument of no schedule": ({"lr_scheduler": {"class_path": "step", "init_args": {"at": 3}}}, "takes every and"),
     "a share above 1": (
         {"lr_scheduler": {"class_path": "wsd", "init_args": {"decay": 2}}},

@@ -214,14 +214,14 @@ def test_balanced_weights_come_from_the_training_split():
     L.Trainer(**options, enable_model_summary=False, accelerator="cpu").fit(task, datamodule=Data())
     assert task.loss_weights.tolist() == [0.75, 0.0, 1.5]
     assert torch.equal(balanced(torch.tensor([[1, 0], [1, 1], [1, 0], [0, 0]]), 2), torch.tensor([1 / 3, 3.0]))
-    with pytest.raises(ValueError, match="`class_weights: balanced` counts the images of a data set of vitlab"):
+    with pytest.raises(ValueError, match="`class_weights: balanced` needs a data set of vitlab"):
         fit(Classifier(num_classes=3, class_weights="balanced", **TINY), torch.zeros(4, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"targets": LABELS}, "`loss: ce` gives an image one class, .*: use --model.loss=bce"),
+        ({"targets": LABELS}, "`loss: ce` is for one class per image, .*: use --model.loss=bce"),
         ({"class_weights": [1, 2]}, r"`class_weights` must be balanced or 3 numbers, none below 0, got \[1, 2\]"),
         ({"class_weights": [1, 2, -1]}, "none below 0"),
     ],

@@ -1,4 +1,4 @@
-"""The arguments that tasks hand on, by name and type; a test holds them against the classes."""
+"""Typed dictionaries of the tasks' arguments; a test compares them with the classes."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

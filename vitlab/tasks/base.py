@@ -1,4 +1,4 @@
-"""What every supervised task shares: the network, its optimizer and the sums behind its metrics."""
+"""The base of all tasks: network, optimizer, schedule, and the sums behind its metrics."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Unpack
@@ -34,37 +34,37 @@ from vitlab.tasks.optimizer import (
 
 
 class Task(Named, FastHookName, L.LightningModule):
-    """Train a Vision Transformer; linear warm-up and a cosine, both by step, unless another schedule is named.
+    """Train a Vision Transformer, by default with AdamW, linear warm-up and a cosine schedule, both by step.
 
     Args:
-        num_outputs: Number of values the network returns for an image.
-        measured: What the task measures of outputs and targets, beside the loss.
-        metrics: What else to measure: a list of classes of torchmetrics, by name, or of your own, by class path.
+        num_outputs: Number of outputs of the network.
+        measured: Metrics of the task, in addition to the loss.
+        metrics: More metrics: a list of classes of torchmetrics, by name, or of your own, by class path.
         opt: Optimizer: adamw (fused), any name that timm knows, such as lamb, sgd or muon, a class of torch.optim or a
-            class path; its arguments, as in {class_path: adamw, init_args: {betas: [0.9, 0.95]}}.
-        lr_scheduler: From the warm-up to the cool-down: a cosine, a line, nothing, steps of {every: 30, gamma: 0.1}
-            epochs, a plateau and a line over the last {decay: 0.2}; or a class, which alone sets the rates.
+            class path; with arguments, as in {class_path: adamw, init_args: {betas: [0.9, 0.95]}}.
+        lr_scheduler: Schedule between warm-up and cool-down: cosine, linear, constant, step {every: 30, gamma: 0.1}
+            epochs, or wsd, linear over the last share {decay: 0.2}; or a class, which then sets all rates.
         lr: Peak learning rate of the last layer, for the global batch of the config.
-        lr_scale: Whether `lr` holds for a batch of `lr_batch` images and grows with the batch, linearly or as its root.
-        lr_batch: Global batch that `lr` is meant for; used by `lr_scale`.
-        min_lr: Learning rate at the end of the schedule, and in the cool-down.
-        warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the beginning of the schedule.
+        lr_scale: Whether to scale `lr` with the global batch divided by `lr_batch`, linearly or by its square root.
+        lr_batch: Global batch for which `lr` holds; used by `lr_scale`.
+        min_lr: Learning rate at the end of the schedule and in the cool-down.
+        warmup_epochs: Epochs of linear warm-up from ``warmup_lr``; they replace the start of the schedule.
         warmup_lr: Learning rate of the first step.
         cooldown_epochs: Epochs at ``min_lr`` after the schedule, part of ``trainer.max_epochs``.
         weight_decay: Decoupled weight decay of linear and convolution weights; nothing else decays.
-        layer_decay: Learning rate of each stage, relative to the stage after it.
-        pos_embed_lr_mult: Factor on the learning rate of everything trained in the position embedding.
-        head_lr_mult: Factor on the learning rate of the head, which is new where weights are fine-tuned.
-        freeze: Parts of the network that are not trained, as beginnings of parameter names: tokenizer, blocks.0.
-        nan_loss: Whether a loss or gradient that is not finite stops the run, or its step is skipped; to skip, each
-            step waits for the device.
-        compile: Whether torch compiles the network, part by part, or the mode in which it does (true is default).
+        layer_decay: Learning rate of each stage relative to the next.
+        pos_embed_lr_mult: Factor on the learning rate of the position embedding.
+        head_lr_mult: Factor on the learning rate of the head, which is new in fine-tuning.
+        freeze: Parts of the network not to train, as prefixes of parameter names, such as tokenizer or blocks.0.
+        nan_loss: Whether a loss or gradient that is not finite stops the run, or only its step is skipped; skip makes
+            each step wait for the device.
+        compile: Whether to compile the network block by block, or the mode of torch.compile (true is default).
         **vit: Passed to :class:`VisionTransformer`.
     """
 
     _built_from = (VisionTransformer,)
-    kind = "number"  # what metrics get as targets: numbers, classes (class) or several labels (multilabel)
-    monitor: tuple[Literal["min", "max"], str]  # which epoch is the best: the smallest or largest value of a metric
+    kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
+    monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
 
     def __init__(
         self,
@@ -94,11 +94,11 @@ class Task(Named, FastHookName, L.LightningModule):
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
         self.net.skips_unread_tokens = True
         freeze_parts(self.net, freeze)
-        every = with_own(measured, metrics, self.kind, num_outputs)
-        self.val_meter, self.test_meter = Meter(every), Meter(every)
-        check_recipe(self)  # what cannot hold is refused here, not at the first step
+        all_metrics = with_own(measured, metrics, self.kind, num_outputs)
+        self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
+        check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
-        self.grad_norm: Tensor | None = None  # of the last step, where it is known; on the device
+        self.grad_norm: Tensor | None = None  # of the last step if gradients are clipped; on the device
         self._stream_seed = 0
 
     def forward(self, images: Tensor) -> Tensor:
@@ -106,22 +106,22 @@ class Task(Named, FastHookName, L.LightningModule):
         return self.in_units(self.net(images))
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return the network's outputs in the unit of the targets."""
+        """Convert outputs of the network to the units of the targets."""
         return outputs
 
     def check_targets(self) -> None:
-        """Refuse to train on targets that the task is not made for."""
+        """Refuse to train on targets of another kind than the task expects."""
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
             self.check_targets()
 
     def as_targets(self, targets: Tensor) -> Tensor:
-        """Return the data's targets in the form that losses and metrics take."""
+        """Convert targets of the data to the form that losses and metrics expect."""
         return targets
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean loss of a training batch, whose samples may have ``(B,)`` weights."""
+        """Return the mean loss of a training batch, with optional ``(B,)`` weights of the samples."""
         raise NotImplementedError
 
     def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Task(Named, FastHookName, L.LightningModule):
         raise NotImplementedError
 
     def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return what to report of a training batch, as sums over its samples."""
+        """Return training metrics of a batch, as sums over its samples."""
         return {}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -154,21 +154,21 @@ class Task(Named, FastHookName, L.LightningModule):
             finite = loss.detach().isfinite()
             sums = {name: torch.where(finite, value, 0) for name, value in sums.items()}
             sums["skipped"] = ~finite * n
-        for name, value in sums.items():  # kept on the device: nothing waits for the GPU until they are read
+        for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums.get(name, 0) + value
-        if isinstance(batch[0], Packed):  # processes have different numbers of images, and each image counts the same
+        if isinstance(batch[0], Packed):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
         return loss
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the mean loss of a training batch, and what to report of it, as sums over its samples."""
+        """Return the mean loss and the training metrics of a batch, the latter as sums over its samples."""
         images, targets = batch[0], self.as_targets(batch[1])
         outputs = self.net(images)
         loss = self.train_loss(outputs, targets, *([batch.weights] if isinstance(batch, Weighted) else []))
         return loss, self.train_measures(outputs.detach(), targets)
 
     def read_train_sums(self) -> dict[str, float]:
-        """Return the sums since the last reading, over all processes, and start anew; every process must call it."""
+        """Return the sums since the last call, over all processes, and reset them; every process must call it."""
         sums, self.train_sums = self.train_sums, {}
         local = torch.stack([torch.as_tensor(v, dtype=torch.float32, device=self.device) for v in sums.values()])
         return dict(zip(sums, self.trainer.strategy.reduce(local, reduce_op="sum").tolist(), strict=True))
@@ -201,7 +201,7 @@ class Task(Named, FastHookName, L.LightningModule):
         step_scheduler(scheduler, self.current_epoch, self.global_step)
 
     def sum_of_learning_rates(self) -> float | None:
-        """Return the learning rates of all steps, summed: about as far as Adam can move a weight; None if unknown."""
+        """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown."""
         if not (factor := self._schedule()):
             return None
         peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
@@ -215,7 +215,7 @@ class Task(Named, FastHookName, L.LightningModule):
         return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
 
     def batch_factor(self, batch: int) -> float:
-        """Return what the learning rate is multiplied with for a global batch of ``batch`` images."""
+        """Return the factor on the learning rate for a global batch of ``batch`` images."""
         return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
 
     def configure_gradient_clipping(
@@ -224,18 +224,18 @@ class Task(Named, FastHookName, L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        # Lightning refuses to clip for a fused optimizer, for the sake of float16 scalers only.
+        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
         if gradient_clip_val is not None:
-            self.grad_norm = _whole(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
-        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # of all processes together
-            optimizer.zero_grad()  # without gradients, an optimizer leaves weights and moments alone
+            self.grad_norm = _full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
+        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
+            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
 
     def gradient_norm(self) -> Tensor:
         """Return the norm of all gradients together."""
-        return _whole(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
+        return _full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups: what decays, and how fast each learns, with ``factor`` on every rate."""
+        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
         names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
         return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
 
@@ -246,5 +246,5 @@ class Task(Named, FastHookName, L.LightningModule):
         return outputs
 
 
-def _whole(value: Tensor) -> Tensor:
+def _full_tensor(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value

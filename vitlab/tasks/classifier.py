@@ -13,16 +13,16 @@ from vitlab.tasks.labels import balanced, metrics, refuse
 
 
 class Classifier(Task):
-    """Train a Vision Transformer on images that have a class, or several labels.
+    """Train a Vision Transformer to classify images, with one class or several labels each.
 
     Args:
         num_classes: Number of classes or labels K; comes from the data.
-        label_smoothing: Share of the target spread over all classes, in training; labels move half of it towards 1/2.
-        loss: Cross-entropy over the classes, or binary cross-entropy of each: Touvron et al. 2022 (arXiv:2204.07118)
-            for one class, what several labels need.
-        class_weights: Weight of each class in the training loss; under `bce`, of its images against all others;
-            balanced: N / (K n) for a class with n of N images, (N - n) / n for a label.
-        targets: What the data's targets are; comes from the data.
+        label_smoothing: Share of the target spread over all classes in training; of several labels, towards 1/2.
+        loss: Cross-entropy over the classes (ce), or binary cross-entropy of each class (bce), which several labels
+            need; Touvron et al. 2022 (arXiv:2204.07118) use it for one class.
+        class_weights: Weight of each class in the training loss; with `bce`, weight of its positives; balanced: N / (K
+            n) for a class with n of N images, (N - n) / n for a label.
+        targets: Kind and names of the targets; comes from the data.
         **task: Passed to :class:`Task`.
 
     Example:
@@ -51,46 +51,48 @@ class Classifier(Task):
         self.register_buffer("loss_weights", weights, persistent=False)
 
     def setup(self, stage: str) -> None:
-        """Count the classes where their weights follow from it; only training needs it."""
+        """For training with balanced class weights, count the images of each class."""
         super().setup(stage)
         if stage != "fit" or self.hparams["class_weights"] != "balanced":
             return
         split = getattr(getattr(self.trainer, "datamodule", None), "splits", {}).get("train")
         if split is None:
-            raise ValueError("`class_weights: balanced` counts the images of a data set of vitlab: give a list instead")
+            raise ValueError(
+                "`class_weights: balanced` needs a data set of vitlab, to count images: give a list instead"
+            )
         self.loss_weights = balanced(split.labels, self.hparams["num_classes"]).to(self.device)
 
     def as_targets(self, targets: Tensor) -> Tensor:
-        """Return ``(B,)`` classes or ``(B, K)`` shares of them as they are, ``(B, K)`` labels as 0 and 1."""
+        """Return ``(B,)`` classes or ``(B, K)`` class shares unchanged, ``(B, K)`` labels as integers 0 and 1."""
         return targets.long() if self.kind == "multilabel" else targets
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Return ``(B, K)`` logits of classes, and probabilities of labels."""
+        """Return ``(B, K)`` logits of classes, or probabilities of labels."""
         return outputs.sigmoid() if self.kind == "multilabel" else outputs
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the loss with label smoothing; targets are ``(B,)`` classes, or ``(B, K)`` shares or labels."""
-        smoothing, of_classes = self.hparams["label_smoothing"], self.loss_weights
-        plain = weights is None and (of_classes is None or self.hparams["loss"] == "bce")
+        """Return the loss with label smoothing; targets are ``(B,)`` classes, ``(B, K)`` class shares or labels."""
+        smoothing, class_weights = self.hparams["label_smoothing"], self.loss_weights
+        plain = weights is None and (class_weights is None or self.hparams["loss"] == "bce")
         reduction = "mean" if plain else "none"
         if self.hparams["loss"] == "bce":
             shares = F.one_hot(targets, outputs.shape[1]) if targets.ndim == 1 else targets
-            rest = smoothing / (2 if self.kind == "multilabel" else outputs.shape[1])
-            shares = shares.to(outputs.dtype) * (1 - smoothing) + rest
-            loss = F.binary_cross_entropy_with_logits(outputs, shares, pos_weight=of_classes, reduction=reduction)
+            spread = smoothing / (2 if self.kind == "multilabel" else outputs.shape[1])
+            shares = shares.to(outputs.dtype) * (1 - smoothing) + spread
+            loss = F.binary_cross_entropy_with_logits(outputs, shares, pos_weight=class_weights, reduction=reduction)
             loss = loss if plain else loss.mean(dim=1)
         else:
-            loss = F.cross_entropy(outputs, targets, of_classes, label_smoothing=smoothing, reduction=reduction)
+            loss = F.cross_entropy(outputs, targets, class_weights, label_smoothing=smoothing, reduction=reduction)
         return (loss if weights is None else loss * weights).mean()
 
     def eval_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the plain cross-entropy, of labels the binary one."""
+        """Return the cross-entropy without smoothing or weights; for several labels, the binary one."""
         if self.kind == "multilabel":
             return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype))
         return F.cross_entropy(outputs, targets)
 
     def train_measures(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Return the number of images whose first choice is the class, or the largest share of a mixed one."""
+        """Return the number of images whose top class is right; for mixed images, the class with the largest share."""
         if self.kind == "multilabel":
             return {}
         labels = targets if targets.ndim == 1 else targets.argmax(dim=1)

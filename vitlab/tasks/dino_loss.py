@@ -1,4 +1,4 @@
-"""What self-distillation compares: a projection head, the teacher's targets, and the losses on them."""
+"""Self-distillation: projection head, targets of the teacher, and losses."""
 
 import math
 from itertools import pairwise
@@ -12,17 +12,17 @@ from vitlab.models import start
 
 
 class ProjectionHead(nn.Module):
-    """Map features to scores of prototypes, Caron et al. 2021 (arXiv:2104.14294): an MLP, unit length, a linear layer.
+    """Score features against prototypes, Caron et al. 2021 (arXiv:2104.14294): MLP, normalization, linear layer.
 
-    The prototypes of the last layer have unit length too: weight normalization (Salimans and Kingma 2016,
-    arXiv:1602.07868), whose lengths are fixed at 1 or trained.
+    The last layer has weight normalization (Salimans and Kingma 2016, arXiv:1602.07868): the lengths of its prototypes
+    are fixed at 1 or trained.
 
     Args:
         dim: Width of the features.
         prototypes: Number of prototypes K.
         hidden: Width of the two hidden layers.
-        proj_dim: Width of what is compared with the prototypes.
-        is_fixed: Whether the lengths of the prototypes stay 1.
+        proj_dim: Width of the prototypes.
+        is_fixed: Whether the lengths of the prototypes are fixed at 1.
     """
 
     def __init__(self, dim: int, prototypes: int, hidden: int, proj_dim: int, is_fixed: bool = True) -> None:
@@ -37,14 +37,14 @@ class ProjectionHead(nn.Module):
         self.apply(lambda module: start.init_weights(module, 0.02))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., D)`` to ``(..., K)``, at least in float32."""
+        """Map ``(..., D)`` to ``(..., K)`` in at least float32."""
         scores = F.linear(F.normalize(self.mlp(x), dim=-1), F.normalize(self.prototypes, dim=-1))
         scores = scores if self.length is None else scores * self.length
         return scores if scores.dtype.itemsize > 2 else scores.float()
 
 
 def cosine(begin: float, end: float, step: int, steps: float) -> float:
-    """Return the value at a step of a half cosine from ``begin`` to ``end``.
+    """Return the value at ``step`` of a half cosine from ``begin`` to ``end``.
 
     >>> round(cosine(0.996, 1.0, 50, 100), 6)
     0.998
@@ -53,14 +53,14 @@ def cosine(begin: float, end: float, step: int, steps: float) -> float:
 
 
 def over_processes(x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Return the sum, or another reduction, of a tensor over all processes; ``x`` itself where there is one."""
+    """Return the sum (or another reduction) of a tensor over all processes."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(x := x.clone(), op)
     return x
 
 
 def sinkhorn(scores: Tensor, temperature: float, rounds: int = 3) -> Tensor:
-    """Map the teacher's ``(n, K)`` scores to targets that use all prototypes alike over all images of all processes.
+    """Map the teacher's ``(n, K)`` scores to targets that use all prototypes equally over all processes.
 
     Sinkhorn-Knopp, Cuturi 2013 (arXiv:1306.0895), as in SwAV, Caron et al. 2020 (arXiv:2006.09882), and DINOv2.
 
@@ -79,12 +79,12 @@ def sinkhorn(scores: Tensor, temperature: float, rounds: int = 3) -> Tensor:
 
 
 def crop_loss(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
-    """Return the mean cross-entropy of the student's crops under the teacher's other views of the same images.
+    """Return the mean cross-entropy between each student crop and the teacher's other crops of the image.
 
     Args:
-        scores: ``(V, B, K)`` of the student, its global crops first.
-        targets: ``(2, B, K)`` probabilities of the teacher, of the global crops.
-        temperature: Of the student.
+        scores: ``(V, B, K)`` of the student, the two large crops first.
+        targets: ``(2, B, K)`` probabilities of the teacher for the large crops.
+        temperature: Temperature of the student.
     """
     logs = F.log_softmax(scores / temperature, dim=-1)
     pairs = [-(q * logs[v]).sum(dim=-1).mean() for i, q in enumerate(targets) for v in range(len(logs)) if v != i]
@@ -92,19 +92,19 @@ def crop_loss(scores: Tensor, targets: Tensor, temperature: float) -> Tensor:
 
 
 def patch_loss(scores: Tensor, targets: Tensor, weights: Tensor, temperature: float) -> Tensor:
-    """Return iBOT's loss, Zhou et al. 2022 (arXiv:2111.07832): what the teacher sees at tokens hidden from the student.
+    """Return iBOT's cross-entropy at tokens hidden from the student, Zhou et al. 2022 (arXiv:2111.07832).
 
     Args:
-        scores: ``(n, K)`` of the student, at hidden tokens alone.
+        scores: ``(n, K)`` of the student, only at hidden tokens.
         targets: ``(n, K)`` probabilities of the teacher.
-        weights: ``(n,)``: one over the number of hidden tokens of the image, and over the number of images.
-        temperature: Of the student.
+        weights: ``(n,)``: 1 / (number of hidden tokens of the image x number of images).
+        temperature: Temperature of the student.
     """
     return -((targets * F.log_softmax(scores / temperature, dim=-1)).sum(dim=-1) * weights).sum()
 
 
 def koleo(features: Tensor, eps: float = 1e-8) -> Tensor:
-    """Return minus the mean logarithm of the distance of ``(B, D)`` features to the nearest other one, at unit length.
+    """Return minus the mean log distance from each of ``(B, D)`` normalized features to its nearest neighbor.
 
     The Kozachenko-Leonenko estimate of entropy, Sablayrolles et al. 2019 (arXiv:1806.03198), as in DINOv2.
 

@@ -1,4 +1,4 @@
-"""Classification with the help of a trained network."""
+"""Classification with a trained network as teacher."""
 
 from typing import Any, Literal, Unpack
 
@@ -12,18 +12,18 @@ from vitlab.tasks.teacher import Teacher, read_teacher
 
 
 class Distillation(Classifier):
-    """Train on labels and on what a frozen teacher says of the same images, Touvron et al. 2021 (arXiv:2012.12877).
+    """Train on labels and on a frozen teacher's outputs for the same images, Touvron et al. 2021 (arXiv:2012.12877).
 
-    Hard: cross-entropy with the teacher's first choice. Soft: ``tau ** 2`` times the Kullback-Leibler divergence of
-    both softmax outputs at temperature ``tau``, Hinton et al. 2015 (arXiv:1503.02531), a mean over images; the authors'
-    code divides by the number of classes once more. One head learns from both, as in the paper's runs without its
-    distillation token, which this network does not have. The teacher sees the student's images, augmented and mixed,
-    as it was trained to see them: other means and standard deviations are accounted for.
+    Hard: cross-entropy with the teacher's top class. Soft: ``tau ** 2`` times the Kullback-Leibler divergence of both
+    softmax outputs at temperature ``tau``, Hinton et al. 2015 (arXiv:1503.02531), averaged over images; the authors'
+    code also divides by the number of classes. One head learns from both, as in the paper's runs without a distillation
+    token, which this network does not have. The teacher sees the student's augmented and mixed images, converted to the
+    mean and standard deviation that it was trained with.
 
     Args:
         teacher: A run, one of its checkpoints or weights, a file from `vitlab export`, or timm:NAME.
-        distill: Whether the student learns the teacher's first choice or all its probabilities.
-        distill_alpha: Share of the teacher in the loss, 0 to 1.
+        distill: Whether the student learns the teacher's top class (hard) or all its probabilities (soft).
+        distill_alpha: Weight of the teacher in the loss, 0 to 1.
         distill_tau: Temperature of soft distillation, above 0; null is 3.
         **task: Passed to :class:`Classifier`.
 
@@ -43,19 +43,19 @@ class Distillation(Classifier):
         **task: Unpack[ClassifierArgs],
     ) -> None:
         if teacher == "last":
-            raise ValueError("`teacher` must name its run: `last` is another one when this run is continued")
+            raise ValueError("`teacher` must name its run: when this run is resumed, `last` is another run")
         if not 0 <= distill_alpha <= 1:
             raise ValueError(f"`distill_alpha` must be 0 to 1, got {distill_alpha}")
         if distill_tau is not None and (distill == "hard" or distill_tau <= 0):
-            raise ValueError(f"`distill_tau` must be above 0 and is for `distill=soft` alone, got {distill_tau}")
+            raise ValueError(f"`distill_tau` must be above 0 and is only for `distill=soft`, got {distill_tau}")
         super().__init__(**task)
         if self.kind == "multilabel":
-            raise ValueError("`model: Distillation` learns one class of each image, and the data has several labels")
-        self._teacher: tuple[Teacher, ...] = ()  # in a tuple, it is no part of state dict, optimizer and average
-        self._advice = torch.empty(0)  # what the teacher says of a batch, (B, K)
+            raise ValueError("`model: Distillation` needs one class for each image, and the data has several labels")
+        self._teacher: tuple[Teacher, ...] = ()  # a tuple keeps it out of state dict, optimizer and weight average
+        self._teacher_logits = torch.empty(0)  # of the current batch, (B, K)
 
     def setup(self, stage: str) -> None:
-        """Read the teacher; only training needs it."""
+        """Read the teacher, which only training needs."""
         super().setup(stage)
         if stage == "fit":
             self.find_teacher(getattr(self.trainer, "datamodule", None))
@@ -66,7 +66,7 @@ class Distillation(Classifier):
         return self._teacher[0]
 
     def find_teacher(self, data: Any) -> None:
-        """Read the teacher and refuse one that does not know the images or classes of ``data``."""
+        """Read the teacher; refuse one that does not match the images or classes of ``data``."""
         teacher = read_teacher(self.hparams["teacher"])
         if data is not None:
             teacher.align_with_data(data)
@@ -93,22 +93,23 @@ class Distillation(Classifier):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         with torch.no_grad():
-            self._advice = self.teacher(batch[0])
+            self._teacher_logits = self.teacher(batch[0])
         return super().training_step(batch, batch_idx)
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the loss on the labels and on the teacher's advice for the batch, in their shares."""
+        """Return the weighted sum of the loss on the labels and the loss on the teacher's logits."""
         alpha = self.hparams["distill_alpha"]
         if weights is not None:
             raise ValueError(
-                "`model: Distillation` has no weights of images: leave them aside by --data.weight_column=null"
+                "`model: Distillation` does not support weights of images: ignore them with --data.weight_column=null"
             )
-        return (1 - alpha) * super().train_loss(outputs, targets) + alpha * self.distill_loss(outputs, self._advice)
+        loss = super().train_loss(outputs, targets)
+        return (1 - alpha) * loss + alpha * self.distill_loss(outputs, self._teacher_logits)
 
-    def distill_loss(self, outputs: Tensor, advice: Tensor) -> Tensor:
-        """Return how far ``(B, K)`` logits are from the teacher's."""
+    def distill_loss(self, outputs: Tensor, teacher_logits: Tensor) -> Tensor:
+        """Return the hard or soft distillation loss of ``(B, K)`` logits."""
         if self.hparams["distill"] == "hard":
-            return F.cross_entropy(outputs, advice.argmax(dim=1))
+            return F.cross_entropy(outputs, teacher_logits.argmax(dim=1))
         tau = self.hparams["distill_tau"] or 3.0
-        ours, theirs = F.log_softmax(outputs.float() / tau, dim=1), F.log_softmax(advice / tau, dim=1)
+        ours, theirs = F.log_softmax(outputs.float() / tau, dim=1), F.log_softmax(teacher_logits / tau, dim=1)
         return F.kl_div(ours, theirs, reduction="batchmean", log_target=True) * tau**2

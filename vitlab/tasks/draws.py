@@ -1,4 +1,4 @@
-"""The random numbers of a training step, which depend on counters alone: a resumed run draws the same."""
+"""Seed each training step from counters only, so that a resumed run draws the same random numbers."""
 
 import hashlib
 
@@ -6,9 +6,9 @@ import torch
 
 
 def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
-    """Let dropout and drop path depend on (seed, epoch, batch, rank) alone."""
+    """Make dropout and drop path depend only on (seed, epoch, batch, rank)."""
     key = f"{seed}:{epoch}:{batch}:{rank}".encode()
-    drawn = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
-    torch.default_generator.manual_seed(drawn)  # torch.manual_seed keeps a call and its stack for every absent GPU
+    step_seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+    torch.default_generator.manual_seed(step_seed)  # without a GPU, torch.manual_seed queues a call at every step
     if device.type == "cuda":
-        torch.cuda.manual_seed(drawn)
+        torch.cuda.manual_seed(step_seed)

@@ -1,4 +1,4 @@
-"""What classes need, and labels of which an image may have several: metrics, weights, refusals."""
+"""Metrics, class weights and argument checks for one class or several labels per image."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torchmetrics.functional.classification import binary_average_precision
 
 
 def refuse(targets: dict[str, Any], num_classes: int, loss: str, weights: Any) -> None:
-    """Refuse targets, loss and weights that do not fit each other."""
+    """Refuse targets, loss and class weights that do not fit together."""
     kind = targets.get("kind", "class")
     if kind == "number":
         raise ValueError(
@@ -19,19 +19,19 @@ def refuse(targets: dict[str, Any], num_classes: int, loss: str, weights: Any) -
         )
     if kind == "multilabel" and loss == "ce":
         raise ValueError(
-            "`loss: ce` gives an image one class, and those of the data may have several labels: use "
+            "`loss: ce` is for one class per image, and images of the data may have several labels: use "
             "--model.loss=bce, or --data.target_type=class for one column that holds classes"
         )
     if num_classes == 1:
-        raise ValueError("`model: Classifier` needs two classes, and the data has one: --model=MAE and DINO need none")
+        raise ValueError("`model: Classifier` needs two classes, and the data has one; --model=MAE or DINO need none")
     if num_classes < 2:
         raise ValueError(f"`num_classes` must be at least 2, got {num_classes}")
     if weights not in (None, "balanced") and (len(weights) != num_classes or min(weights) < 0 or not max(weights) > 0):
-        raise ValueError(f"`class_weights` must be balanced or {num_classes} numbers, none below 0, got {weights}")
+        raise ValueError(f"`class_weights` must be balanced or {num_classes} numbers from 0, not all 0, got {weights}")
 
 
 def balanced(labels: Tensor, num_classes: int) -> Tensor:
-    """Return weights that let each class of ``(N,)`` weigh the same, or each of ``(N, K)`` labels what it is not.
+    """Return weights that balance the classes in ``(N,)``, or positives and negatives of each of ``(N, K)`` labels.
 
     >>> balanced(torch.tensor([0, 0, 0, 1]), 2)
     tensor([0.6667, 2.0000])
@@ -43,9 +43,9 @@ def balanced(labels: Tensor, num_classes: int) -> Tensor:
     return torch.where(counts > 0, len(labels) / ((counts > 0).sum() * counts.clamp(min=1)), 0.0)
 
 
-class _MeanPrecision(MultilabelAveragePrecision):
+class _MeanAveragePrecision(MultilabelAveragePrecision):
     def compute(self) -> Tensor:  # type: ignore[override]
-        """Return the mean over the labels that some image has; of others there is no precision."""
+        """Return the mean over labels with at least one positive image; others have no average precision."""
         scores, targets = (
             torch.cat(state) if isinstance(state, list) else state for state in (self.preds, self.target)
         )
@@ -54,14 +54,14 @@ class _MeanPrecision(MultilabelAveragePrecision):
 
 
 def metrics(kind: str, num_classes: int) -> MetricCollection:
-    """Return what to measure of classes, or of labels."""
-    found: dict[str, Metric | MetricCollection] = {
+    """Return the metrics for one class (acc1, acc5) or several labels (map, f1) per image."""
+    collected: dict[str, Metric | MetricCollection] = {
         f"acc{k}": MulticlassAccuracy(num_classes, top_k=k, average="micro") for k in (1, 5) if k < num_classes
     }
     if kind == "multilabel":
-        found = {
-            "map": _MeanPrecision(num_classes),
+        collected = {
+            "map": _MeanAveragePrecision(num_classes),
             "f1_macro": MultilabelF1Score(num_classes),
             "f1_micro": MultilabelF1Score(num_classes, average="micro"),
         }
-    return MetricCollection(found)
+    return MetricCollection(collected)

@@ -1,4 +1,4 @@
-"""What frozen features are worth."""
+"""Linear probe: a linear classifier on frozen features."""
 
 from typing import Unpack
 
@@ -7,7 +7,7 @@ from vitlab.tasks.classifier import Classifier
 
 
 class LinearProbe(Classifier):
-    """Train the head alone; everything before it stays as it was loaded, without dropout or drop path.
+    """Train only the head; the rest of the network is frozen, without dropout or drop path.
 
     Args:
         **task: Passed to :class:`Classifier`.

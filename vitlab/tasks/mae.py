@@ -1,4 +1,4 @@
-"""Pre-training without labels: images with most of their parts hidden, and the network that fills them in."""
+"""Masked autoencoder: pre-training without labels by predicting hidden patches."""
 
 import math
 from typing import Any, Literal, Unpack
@@ -17,26 +17,25 @@ from vitlab.tokenizers.patch import PatchEmbed, cut_patches
 
 
 class MAE(Task):
-    """Train a Vision Transformer to fill in hidden parts of images: masked autoencoder, He et al. 2022.
+    """Train a Vision Transformer to predict hidden patches: masked autoencoder, He et al. 2022 (arXiv:2111.06377).
 
-    arXiv:2111.06377. The network sees the tokens that are not hidden; a light decoder puts a trained vector in the
-    place of each other one, adds fixed sines and cosines, and predicts the hidden pixels; the loss is their mean
-    squared error. Labels are not looked at. Which tokens are hidden depends on (seed, epoch, image) alone, in
-    evaluation on the image alone.
+    The network sees the visible tokens; a light decoder fills the other places with a trained vector, adds fixed sines
+    and cosines, and predicts the hidden pixels. The loss is their mean squared error. Labels are not used. Which tokens
+    are hidden depends only on (seed, epoch, image), in evaluation only on the image.
 
-    Tokens of overlapping windows, as T2T's, tell of their neighbors' pixels. There the pixels themselves are hidden,
-    before the first split, under a trained patch, and the network sees all tokens, as in SimMIM, Xie et al. 2022
-    (arXiv:2111.09886): a step takes longer by the tokens that MAE leaves out, and the network learns with patches in
-    its input that are in no image. SimMIM's own loss is the mean absolute error of a linear decoder.
+    Tokens of overlapping windows, as in T2T, contain pixels of their neighbors. For them the pixels are hidden instead:
+    a trained patch covers them before the first split, and the network sees all tokens, as in SimMIM, Xie et al. 2022
+    (arXiv:2111.09886). Steps take longer than with MAE, because no token is left out, and the network is trained on
+    covered images, which it never sees later. SimMIM itself uses the mean absolute error and a linear decoder.
 
     Args:
-        mask_ratio: Share of the tokens that are hidden, above 0 and below 1.
-        mask_block: Side of the squares that are hidden together, in tokens; 1 hides each by itself.
-        hide: Leave tokens out, or cover pixels; null leaves out tokens where they are patches, and covers pixels else.
+        mask_ratio: Share of hidden tokens, above 0 and below 1.
+        mask_block: Side of the squares that are hidden together, in tokens; 1 hides single tokens.
+        hide: Leave out tokens, or cover pixels; null leaves out tokens of tokenizer patch, and covers pixels otherwise.
         decoder_dim: Token width of the decoder.
-        decoder_depth: Number of the decoder's blocks; 0 leaves its linear layers.
-        decoder_heads: Attention heads of each; divides decoder_dim.
-        norm_pix: Whether each patch that is to be predicted has mean 0 and variance 1.
+        decoder_depth: Number of blocks of the decoder; with 0 it has only its linear layers.
+        decoder_heads: Attention heads of the decoder; divides decoder_dim.
+        norm_pix: Whether each target patch is normalized to mean 0 and variance 1.
         **task: Passed to :class:`Task`.
 
     Example:
@@ -66,17 +65,17 @@ class MAE(Task):
         net, n = self.net, self.net.grid_size[0] * self.net.grid_size[1]
         self.num_kept = int(n * (1 - mask_ratio) + 1e-6) if 0 < mask_ratio < 1 else 0
         if not 0 < self.num_kept < n:
-            raise ValueError(f"`mask_ratio` must leave some of {n} tokens and hide some, got {mask_ratio}")
+            raise ValueError(f"`mask_ratio` must hide some of {n} tokens and keep some, got {mask_ratio}")
         if net.img_size[0] % net.grid_size[0] or net.img_size[1] % net.grid_size[1]:
-            raise ValueError(f"`model: MAE` needs images {net.img_size} that the tokens' grid {net.grid_size} divides")
+            raise ValueError(f"`model: MAE`: the grid of tokens {net.grid_size} must divide `img_size`, {net.img_size}")
         patches = isinstance(net.tokenizer, PatchEmbed)
         self.leaves_out = patches if hide is None else hide == "tokens"
         if self.leaves_out and not patches:
-            raise ValueError("`hide: tokens` is for patches: tokens of overlapping windows show what others hide")
+            raise ValueError("`hide: tokens` is for patches: tokens of overlapping windows show pixels of hidden ones")
         patch = (net.in_chans, *(side // cells for side, cells in zip(net.img_size, net.grid_size, strict=True)))
-        if self.leaves_out:  # what cannot be is refused now
+        if self.leaves_out:  # refuse methods that cannot leave out tokens now
             net.positions(torch.empty(1, net.in_chans, *net.img_size), torch.zeros(1, 1, dtype=torch.long))
-        self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # the mean of normalized images
+        self.cover = None if self.leaves_out else nn.Parameter(torch.zeros(patch))  # 0: the mean after normalization
         self.decoder = Decoder(net, math.prod(patch), decoder_dim, decoder_depth, decoder_heads, self.leaves_out)
 
     def step_loss(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -84,50 +83,51 @@ class MAE(Task):
         return self.pixel_loss(batch[0], self._order(batch[0])), {}
 
     def pixel_loss(self, images: Tensor, order: Tensor) -> Tensor:
-        """Return the loss of ``(B, C, H, W)`` images, of whose ``(B, N)`` tokens in ``order`` the first are seen."""
-        hidden, predicted = order[:, self.num_kept :], self._predicted(images, order)
+        """Return the loss of ``(B, C, H, W)`` images; ``order``, ``(B, N)``, lists visible tokens first."""
+        hidden, predicted = order[:, self.num_kept :], self._predict(images, order)
         rows = torch.arange(len(images), device=images.device)[:, None]
         targets = (
             cut_patches(images, self.net.grid_size)[rows, hidden].flatten(2).to(predicted.dtype)
         )  # (B, N - K, Cpp)
         if self.hparams["norm_pix"]:
-            mean, spread = _mean_and_spread(targets)
-            targets = (targets - mean) / spread
+            mean, std = _mean_and_std(targets)
+            targets = (targets - mean) / std
         return (predicted[rows, hidden] - targets).square().mean()
 
     @torch.no_grad()
     def fill(self, images: Tensor, order: Tensor, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return ``(B, C, H, W)`` images with hidden patches as predicted, and which of the ``(B, N)`` were hidden.
+        """Replace hidden patches of images by predictions; also return which tokens were hidden, ``(B, N)`` bool.
 
-        Where the task normalizes patches, each hidden one keeps its own mean and spread, which are not predicted.
+        With ``norm_pix`` each hidden patch keeps its own mean and standard deviation, which are not predicted.
 
         Args:
             images: ``(B, C, H, W)``.
-            order: ``(B, N)`` tokens of each, of which the first are seen.
-            seen: ``(B, C, H, W)`` that the network sees instead; None for the images.
+            order: ``(B, N)`` token indices of each image, visible ones first.
+            seen: ``(B, C, H, W)`` input of the network; None is ``images``.
         """
         grid, patches = self.net.grid_size, cut_patches(images, self.net.grid_size)
-        found = self._predicted(images if seen is None else seen, order)
+        predicted = self._predict(images if seen is None else seen, order)
         if self.hparams["norm_pix"]:
-            mean, spread = _mean_and_spread(patches.flatten(2))
-            found = found * spread + mean
+            mean, std = _mean_and_std(patches.flatten(2))
+            predicted = predicted * std + mean
         is_hidden = self._is_hidden(order)
-        return joined(torch.where(is_hidden[..., None, None, None], found.view_as(patches), patches), grid), is_hidden
+        patches = torch.where(is_hidden[..., None, None, None], predicted.view_as(patches), patches)
+        return joined(patches, grid), is_hidden
 
     def _is_hidden(self, order: Tensor) -> Tensor:
         return torch.zeros_like(order, dtype=torch.bool).scatter(1, order[:, self.num_kept :], True)
 
-    def _predicted(self, images: Tensor, order: Tensor) -> Tensor:
-        """Return the ``(B, N, C p p)`` that the decoder makes of the tokens that are seen."""
+    def _predict(self, images: Tensor, order: Tensor) -> Tensor:
+        """Predict all patches, ``(B, N, C p p)``, from the visible tokens."""
         if self.cover is None:
-            found: Tensor = self.decoder(self.net.forward_features(images, keep=order[:, : self.num_kept]), order)
-            return found
+            predicted: Tensor = self.decoder(self.net.forward_features(images, keep=order[:, : self.num_kept]), order)
+            return predicted
         seen = covered(images, self._is_hidden(order), self.cover, self.net.grid_size)
-        found = self.decoder(self.net.forward_features(seen))
-        return found
+        predicted = self.decoder(self.net.forward_features(seen))
+        return predicted
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the groups of the network, and those of the decoder, which has the peak rate."""
+        """Return the parameter groups of the network, and of the decoder at the peak rate."""
         return [*super().optimizer_groups(factor), *beside_network(self, ("net.",), factor)]
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
@@ -135,31 +135,31 @@ class MAE(Task):
         meter.update(images, images, self.pixel_loss(images, self._order(images)))
 
     def _order(self, images: Tensor) -> Tensor:
-        """Return the ``(B, N)`` tokens of a batch in a random order, on its device."""
+        """Return the token indices of each image in random order, ``(B, N)``, on the device of ``images``."""
         data, grid = getattr(self.trainer, "datamodule", None), self.net.grid_size
         if (step := getattr(data, "step", None)) is not None and len(step.indices) == len(images):
             order = torch.from_numpy(step.shuffled(grid, self.hparams["mask_block"]))
         elif self.hparams["mask_block"] > 1:
-            raise ValueError("`mask_block` above 1 needs data of vitlab, which say what images a batch has")
-        else:  # the numbers of the step, or in evaluation of the place in the batch
-            drawn = None if self.trainer.training else torch.Generator().manual_seed(0)
-            order = torch.rand(len(images), grid[0] * grid[1], generator=drawn).argsort(dim=1)
-        cuda = images.device.type == "cuda"  # whose copies wait for pageable memory
+            raise ValueError("`mask_block` above 1 needs a data set of vitlab, which numbers the images of a batch")
+        else:  # in training seeded by the step, in evaluation by the place in the batch
+            generator = None if self.trainer.training else torch.Generator().manual_seed(0)
+            order = torch.rand(len(images), grid[0] * grid[1], generator=generator).argsort(dim=1)
+        cuda = images.device.type == "cuda"  # pinned memory makes the copy asynchronous
         return order.pin_memory().to(images.device, non_blocking=True) if cuda else order.to(images.device)
 
 
 class Decoder(nn.Module):
-    """Map tokens to the pixels of each patch: a linear layer, blocks over fixed positions, a linear layer.
+    """Predict the pixels of each patch from tokens: a linear layer, fixed positions, blocks, a linear layer.
 
-    With the numbers of He et al. 2022 (arXiv:2111.06377), 512, 8 and 16, it has 26.0 M parameters behind a ViT-B/16.
+    With width 512, 8 blocks and 16 heads of He et al. 2022 (arXiv:2111.06377) it has 26.0 M parameters for a ViT-B/16.
 
     Args:
-        net: The network in front, a :class:`vitlab.models.vit.VisionTransformer`.
-        values: Numbers in a patch.
+        net: The encoder, a :class:`vitlab.models.vit.VisionTransformer`.
+        values: Number of values in a patch, C p p.
         dim: Token width.
         depth: Number of blocks.
-        num_heads: Attention heads of each.
-        fills: Whether the tokens that come in lack hidden ones, in whose place a trained vector is put.
+        num_heads: Attention heads of each block.
+        fills: Whether the input has only visible tokens, so that a trained vector fills the places of the others.
     """
 
     def __init__(self, net: Any, values: int, dim: int, depth: int, num_heads: int, fills: bool) -> None:
@@ -173,7 +173,7 @@ class Decoder(nn.Module):
         self.apply(lambda module: start.init_weights(module, net.init_std))
 
     def forward(self, x: Tensor, order: Tensor | None = None) -> Tensor:
-        """Map ``(B, P + K, D)`` tokens, the first K of ``(B, N)`` in ``order``, to ``(B, N, C p p)`` of the raster."""
+        """Map the tokens, ``(B, P + K, D)`` for the first K in ``order``, to all patches, ``(B, N, C p p)``."""
         prefix, x = self.embed(x).tensor_split([self.num_prefix_tokens], dim=1)
         if order is not None and self.mask_token is not None:
             missing = self.mask_token.to(x.dtype).expand(len(x), order.shape[1] - x.shape[1], -1)
@@ -187,38 +187,38 @@ class Decoder(nn.Module):
 
 
 def covered(images: Tensor, is_hidden: Tensor, cover: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Return ``(B, C, H, W)`` images with ``cover``, ``(C, p, p)``, on the patches of ``(B, N)`` hidden tokens."""
+    """Replace the hidden patches, ``(B, N)`` bool, of ``(B, C, H, W)`` images by ``cover``, ``(C, p, p)``."""
     patches = cut_patches(images, grid_size)  # (B, N, C, p, p)
     return joined(torch.where(is_hidden[..., None, None, None], cover.to(images.dtype), patches), grid_size)
 
 
 def joined(patches: Tensor, grid_size: tuple[int, int]) -> Tensor:
-    """Return the ``(B, C, H, W)`` images of ``(B, N, C, p, p)`` patches."""
+    """Join ``(B, N, C, p, p)`` patches to ``(B, C, H, W)`` images."""
     return patches.unflatten(1, grid_size).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
 
-def _mean_and_spread(values: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_and_std(values: Tensor) -> tuple[Tensor, Tensor]:
     variance, mean = torch.var_mean(values, dim=2, keepdim=True)
     return mean, (variance + 1e-6).sqrt()
 
 
 def beside_network(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:
-    """Return the groups of what a task trains outside its networks, at the peak rate; matrices alone decay."""
-    found = []
+    """Return parameter groups for all parameters outside ``networks``, at the peak rate; only matrices decay."""
+    groups = []
     for decays in (True, False):
-        new = [p for k, p in task.named_parameters() if not k.startswith(networks) and (p.ndim == 2) == decays]
+        params = [p for k, p in task.named_parameters() if not k.startswith(networks) and (p.ndim == 2) == decays]
         decay = task.hparams["weight_decay"] if decays else 0.0
-        found += [{"params": new, "lr": task.hparams["lr"] * factor, "weight_decay": decay}] if new else []
-    return found
+        groups += [{"params": params, "lr": task.hparams["lr"] * factor, "weight_decay": decay}] if params else []
+    return groups
 
 
 def refuse_supervised(name: str, task: TaskArgs) -> None:
-    """Refuse arguments that a task without labels has no use for."""
+    """Refuse arguments that have no meaning for a task without labels."""
     for key, why in (
-        ("flexi_patch", f"changes the grid that `model: {name}` hides parts of"),
-        ("metrics", f"measure outputs, and `model: {name}` has none"),
+        ("flexi_patch", f"changes the grid, on which `model: {name}` hides tokens"),
+        ("metrics", f"need outputs, and `model: {name}` has none"),
     ):
         if task.get(key):
             raise ValueError(f"`{key}` {why}: leave it out")
     if name == "MAE" and task.get("global_pool") == "map":
-        raise ValueError("`global_pool: map` would be left untrained by `model: MAE`: choose token, avg or max")
+        raise ValueError("`model: MAE` does not train the layer of `global_pool: map`: choose token, avg or max")

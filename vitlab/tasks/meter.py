@@ -1,4 +1,4 @@
-"""What is measured of an evaluation."""
+"""Loss and metrics of an evaluation."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,35 +18,35 @@ FACTS: dict[str, Any] = {
 
 
 def with_own(measured: MetricCollection, metrics: Sequence[str | ClassSpec], kind: str, K: int) -> MetricCollection:
-    """Return metrics with those of torchmetrics, by name, and of the user's own, by class path.
+    """Return the metrics of a task together with those of the user, by name in torchmetrics or by class path.
 
     Args:
-        measured: What the task measures.
-        metrics: What to measure beside it; each is called by its class, with its arguments where two are of one class.
-        kind: What the targets are: class, multilabel or number; metrics get ``task`` and numbers if they ask for them.
-        K: Outputs of the network.
+        measured: Metrics of the task.
+        metrics: Metrics to add; each is named after its class, and its arguments if two have the same class.
+        kind: Kind of the targets: class, multilabel or number; it sets ``task`` and the number of classes of metrics.
+        K: Number of outputs of the network.
 
     Raises:
-        ValueError: A class is no metric, or does not take the task's outputs and targets.
+        ValueError: A class is not a metric, or does not accept the outputs and targets of the task.
     """
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
         raise ValueError(f"`metrics` must be a list of classes, as in [F1Score], got {metrics!r}")
     facts = FACTS[kind](K)
-    found: dict[str, Any] = dict(measured.items(keep_base=True))
+    collected: dict[str, Any] = dict(measured.items(keep_base=True))
     names = [name_and_args("metrics", spec)[0].rpartition(".")[2] for spec in metrics]
     for name, spec in zip(names, metrics, strict=True):
         path, args = name_and_args("metrics", spec)
         metric = build("metrics", find_class("metrics", path, Metric, home="torchmetrics"), args, facts)
         _check(metric, path, K, kind)
         name += str(choice_text(spec)).removeprefix(path) if names.count(name) > 1 else ""
-        if name in {*found, "loss", "n"}:
+        if name in {*collected, "loss", "n"}:
             raise ValueError(f"`metrics`: {name} is measured already; leave it out, or give it other arguments")
-        found[name] = metric
-    return MetricCollection(found, compute_groups=False)  # groups are guessed from equal values
+        collected[name] = metric
+    return MetricCollection(collected, compute_groups=False)  # torchmetrics guesses groups from equal values
 
 
 def _check(metric: Metric, path: str, K: int, kind: str) -> None:
-    """Refuse a metric that does not take outputs and targets of the task, or makes no numbers of them."""
+    """Refuse a metric that does not accept outputs and targets of the task, or does not return numbers."""
     shares = torch.linspace(0, 1, 4 * K).view(4, K)
     targets, outputs = (
         {"class": torch.arange(4) % K, "multilabel": (shares > 0.5).long()}.get(kind, shares),
@@ -58,26 +58,26 @@ def _check(metric: Metric, path: str, K: int, kind: str) -> None:
             metric.update(outputs, targets)
             value = metric.compute()
             metric.reset()
-    except Exception as error:  # code of others fails as it likes
+    except Exception as error:  # foreign code can raise anything
         text = " ".join(str(error).split())
         raise ValueError(f"`metrics`: {path} does not take outputs (B, {K}) and {kind} targets: {text}") from error
     for one in value.values() if isinstance(value, Mapping) else [value]:
         if torch.as_tensor(one).numel() != 1:
             shape = tuple(torch.as_tensor(one).shape)
-            raise ValueError(f"`metrics`: {path} must come to one number, or names and numbers; it has {shape} of them")
+            raise ValueError(f"`metrics`: {path} must return one number, or a dictionary of them, got shape {shape}")
 
 
 class Meter(nn.Module):
     """Loss, metrics and number of samples of one evaluation, summed over all processes.
 
     Args:
-        metrics: Metrics of outputs and targets, beside the loss.
+        metrics: Metrics of outputs and targets, in addition to the loss.
     """
 
     def __init__(self, metrics: MetricCollection) -> None:
         super().__init__()
         self.metrics = metrics.clone()
-        self.loss = SumMetric(nan_strategy="disable")  # MeanMetric drops its weights when it lets NaN through
+        self.loss = SumMetric(nan_strategy="disable")  # MeanMetric loses its weights when NaN is allowed
         self.n = SumMetric(nan_strategy="disable")
 
     def update(self, outputs: Tensor, targets: Tensor, loss: Tensor) -> None:
@@ -87,7 +87,7 @@ class Meter(nn.Module):
         self.n.update(len(outputs))
 
     def read(self, prefix: str) -> dict[str, Tensor]:
-        """Return every value under ``prefix`` and start anew."""
+        """Return every value, with ``prefix`` before its name, and reset."""
         n = self.n.compute()
         values = {"loss": self.loss.compute() / n, **self.metrics.compute(), "n": n}
         for metric in (self.loss, self.metrics, self.n):

@@ -1,4 +1,4 @@
-"""Regression from images to numbers."""
+"""Regression: predict numbers from images."""
 
 import copy
 from typing import Any, Unpack
@@ -14,13 +14,13 @@ from vitlab.tasks.base import Task
 
 
 class Regressor(Task):
-    """Train a Vision Transformer to predict one or several numbers with squared error.
+    """Train a Vision Transformer to predict one or several numbers, with the mean squared error as loss.
 
-    The network predicts targets less their mean in units of their standard deviation, both of the training split; what
-    is measured and predicted is in the unit of the data.
+    The network is trained on standardized targets: minus the mean of the training split, divided by its standard
+    deviation. Metrics and predictions are in the original units.
 
     Args:
-        num_targets: Numbers per image; come from the data where it has some.
+        num_targets: Number of targets T per image; by default that of the data.
         targets: Name, mean and standard deviation of each target; come from the data.
         **task: Passed to :class:`Task`.
 
@@ -49,7 +49,7 @@ class Regressor(Task):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def check_targets(self) -> None:
-        """Refuse classes."""
+        """Refuse data whose targets are classes."""
         if self._kind != "number":
             raise ValueError(
                 "`model: Regressor` needs numbers, and the data has classes: name a column of numbers, "
@@ -61,11 +61,11 @@ class Regressor(Task):
         return targets.view(len(targets), -1).float()
 
     def in_units(self, outputs: Tensor) -> Tensor:
-        """Map the network's ``(B, T)`` outputs to the unit of the data."""
+        """Map the ``(B, T)`` outputs of the network to the original units of the targets."""
         return outputs * self.target_std + self.target_mean
 
     def network_in_units(self) -> VisionTransformer:
-        """Return a copy of the network whose last layer holds the scale, for use without the task."""
+        """Return a copy of the network that predicts in the original units: its last layer includes mean and std."""
         net = copy.deepcopy(self.net)
         last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
         with torch.no_grad():
@@ -74,7 +74,7 @@ class Regressor(Task):
         return net
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean squared error, in standard deviations of the targets."""
+        """Return the mean squared error of standardized targets."""
         targets = (targets - self.target_mean) / self.target_std
         if weights is None:
             return F.mse_loss(outputs, targets)
@@ -84,12 +84,12 @@ class Regressor(Task):
 
 
 class Errors(Metric):
-    """Mean absolute error, root mean squared error and R2 (the share of variance explained), also of each target.
+    """Mean absolute error, root mean squared error and R2 (explained share of the variance), also for each target.
 
     Args:
-        names: Name of each of T targets.
-        mean: Mean of each; the sums are of what is left, so that little is lost to rounding.
-        std: Standard deviation of each.
+        names: Names of the T targets.
+        mean: Mean of each target; sums are taken of standardized values, to keep rounding errors small.
+        std: Standard deviation of each target.
 
     >>> errors = Errors(["a"], [0.0], [1.0])
     >>> errors.update(torch.tensor([[1.0], [2.0], [4.0]]), torch.tensor([[1.0], [2.0], [3.0]]))
@@ -117,22 +117,22 @@ class Errors(Metric):
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add ``(B, T)`` predictions and targets."""
-        error, rest = (outputs - targets) / self.std, (targets - self.mean) / self.std
+        error, standardized = (outputs - targets) / self.std, (targets - self.mean) / self.std
         self.n += len(targets)
         self.absolute += error.abs().sum(0)
         self.squared += error.square().sum(0)
-        self.first += rest.sum(0)
-        self.second += rest.square().sum(0)
+        self.first += standardized.sum(0)
+        self.second += standardized.square().sum(0)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the errors, averaged over the targets, and those of each target where there are several."""
+        """Return the metrics averaged over the targets, and those of each target if there are several."""
         variance = self.second - self.first.square() / self.n
         values = {
             "mae": self.absolute / self.n * self.std,
             "rmse": (self.squared / self.n).sqrt() * self.std,
             "r2": 1 - self.squared / variance,
         }
-        found = {name: value.mean() for name, value in values.items()}
+        metrics = {name: value.mean() for name, value in values.items()}
         if len(self.names) > 1:
-            found |= {f"{k}/{name}": value[i] for k, value in values.items() for i, name in enumerate(self.names)}
-        return found
+            metrics |= {f"{k}/{name}": value[i] for k, value in values.items() for i, name in enumerate(self.names)}
+        return metrics
