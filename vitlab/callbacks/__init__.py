@@ -1,4 +1,4 @@
-"""Lightning callbacks: the record of a run, its checkpoints, and what watches over it."""
+"""Lightning callbacks: record, checkpoints, terminal output and supervision of a run."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Attention on W&B while a run goes on."""
+"""Log attention maps to Weights & Biases during training."""
 
 import logging
 from typing import Any
@@ -15,15 +15,15 @@ from torchvision.utils import make_grid
 from vitlab.models.walk import attention_maps
 
 LOG = logging.getLogger("vitlab")
-TILE = 96  # pixels, at least, of the shorter side of an image in the picture
+TILE = 96  # smallest shorter side of an image in the picture, in pixels
 
 
 class AttentionMaps(Callback):
-    """Log where the class token looks, in each head of one block, to Weights & Biases.
+    """Log the attention of the class token, in each head of one block, to Weights & Biases.
 
-    The picture has a row for each of the first validation images, which are always the same: the image, then its heads.
-    The maps are those of the weights that are validated, so of the average under EMA. Training does not notice: nothing
-    is drawn at random, and the gradients' graph is not touched. Without a ``WandbLogger`` nothing is logged::
+    The picture has a row for each of the first validation images, which are always the same: the image, then a map per
+    head. The maps are those of the validated weights, so of the average under EMA. Training is not affected: no random
+    numbers are drawn, and no gradients are computed. Without a ``WandbLogger`` nothing is logged::
 
         trainer:
           logger: {class_path: WandbLogger, init_args: {project: vitlab}}
@@ -32,8 +32,8 @@ class AttentionMaps(Callback):
 
     Args:
         every_n_epochs: Epochs between two pictures.
-        num_images: Images to show, at most; never more than a validation batch.
-        layer: The block to look at, from 0; -1 is the last.
+        num_images: Number of images to show, at most a validation batch.
+        layer: Index of the block, from 0; -1 is the last.
 
     Example:
         >>> trainer = L.Trainer(callbacks=[AttentionMaps(every_n_epochs=5)], logger=False, enable_checkpointing=False)
@@ -48,24 +48,24 @@ class AttentionMaps(Callback):
         self.every_n_epochs, self.num_images, self.layer = every_n_epochs, num_images, layer
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Refuse a network that has nothing to show, and images of their own sizes."""
+        """Refuse a network without a class token, and images of different sizes."""
         if getattr(getattr(getattr(trainer, "datamodule", None), "pipeline", None), "native", None):
-            raise ValueError("AttentionMaps shows images of one size, not those of `data.native_patch`: leave it out")
+            raise ValueError("AttentionMaps needs images of one size, without `data.native_patch`: leave it out")
         if pl_module.net.cls_token is None:
             raise ValueError(
-                "AttentionMaps shows the class token's attention and `model.class_token` is false: leave it out, and "
+                "AttentionMaps shows attention of the class token, but `model.class_token` is false: leave it out, and "
                 "look at a patch with `vitlab analyze attention RUN --query ROW,COLUMN`"
             )
         depth = len(pl_module.net.blocks)
         if not -depth <= self.layer < depth:
             raise ValueError(f"`layer` of AttentionMaps must lie in {-depth}..{depth - 1}, got {self.layer}")
         if stage == "fit" and trainer.is_global_zero and not _wandb(trainer):
-            LOG.info("AttentionMaps has no WandbLogger in `trainer.logger` to send its pictures to")
+            LOG.info("AttentionMaps logs nothing: there is no WandbLogger in `trainer.logger`")
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Log the picture, once an epoch that is due."""
+        """Log the picture with the first validation batch, every ``every_n_epochs``."""
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0
         if batch_idx or dataloader_idx or not due or trainer.sanity_checking or not trainer.is_global_zero:
             return
@@ -82,7 +82,7 @@ class AttentionMaps(Callback):
 
 
 def draw(images: Tensor, maps: Tensor) -> Tensor:
-    """Return a ``(3, height, width)`` uint8 picture: ``(B, C, H, W)`` images, each beside its ``(B, A, h, w)`` maps."""
+    """Draw ``(B, C, H, W)`` images, each beside its ``(B, A, h, w)`` maps: ``(3, height, width)`` uint8."""
     images, maps = images.detach().float().cpu(), maps.detach().float().cpu()
     low, high = images.amin(dim=(1, 2, 3), keepdim=True), images.amax(dim=(1, 2, 3), keepdim=True)
     images = ((images - low) / (high - low).clamp_min(1e-12)).expand(-1, 3, -1, -1)

@@ -1,4 +1,4 @@
-"""What a run shows in the terminal: a bar while it works, one line an epoch."""
+"""Terminal output of a run: a progress bar, and one line per epoch."""
 
 import logging
 import math
@@ -16,7 +16,7 @@ LOG = logging.getLogger("vitlab")
 
 
 class Bar(ProgressBar):
-    """A bar of tqdm where there is a terminal; ``hidden`` leaves it out and nothing else."""
+    """A tqdm progress bar, shown only in a terminal; ``hidden`` hides just the bar."""
 
     hidden = False
 
@@ -26,7 +26,7 @@ class Bar(ProgressBar):
         self.bar: tqdm | None = None
 
     def disable(self) -> None:
-        """Show nothing; Lightning calls it on all processes but the first."""
+        """Show nothing; Lightning calls this on all processes except the first."""
         self.quiet = True
 
     def _open(self, total: float, title: str | None = None) -> None:
@@ -39,19 +39,19 @@ class Bar(ProgressBar):
                 self.bar.close()
             self.bar = None
 
-    def _move(self) -> None:
+    def _advance(self) -> None:
         if self.bar is not None:
             try:
                 self.bar.update()
-            except OSError:  # the terminal was closed; the run may go on without, or save and leave
+            except OSError:  # the terminal was closed; go on without a bar
                 self.bar, self.quiet = None, True
 
 
 class Console(Bar):
-    """Show loss, accuracy, images/s and the time left; without a terminal, only the lines of the epochs.
+    """Show loss, accuracy, images/s and time left; without a terminal, only one line per epoch.
 
     Args:
-        record: Where the numbers come from; the bar itself never waits for the device.
+        record: Source of the numbers; the bar itself never waits for the device.
         quiet: Whether to show nothing.
 
     Example:
@@ -64,25 +64,25 @@ class Console(Bar):
     def __init__(self, record: RunRecord, quiet: bool = False) -> None:
         super().__init__(quiet)
         self.record = record
-        self._shown: dict[str, float] = {}  # the row that the bar shows
+        self._shown: dict[str, float] = {}  # the row that the bar shows now
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Open the bar of an epoch."""
+        """Open the bar of the epoch."""
         self._open(trainer.num_training_batches, _place(trainer))
         self._shown = {}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         if self.bar is not None:
             if self.record.row is not self._shown and self.record.row:
                 self._shown = self.record.row
                 self.bar.set_postfix_str(self._numbers(), refresh=False)
-            self._move()
+            self._advance()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print the line of an epoch."""
+        """Print the line of the epoch."""
         self._close()
         if self.quiet:
             return
@@ -90,7 +90,7 @@ class Console(Bar):
         n = sums.pop("n", 0.0)
         parts = [_place(trainer, 3)]
         parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
-        shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # of several targets, not each
+        shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
         parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
         parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
         parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
@@ -98,7 +98,7 @@ class Console(Bar):
         LOG.info("  ".join(parts))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave no half bar behind."""
+        """Close the bar."""
         self._close()
 
     def _numbers(self) -> str:
@@ -110,7 +110,7 @@ class Console(Bar):
 
 
 class EvaluationConsole(Bar):
-    """Show a bar while a split is measured; nothing without a terminal.
+    """Show a bar while a split is evaluated; nothing without a terminal.
 
     Args:
         quiet: Whether to show nothing.
@@ -129,8 +129,8 @@ class EvaluationConsole(Bar):
         self._open(sum(trainer.num_predict_batches))
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        """Move the bar."""
-        self._move()
+        """Advance the bar."""
+        self._advance()
 
     def on_validation_end(self, *args: Any) -> None:
         """Close the bar."""
@@ -141,12 +141,12 @@ class EvaluationConsole(Bar):
 
 
 def _place(trainer: Any, width: int = 1) -> str:
-    """Return which epoch it is, of how many if that is known."""
+    """Return the epoch from 1, and the number of epochs if it is limited."""
     return f"epoch {trainer.current_epoch + 1:>{width}}" + (f"/{trainer.max_epochs}" if trainer.max_epochs >= 0 else "")
 
 
 def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):  # no end was set
+    if not math.isfinite(seconds):  # training has no end
         return "?"
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

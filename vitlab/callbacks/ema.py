@@ -1,4 +1,4 @@
-"""Averaged weights."""
+"""Exponential moving average of the weights."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from lightning.pytorch.callbacks import WeightAveraging
 
 
 class EMA(WeightAveraging):
-    """Keep an exponential moving average of the weights; it is what is validated, tested, saved and exported.
+    """Keep an exponential moving average of the weights, which is validated, tested, saved and exported.
 
-    The decay warms up as (1 + t) / (10 + t) at step t, as in Karras et al. 2024 (arXiv:2312.02696) and timm: an average
-    with a decay of .9999 would otherwise look like chance for epochs. All weights move in one kernel.
+    The decay warms up as (1 + t) / (10 + t) at step t, as in Karras et al. 2024 (arXiv:2312.02696) and timm: without
+    warm-up, a decay of .9999 gives chance accuracy for epochs. One kernel updates all weights.
 
     Args:
-        decay: Share of the average that a step keeps, once it is warmed up; at least 0 and below 1.
+        decay: Share of the average that a step keeps, after the warm-up; at least 0 and below 1.
 
     Example:
         >>> EMA(decay=0.999).decay
@@ -32,18 +32,18 @@ class EMA(WeightAveraging):
         self._pairs: tuple[list[torch.Tensor], list[torch.Tensor]] | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Look at the weights anew."""
+        """Forget the cached lists of weights."""
         super().on_train_start(trainer, pl_module)
         self._pairs = None
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Move the average towards the weights, once for each step of the optimizer."""
+        """Update the average once per step of the optimizer."""
         step = trainer.global_step
         if step > self._latest_update_step and self._average_model is not None:
             weight = 1 - min(self.decay, (1 + step) / (10 + step))
-            if not self._pairs:  # to list them takes longer than to move them
+            if not self._pairs:  # listing the weights is slower than updating them
                 self._pairs = list(self._average_model.module.parameters()), list(pl_module.parameters())
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)

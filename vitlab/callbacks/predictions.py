@@ -1,4 +1,4 @@
-"""What a run says of each image of a split, kept while the split is measured."""
+"""Keep the prediction for every image of a split during evaluation."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Predictions(Callback):
-    """Keep target and prediction of every image, on the device until the table is asked for.
+    """Keep target and prediction of every image, on the device until :meth:`table` is called.
 
-    A class is kept with its probability and those of all classes; of labels the probabilities are kept, and the numbers
-    of a regression as they are.
+    For classes it keeps the predicted class and all probabilities, for labels the probabilities, and for regression the
+    predicted numbers.
 
     Example:
         >>> import vitlab
@@ -33,15 +33,15 @@ class Predictions(Callback):
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Keep a batch; of a module of the user's own nothing is known of its outputs."""
-        if not hasattr(pl_module, "as_targets") or outputs is None:  # or of a task without outputs
+        """Keep a batch, unless the module is foreign, with outputs of unknown meaning."""
+        if not hasattr(pl_module, "as_targets") or outputs is None:  # None: a task without outputs
             return
         targets = pl_module.as_targets(batch[1])
         if targets.ndim == 1:
             shares = outputs.float().softmax(dim=1)
             probability, prediction = shares.max(dim=1)
-            found = {"target": targets, "prediction": prediction, "probability": probability}
-            self.kept.append({**found, "probabilities": shares.cpu()})  # many, where there are many classes
+            row = {"target": targets, "prediction": prediction, "probability": probability}
+            self.kept.append({**row, "probabilities": shares.cpu()})  # too large for the device with many classes
         else:
             pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
             self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})
@@ -53,16 +53,16 @@ class Predictions(Callback):
         self.on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def table(self, loader: Any) -> pd.DataFrame:
-        """Return a row for each image in the order of the split, from all processes; each of them must call it.
+        """Return a row for each image of the split, in its order, from all processes; every process must call it.
 
         Args:
-            loader: What the batches came from.
+            loader: The loader of the batches.
         """
         if not self.kept:
             return pd.DataFrame()
         columns = {name: torch.cat([part[name] for part in self.kept]).cpu().numpy() for name in self.kept[0]}
         n = len(next(iter(columns.values())))
-        handed = getattr(loader, "handed", None)  # what came, which is less than what was asked for by unreadable files
+        handed = getattr(loader, "handed", None)  # indices of delivered images: unreadable files are missing
         indices = np.concatenate(handed)[:n] if handed else getattr(loader.sampler, "indices", range(n))[:n]
         table = pd.DataFrame({"index": indices, **{k: v if v.ndim == 1 else list(v) for k, v in columns.items()}})
         if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -1,4 +1,4 @@
-"""A run that hangs is noticed, told and left, in time."""
+"""Detect a run that hangs, report where, and end it."""
 
 import faulthandler
 import logging
@@ -24,27 +24,27 @@ from vitlab.runs.processes import state
 
 LOG = logging.getLogger("vitlab")
 Phase = Literal["loader", "step", "validation loader", "validation batch"]
-TIMES = 20.0  # a phase hangs after so many times its median,
-FIRST = 6.0  # and the first of its kind, which may compile, after so many times the floor
-LATER = 1.25  # of several processes those that wait in a step for another let it speak first
-LOOK = 1.0  # seconds between two looks
-FROZEN = 5.0  # seconds without a look after which this process itself was stopped, as by Ctrl-Z
+TIMES = 20.0  # a phase hangs after this multiple of its median duration
+FIRST = 6.0  # the first phase of a kind, which may compile, hangs after this multiple of the floor
+LATER = 1.25  # in a step, processes that wait for another allow this much more, so that it reports first
+LOOK = 1.0  # seconds between two checks
+FROZEN = 5.0  # seconds without a check after which this process itself was stopped, as by Ctrl-Z
 GRACE = 20.0  # seconds that the main thread has to leave
-WAKE = signal.SIGURG  # which nobody else sends, and which does nothing where nobody listens
+WAKE = signal.SIGURG  # not used by others, and ignored by default
 
 
 class Progress(Callback):
-    """End a run whose step, validation batch or loader does not come to an end; a thread looks.
+    """End a run whose step, validation batch or loader hangs; a thread checks.
 
-    A phase may take 20 times its median and never less than ``floor``. What hangs is named, with the states of the
-    loader's workers; the stacks of all threads go to ``train.log``. Where a single process waits for its loader or
-    validates, the state is whole and is saved. The run leaves with exit code 75: try again.
+    The limit of a phase is 20 times its median duration, at least ``floor``. The error names the phase and stopped
+    workers of the loader; the stacks of all threads go to ``train.log``. If a single process hangs in its loader or in
+    validation, its state is consistent and is saved. The run exits with code 75: try again.
 
     Args:
-        stacks: The file for them.
-        floor: Seconds that a phase may take at least; 0 for no limit.
-        checkpoint: What saves the state; None leaves without saving.
-        on_hang: Called with what hangs if the process has to end without its main thread.
+        stacks: File for the stacks of all threads.
+        floor: Smallest limit of a phase in seconds; 0 turns the checks off.
+        checkpoint: Callback that saves the state; None exits without saving.
+        on_hang: Function called with the error if the process has to exit without its main thread.
     """
 
     def __init__(
@@ -62,47 +62,47 @@ class Progress(Callback):
         self._end = threading.Event()
         self._place = ""
         self._alone = True
-        self._others: set[Any] = set()  # children that are not of this run
+        self._others: set[Any] = set()  # child processes of others, not to be killed
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Know whom not to end: the workers of this run are not there yet."""
+        """Remember child processes that are not workers of this run, which has started none yet."""
         self._others = {*multiprocessing.active_children()}
 
     def on_sanity_check_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._begin(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin to look."""
+        """Start checking."""
         self._begin(trainer)
         self._enter("loader")
 
     def on_train_batch_start(self, *args: Any) -> None:
-        """A batch is there."""
+        """Enter the next phase: a batch has arrived."""
         self._enter("step")
 
     def on_train_batch_end(self, *args: Any) -> None:
-        """The next batch is waited for."""
+        """Enter the next phase: wait for a batch."""
         self._enter("loader")
 
     def on_validation_start(self, *args: Any) -> None:
-        """The first batch is waited for."""
+        """Enter the next phase: wait for a batch."""
         self._enter("validation loader")
 
     def on_validation_batch_start(self, *args: Any) -> None:
-        """A batch is there."""
+        """Enter the next phase: a batch has arrived."""
         self._enter("validation batch")
 
     def on_validation_batch_end(self, *args: Any) -> None:
-        """The next batch is waited for."""
+        """Enter the next phase: wait for a batch."""
         self._enter("validation loader")
 
     def on_validation_end(self, *args: Any) -> None:
-        """Training goes on."""
+        """Enter the next phase: training waits for a batch."""
         self._enter("loader")
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Save what is whole, and let no worker that hangs hold the process up."""
+        """Save the state if it is consistent, and kill workers that would block the exit."""
         phase = self.phase
         self.stop()
         timed_out = "DataLoader timed out" in str(exception)  # torch's own limit came first
@@ -110,13 +110,13 @@ class Progress(Callback):
             return
         for worker in multiprocessing.active_children():
             if worker.daemon and worker not in self._others:
-                worker.kill()  # also one that is stopped
+                worker.kill()  # works for stopped workers, too
         if self._alone and phase != "step" and self.checkpoint is not None and not trainer.sanity_checking:
             with suppress(Exception):
                 self.checkpoint.save_between(trainer, pl_module)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Look no more."""
+        """Stop checking."""
         self.stop()
 
     def _begin(self, trainer: L.Trainer) -> None:
@@ -128,7 +128,7 @@ class Progress(Callback):
             threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more, whatever has ended the run."""
+        """Stop checking."""
         self.phase = None
         self._end.set()
 
@@ -139,10 +139,10 @@ class Progress(Callback):
         self._since, self.phase = now, phase
 
     def limit(self, phase: str) -> float:
-        """Return how many seconds a phase may take."""
+        """Return the limit of a phase in seconds."""
         times = list(self._times.get(phase, ()))
-        most = max(self.floor, TIMES * statistics.median(times)) if len(times) > 1 else FIRST * self.floor
-        return most if self._alone or "loader" in phase else LATER * most
+        limit = max(self.floor, TIMES * statistics.median(times)) if len(times) > 1 else FIRST * self.floor
+        return limit if self._alone or "loader" in phase else LATER * limit
 
     def _watch(self) -> None:
         last = time.monotonic()
@@ -152,15 +152,15 @@ class Progress(Callback):
             last = now
             phase, seconds = self.phase, now - self._since
             if phase and seconds > self.limit(phase):
-                return self._tell(phase, seconds)
+                return self._report(phase, seconds)
 
-    def _tell(self, phase: str, seconds: float) -> None:
+    def _report(self, phase: str, seconds: float) -> None:
         self.hung = f"{self._place} hangs: its {phase} has taken {seconds:.0f} s{_workers()}"
         LOG.error("\n%s; the stacks of its threads are in %s", self.hung, self.stacks)
         with suppress(OSError), self.stacks.open("a") as file:
             faulthandler.dump_traceback(file, all_threads=True)
         signal.pthread_kill(threading.main_thread().ident or 0, WAKE)
-        if not self._end.wait(GRACE):  # in C, or in the kernel
+        if not self._end.wait(GRACE):  # the main thread is in C code or in the kernel
             with suppress(Exception):
                 self.on_hang(self.hung)
             os._exit(exit_code(Stopped(signal.SIGTERM)))
@@ -172,7 +172,7 @@ class Progress(Callback):
 
 def _workers() -> str:
     names = {"T": "stopped", "t": "stopped", "D": "waiting for a disk or a network file system", "Z": "dead"}
-    found = [
+    stuck = [
         f"{child.pid} is {names[s]}" for child in multiprocessing.active_children() if (s := state(child.pid)) in names
     ]
-    return f"; of the loader's workers, process {', '.join(found)}" if found else ""
+    return f"; of the loader's workers, process {', '.join(stuck)}" if stuck else ""

@@ -1,4 +1,4 @@
-"""What a network's features are worth while it trains: neighbors, a linear probe, their rank."""
+"""Measure the quality of features during training: nearest neighbors, linear probe, rank."""
 
 import warnings
 from collections.abc import Sequence
@@ -16,29 +16,29 @@ from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
 Measure = Literal["knn", "probe", "rankme"]
-COLLAPSED = 1.5  # a RankMe below it: all features lie on a line
+COLLAPSED = 1.5  # below this RankMe all features lie on a line
 
 
 class FeatureQuality(Callback):
     """Measure pooled features at validation: ``val/knn``, ``val/probe`` and ``val/rankme``, for any task with a `net`.
 
-    Features are those of training and validation images without augmentation, before the head. What is measured has no
-    random numbers and trains nothing of the network, so that a resumed run measures the same; `checkpoint.monitor` may
-    name each. Every process measures all images, and they agree. Under EMA the average is measured::
+    Features are the inputs of the head for training and validation images without augmentation. Measuring draws no
+    random numbers and does not train the network, so a resumed run measures the same; `checkpoint.monitor` can be any
+    of them. Every process measures all images, with equal results. Under EMA the average is measured::
 
         trainer:
           callbacks:
             - {class_path: FeatureQuality, init_args: {every_n_epochs: 5}}
 
-    knn is the accuracy of the vote of neighbors by cosine, weighted by exp(similarity / 0.07), Wu et al. 2018
-    (arXiv:1805.01978); probe that of a logistic regression; rankme the exponential of the entropy of the features'
-    singular values, Garrido et al. 2023 (arXiv:2210.02885), between 1, where they have collapsed, and their width.
+    knn is the accuracy of a vote of the nearest neighbors by cosine, weighted by exp(cosine / 0.07), Wu et al. 2018
+    (arXiv:1805.01978); probe that of a logistic regression; rankme the exponential of the entropy of the singular
+    values, Garrido et al. 2023 (arXiv:2210.02885), from 1 for collapsed features to their width.
 
     Args:
-        every_n_epochs: Epochs between two measurements; the last epoch is measured, too.
-        measures: Which; knn and probe need classes.
-        images: Images of each split, at most, spread evenly over it.
-        k: Neighbors that vote.
+        every_n_epochs: Epochs between two measurements; the last epoch is always measured.
+        measures: What to measure; knn and probe need classes.
+        images: Largest number of images of each split, spread evenly over it.
+        k: Number of neighbors that vote.
 
     Example:
         >>> FeatureQuality(every_n_epochs=5, measures=["rankme"]).every_n_epochs
@@ -59,28 +59,28 @@ class FeatureQuality(Callback):
         self._sets: dict[str, Any] = {}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse to train what has no features, or no classes."""
+        """Refuse foreign networks and data, and knn or probe without classes."""
         if stage != "fit":
             return
         if not isinstance(getattr(pl_module, "net", None), VisionTransformer):
             raise ValueError(f"FeatureQuality measures a network of vitlab, and {type(pl_module).__name__} has none")
         data = trainer.datamodule
         if not deals_samples(data) or not hasattr(data, "pipeline"):
-            raise ValueError(f"FeatureQuality needs data of vitlab, got {type(data).__name__}")
+            raise ValueError(f"FeatureQuality needs a data set of vitlab, got {type(data).__name__}")
         if (data.targets["kind"] != "class" or data.num_classes < 2) and {"knn", "probe"} & {*self.measures}:
             raise ValueError(
-                "`knn` and `probe` of FeatureQuality need one class an image, of two: leave `measures: [rankme]`"
+                "`knn` and `probe` of FeatureQuality need one of two classes or more per image: set `measures: [rankme]`"
             )
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Measure before the first batch: here an average of the weights is in their place."""
+        """Measure before the first validation batch, when the average of EMA is in place."""
         done = trainer.current_epoch + 1
         due = trainer.sanity_checking or done % self.every_n_epochs == 0 or done == trainer.max_epochs
         if batch_idx or dataloader_idx or trainer.state.fn != "fit" or not due:
             return
-        most = min(self.images, 64) if trainer.sanity_checking else self.images  # there it is the names that count
+        most = min(self.images, 64) if trainer.sanity_checking else self.images  # the sanity check only needs the names
         values = self.measure(trainer, pl_module, most)
         pl_module.log_dict({f"val/{k}": v for k, v in values.items()}, batch_size=1, on_step=False, on_epoch=True)
         if values.get("rankme", COLLAPSED) < COLLAPSED and not trainer.sanity_checking:
@@ -88,41 +88,41 @@ class FeatureQuality(Callback):
             warnings.warn(f"the features have collapsed in epoch {trainer.current_epoch + 1}: {rank}", stacklevel=2)
 
     def measure(self, trainer: L.Trainer, task: Any, most: int) -> dict[str, float]:
-        """Return what is measured on at most ``most`` images of each split."""
+        """Return the measures on at most ``most`` images of each split."""
         values: dict[str, float] = {}
         features, labels = self.features(trainer, task, "val", most)
         if {"knn", "probe"} & {*self.measures}:
-            known = *self.features(trainer, task, "train", most), features
-            found = {
-                "knn": lambda: knn(*known, self.k, int(known[1].max()) + 1),
-                "probe": lambda: probe(*known),
+            sets = *self.features(trainer, task, "train", most), features  # training features, labels, queries
+            classify = {
+                "knn": lambda: knn(*sets, self.k, int(sets[1].max()) + 1),
+                "probe": lambda: probe(*sets),
             }
-            for name in (name for name in found if name in self.measures):
-                values[name] = float((found[name]() == labels).double().mean())
+            for name in (name for name in classify if name in self.measures):
+                values[name] = float((classify[name]() == labels).double().mean())
         return values | ({"rankme": rankme(features)} if "rankme" in self.measures else {})
 
     @torch.no_grad()
     def features(self, trainer: Any, task: Any, split: Any, most: int) -> tuple[Tensor, Tensor]:
-        """Return the ``(n, D)`` pooled features of images of a split, and their ``(n,)`` targets."""
+        """Return ``(n, D)`` pooled features of images of a split, and their ``(n,)`` targets."""
         data, net, device = trainer.datamodule, task.net, task.device
         if split not in self._sets:
             self._sets[split] = data.ready(data.splits[split])
-        n, found = len(data.splits[split]), []
+        n, parts = len(data.splits[split]), []
         order = type(data.val_dataloader().sampler)(min(n, most), data.batch_size)
         order.indices = np.linspace(0, n - 1, min(n, most)).round().astype(np.int64)
         loader = data.pipeline.loader(self._sets[split], order, data.mean, data.num_workers, device, data.on_unreadable)
         with trainer.precision_plugin.forward_context():
             for pixels, labels, _ in loader:
                 images = data.pipeline.normalize(pixels.to(device), data.statistics())
-                found.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
-        features, targets = (torch.cat(part) for part in zip(*found, strict=True))
+                parts.append((net.fc_norm(net.pool(net.forward_features(images))).float(), labels.to(device)))
+        features, targets = (torch.cat(part) for part in zip(*parts, strict=True))
         return features, targets
 
 
 def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4, steps: int = 100) -> Tensor:
-    """Return the ``(m,)`` classes that a logistic regression of ``(n, D)`` features gives ``(m, D)`` queries.
+    """Classify ``(m, D)`` queries by a logistic regression on ``(n, D)`` features: ``(m,)`` classes.
 
-    Features are standardized; L-BFGS begins at zero, in float64.
+    Features are standardized; L-BFGS starts at zero, in float64.
 
     >>> probe(torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1]), torch.tensor([[-1.0], [2.0]]))
     tensor([0, 1])
@@ -145,7 +145,7 @@ def probe(features: Tensor, labels: Tensor, queries: Tensor, decay: float = 1e-4
 
 
 def rankme(features: Tensor, eps: float = 1e-7) -> float:
-    """Return the smooth rank of ``(n, D)`` features, 1 to min(n, D).
+    """Return the smooth rank of ``(n, D)`` features, from 1 to min(n, D).
 
     >>> round(rankme(torch.eye(4)), 3), round(rankme(torch.ones(4, 4)), 3)
     (4.0, 1.0)

@@ -1,4 +1,4 @@
-"""What a run writes into its directory while it goes on."""
+"""Write metrics and status of a run into its directory while it trains."""
 
 import datetime
 import gc
@@ -27,19 +27,19 @@ from vitlab.lightning_overhead import Unprofiled
 from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
-_CALMER = "lower `model.lr`, or raise `model.warmup_epochs`"
-PATIENCE = 20  # batches in a row that may be skipped
+_ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
+PATIENCE = 20  # consecutive batches that may be skipped
 
 
 class RunRecord(Callback):
-    """Append metrics to ``metrics.jsonl`` and to the loggers, and keep the status in ``run.json``.
+    """Append metrics to ``metrics.jsonl``, send them to the loggers, and keep the status in ``run.json``.
 
-    Training metrics are means over ``trainer.log_every_n_steps`` steps and all processes; until they are due, they stay
-    on the device.
+    Training metrics are means over ``trainer.log_every_n_steps`` steps and all processes; in between they stay on the
+    device.
 
     Args:
         run: The run directory.
-        describe: Called once the data is set up; writes what is known of the run before its first step.
+        describe: Function called once the data is set up, which records the facts known before the first step.
 
     Example:
         >>> record = RunRecord(RunDir("runs/mine"), describe=lambda trainer, task: None)
@@ -55,13 +55,13 @@ class RunRecord(Callback):
         self.epoch_sums: dict[str, float] = {}
         self.started = False
         self._since = self._waiting_since = self._waited = 0.0
-        self._known_bytes: int | None = 0  # of metrics.jsonl, when the checkpoint was written that the run goes on from
-        self.validated: dict[str, float] = {}  # what this epoch's validation has measured
+        self._known_bytes: int | None = 0  # size of metrics.jsonl when the resumed checkpoint was written
+        self.validated: dict[str, float] = {}  # validation metrics of this epoch
         self._steps = Steps()
-        self._skipped = 0  # batches in a row, as far as they make up whole rows
+        self._skipped = 0  # consecutive skipped batches, counted in whole rows
 
     def on_fit_start(self, trainer: Any, pl_module: L.LightningModule) -> None:
-        """Write what the run is."""
+        """Write the facts of the run."""
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = Unprofiled()
         if trainer.is_global_zero:
@@ -70,18 +70,18 @@ class RunRecord(Callback):
             self.describe(trainer, pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Drop the rows that are made again, which sharded training knows only now, and start the clocks."""
+        """Drop the metrics of steps that are repeated, which sharded training only knows now, and start the clocks."""
         if trainer.is_global_zero:
             _drop_later_rows(self.run.metrics, self._known_bytes)
         gc.collect()
-        gc.freeze()  # what is there by now stays: the collector need not look through it again and again
+        gc.freeze()  # these objects live as long as the run: exclude them from later collections
         self.started = True
         self._start = self._since = self._waiting_since = time.perf_counter()
         self._first_step = trainer.global_step
         self._speed = Speed(dict(self.run.model) if trainer.is_global_zero else {}, trainer)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Forget the epoch before, unless this is the rest of an epoch that was stopped."""
+        """Reset the sums of the last epoch, unless this resumes the middle of an epoch."""
         self.validated = {}
         if not trainer.fit_loop.restarted_mid_epoch:
             self.epoch_sums = {}
@@ -89,11 +89,11 @@ class RunRecord(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Add up how long training waits for data."""
+        """Add the time that training has waited for this batch."""
         self._waited += time.perf_counter() - self._waiting_since
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Measure the gradient of a step that will be written down, where clipping does not measure each."""
+        """Measure the gradient norm of steps that are logged, unless clipping measures every step."""
         if trainer.gradient_clip_val is None and self._is_due(trainer, trainer.fit_loop.epoch_loop.batch_idx):
             self._steps.measure_gradient(pl_module)
 
@@ -105,7 +105,7 @@ class RunRecord(Callback):
         self._waiting_since = time.perf_counter()
 
     def seconds_left(self, trainer: L.Trainer) -> float:
-        """Return how long the rest of the training takes at the speed so far, its validations included."""
+        """Estimate the seconds until training ends from the mean time per step so far, validations included."""
         done = trainer.global_step - self._first_step
         total = float(trainer.estimated_stepping_batches)
         return (time.perf_counter() - self._start) / max(1, done) * (total - trainer.global_step)
@@ -114,7 +114,7 @@ class RunRecord(Callback):
         steps = trainer.log_every_n_steps * trainer.accumulate_grad_batches
         if (batch_idx + 1) % steps == 0 or batch_idx + 1 == trainer.num_training_batches:
             return True
-        return 0 < trainer.max_steps == trainer.global_step  # -1 is no limit; to count the steps takes Lightning long
+        return 0 < trainer.max_steps == trainer.global_step  # -1 is no limit; counting all steps is slow in Lightning
 
     def _flush(self, trainer: Any, task: Any, batch_idx: int) -> None:
         losses, norms = self._steps.losses, self._steps.norms
@@ -122,7 +122,7 @@ class RunRecord(Callback):
         self._skipped = 0 if sums["n"] else self._skipped + len(losses)
         if not math.isfinite(sums.get("loss", 0.0)) or self._skipped >= PATIENCE:
             saved = "the last checkpoint is good" if self.run.has_checkpoint() else "there is no checkpoint so far"
-            raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_CALMER}")
+            raise FloatingPointError(f"{_describe_nan(trainer, losses, norms, batch_idx)}; {saved}: {_ADVICE}")
         if self._skipped:
             return
         now = time.perf_counter()
@@ -145,21 +145,21 @@ class RunRecord(Callback):
             logger.log_metrics(dict(self.row, epoch=trainer.current_epoch), step=trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the epoch so far, and how much of ``metrics.jsonl`` has been written."""
+        """Return the sums of the epoch so far, and the size of ``metrics.jsonl`` in bytes."""
         size = self.run.metrics.stat().st_size if self.run.metrics.is_file() else 0
         return {"epoch_sums": self.epoch_sums, "metrics_bytes": size}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the sums of an epoch, and the metrics."""
+        """Restore the sums of the epoch and the size of ``metrics.jsonl``."""
         self.epoch_sums = dict(state_dict["epoch_sums"])
-        self._known_bytes = state_dict.get("metrics_bytes")  # what was saved by an older vitlab does not say
+        self._known_bytes = state_dict.get("metrics_bytes")  # missing in checkpoints of older versions
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clock of training."""
+        """Pause the clock of training."""
         self._paused = time.perf_counter()
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the row of a validation."""
+        """Write the metrics of a validation."""
         self._since += time.perf_counter() - self._paused
         self._waiting_since = time.perf_counter()
         if not trainer.sanity_checking:
@@ -167,12 +167,12 @@ class RunRecord(Callback):
             self._write(trainer, self.validated)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write what a module of the user's own has logged of the epoch as a whole."""
+        """Write epoch metrics that a module of the user has logged."""
         if metrics := logged(trainer):
             self._write(trainer, metrics)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Write the end of the run."""
+        """Write that the run is done, and why it ended."""
         self._end(trainer, "done", ending=ending_of(trainer, self.run))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -182,13 +182,11 @@ class RunRecord(Callback):
         error = f"{type(exception).__name__}: {exception}"[:2000]
         self._end(trainer, status, error=error, ending=broken_off(exception))
 
-    def _end(self, trainer: L.Trainer, status: str, **more: Any) -> None:
+    def _end(self, trainer: L.Trainer, status: str, **facts: Any) -> None:
         gc.unfreeze()
-        if trainer.is_global_zero and (self.run.path / "run.json").is_file():  # not where the directory has gone
-            with (
-                suppress(OSError) if "error" in more else nullcontext()
-            ):  # a full disk must not hide the error it caused
-                self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **more)
+        if trainer.is_global_zero and (self.run.path / "run.json").is_file():  # the directory may be gone
+            with suppress(OSError) if "error" in facts else nullcontext():  # a full disk must not hide its own error
+                self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **facts)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
@@ -199,21 +197,21 @@ class RunRecord(Callback):
 
 
 def _drop_later_rows(path: Path, known: int | None) -> None:
-    """Cut off the rows of steps that are made again, after ``known`` bytes, and a last row without its end."""
+    """Truncate ``path`` to its first ``known`` bytes, dropping rows of steps to repeat, and to complete rows."""
     text = path.read_bytes() if path.is_file() else b""
-    whole = text.rfind(b"\n") + 1
-    if known is not None and text[:known].endswith(b"\n" if known else b""):  # else somebody has edited the file
-        whole = min(whole, known)
-    if whole < len(text):
+    size = text.rfind(b"\n") + 1
+    if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
+        size = min(size, known)
+    if size < len(text):
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.truncate(size)
 
 
 def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:
-    """Say where the loss first was not a number, and which samples the step had."""
+    """Describe the first step whose loss was not finite, with its learning rate and samples."""
     bad = torch.nonzero(~torch.isfinite(torch.stack(losses)))
-    place = int(bad[0]) if len(bad) else 0
-    first, norm = batch_idx + 1 - len(losses) + place, norms[place]
+    index = int(bad[0]) if len(bad) else 0
+    first, norm = batch_idx + 1 - len(losses) + index, norms[index]
     lr = trainer.optimizers[0].param_groups[0]["lr"]
     text = f"the loss is not finite in epoch {trainer.current_epoch + 1}, batch {first + 1}, near step "
     text += f"{trainer.global_step}, lr {lr:.3g}"
@@ -225,12 +223,12 @@ def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None]
 
 
 def peak_memory() -> dict[str, int]:
-    """Return the most bytes that this process has held, on the host and on its NVIDIA device."""
+    """Return the peak memory of this process in bytes, on the host and on its NVIDIA GPU."""
     unit = 1 if sys.platform == "darwin" else 1024
     peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
     return {**peak, "cuda": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else peak
 
 
 def now_utc() -> str:
-    """Return the time in ISO 8601."""
+    """Return the current time in UTC, as ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,11 +1,11 @@
-"""How much of a machine's arithmetic training uses."""
+"""Model FLOPs utilization: how much of a GPU's peak arithmetic training uses."""
 
 from typing import Any
 
 import torch
 
-# Dense 16-bit tensor-core rates in TFLOP/s with float32 sums, from NVIDIA's data sheets; the first name found counts.
-# Lightning's own table mixes these with sparse and with scalar ones.
+# Dense 16-bit tensor-core rates in TFLOP/s with float32 accumulation, from NVIDIA's data sheets; the first name that
+# matches counts. Lightning's table mixes these with sparse and scalar rates.
 PEAKS = {
     "B200": 2250.0,
     "H200": 989.0,
@@ -24,7 +24,7 @@ PEAKS = {
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense 16-bit peak of a GPU in operations a second; None for other devices and unknown names."""
+    """Return the dense 16-bit peak of a GPU in FLOP/s; None for other devices and unknown names."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     words = f" {name.replace('-', ' ')} "
     return next((1e12 * peak for key, peak in PEAKS.items() if f" {key} " in words), None)
@@ -33,11 +33,11 @@ def peak_flops(device: torch.device) -> float | None:
 class Speed:
     """Model FLOPs utilization, Chowdhery et al. 2022 (arXiv:2204.02311): useful operations as a share of the peak.
 
-    Useful is what one forward and one backward pass of the network need, three times the forward pass; neither what
-    gradient checkpointing repeats nor a teacher counts. The peak is the 16-bit one, whatever the precision.
+    Useful are those of one forward and one backward pass of the network, three times the forward pass. Recomputation by
+    gradient checkpointing and a teacher do not count. The peak is that of 16 bits, whatever the precision.
 
     Args:
-        facts: What is known of the network: ``flops`` of one image's forward pass, ``flops_from`` an epoch on.
+        facts: ``flops`` of a forward pass of one image, or ``flops_from``, pairs of first epoch and FLOPs.
         trainer: The trainer.
     """
 
@@ -45,10 +45,10 @@ class Speed:
         self.devices = trainer.world_size
         self.flops_from = facts.get("flops_from", [[0, facts.get("flops", 0)]])
         pipeline = getattr(getattr(trainer, "datamodule", None), "pipeline", None)
-        varies = getattr(pipeline, "native", None)  # images of their own sizes, and the facts are those of the largest
+        varies = getattr(pipeline, "native", None)  # with images of any sizes, the FLOPs are those of the largest
         self.peak = None if varies else peak_flops(trainer.strategy.root_device)
 
     def utilization(self, images_per_second: float, epoch: int = 0) -> dict[str, float]:
-        """Return the utilization at a speed of all devices together; nothing where the peak is not known."""
+        """Return the utilization at the total speed of all devices; empty if the peak is unknown."""
         flops = [flops for start, flops in self.flops_from if start <= epoch][-1]
         return {"mfu": 3 * flops * images_per_second / (self.peak * self.devices)} if self.peak else {}

@@ -1,4 +1,4 @@
-"""What the training steps of any task report, until it is written down."""
+"""Collect losses, gradient norms and metrics of training steps until they are logged."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,19 +10,19 @@ from vitlab.contract import sums_its_steps
 
 
 class Steps:
-    """Losses, gradient norms and sums of the steps since the last reading; all of it stays on the device.
+    """Losses, gradient norms and sums of the steps since the last :meth:`read`; they stay on the device.
 
-    Tasks of vitlab keep exact sums over samples themselves. Of any other module it is the loss that its step returns.
+    Tasks of vitlab keep exact sums over samples themselves. For any other module the returned loss is summed.
     """
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
-        self.norms: list[Tensor | None] = [None]  # of the gradient, before each of these losses, where known
+        self.norms: list[Tensor | None] = [None]  # gradient norms before each of these losses, if known
         self.grad_norm: Tensor | None = None
         self._sums: dict[str, Any] = {}
 
     def measure_gradient(self, task: Any) -> None:
-        """Measure the gradient of all weights together."""
+        """Measure the norm of the gradient of all weights."""
         if sums_its_steps(task):
             task.grad_norm = task.gradient_norm()
         else:
@@ -36,15 +36,15 @@ class Steps:
         else:
             n = samples(batch)
             self._sums["n"] = self._sums.get("n", 0) + n
-            if isinstance(loss, Tensor):  # Lightning has divided it
-                whole = loss.detach() * trainer.accumulate_grad_batches
-                self._sums["loss"] = self._sums.get("loss", 0) + whole * n
+            if isinstance(loss, Tensor):  # Lightning has divided it by the accumulated batches
+                undivided = loss.detach() * trainer.accumulate_grad_batches
+                self._sums["loss"] = self._sums.get("loss", 0) + undivided * n
         if isinstance(loss, Tensor):
             self.losses.append(loss.detach())
         self.norms.append(self.grad_norm)
 
     def read(self, trainer: Any, task: Any) -> dict[str, float]:
-        """Return sums over all processes, ``n`` samples among them, and start anew; every process must call it."""
+        """Return sums over all processes, with ``n`` samples, and reset them; every process must call it."""
         self.norms = self.norms[-1:]
         self.losses = []
         if sums_its_steps(task):
@@ -67,6 +67,6 @@ def samples(batch: Any) -> int:
 
 
 def logged(trainer: Any, on_step: bool = False) -> dict[str, float]:
-    """Return what the loop that runs now has logged itself, without what another has left behind."""
-    found = trainer._results.metrics(on_step)["callback"] if trainer._results else {}
-    return {name: float(value) for name, value in found.items()}
+    """Return the metrics that the current loop has logged, without those of other loops."""
+    metrics = trainer._results.metrics(on_step)["callback"] if trainer._results else {}
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,4 +1,4 @@
-"""Processes of one run that look after each other: when one is lost the others end, and say which."""
+"""Supervise the processes of one run: if one is lost, the others end and report which."""
 
 import json
 import logging
@@ -23,22 +23,22 @@ from vitlab.runs.processes import is_running
 
 LOG = logging.getLogger("vitlab")
 SILENT = "VITLAB_RANK_TIMEOUT"
-BEAT = 1.0  # seconds between two looks
-FROZEN = 5.0  # seconds without a look after which this process itself was stopped, as by Ctrl-Z
-ALONE = 20.0  # seconds that a process without its launcher has to save and leave
-LEAVING = 5.0  # seconds that the processes this one has started have to leave after it was stopped or has failed
+BEAT = 1.0  # seconds between two checks
+FROZEN = 5.0  # seconds without a check after which this process itself was stopped, as by Ctrl-Z
+ALONE = 20.0  # seconds that a process has to save and exit once its launcher is gone
+LEAVING = 5.0  # seconds that child processes have to exit after this one was stopped or has failed
 
 
 class Watch(Callback):
-    """End this process when another of its run was killed, stopped or lost, and when its launcher has died.
+    """End this process when another process of its run was killed, stopped or lost, or its launcher has died.
 
-    A dead process closes its connections, which gloo and NCCL report without a name or, where it hangs, after the
-    time-out of the group. Here each process counts in a store of its own and reads the others' counts from a thread,
-    so one that computes or saves is not taken for a dead one. ``VITLAB_RANK_TIMEOUT`` is the silence in seconds after
-    which a process counts as lost (30).
+    Gloo and NCCL report a dead process without its rank, and one that hangs only after the time-out of the group. Here
+    a thread of each process increments a counter in a separate store and reads the counters of the others, so a process
+    that computes or saves is not mistaken for a dead one. A process is lost after ``VITLAB_RANK_TIMEOUT`` seconds of
+    silence (30).
 
     Args:
-        on_loss: Called by the first process that is left, before it ends, with what has happened.
+        on_loss: Function that the first remaining process calls with the error before it ends.
 
     Example:
         >>> Watch(on_loss=print).patience  # seconds
@@ -51,18 +51,18 @@ class Watch(Callback):
         self.loss: str | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, args=(os.getppid(),), daemon=True)
-        self._silent: int | None = None  # the rank of a process that is lost
-        self._answered = 0.0  # when the store last did
+        self._lost_rank: int | None = None  # rank of a lost process
+        self._answered = 0.0  # time of the last answer of the store
         self._server: dist.TCPStore | None = None
         self._children: list[subprocess.Popen[bytes]] = []
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
-        """Start watching; the processes have met."""
+        """Start watching: all processes are connected."""
         CONNECTED.set()
         if trainer.world_size == 1:
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size
-        self._take_children(trainer)
+        self._adopt_children(trainer)
         if self.rank == 0:
             self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = trainer.strategy.broadcast(self._server.port if self._server else None)
@@ -74,7 +74,7 @@ class Watch(Callback):
         self._thread.start()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Stop watching, once all have come to the end."""
+        """Stop watching, once all processes have finished."""
         if self._thread.is_alive():
             with suppress(Exception):  # the store may have ended first
                 trainer.strategy.barrier("vitlab end")
@@ -82,19 +82,19 @@ class Watch(Callback):
             self._stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Leave, and leave no process behind; if what failed was talking to a lost one, the thread names it first."""
-        have_met = self._thread.is_alive()
-        if have_met:
+        """End all child processes; if communication with a lost process failed, let the thread report it first."""
+        connected = self._thread.is_alive()
+        if connected:
             if isinstance(exception, RuntimeError) and _is_about_peers(exception):
-                self._thread.join(self.patience + 10)  # it ends this process, too
-            elif isinstance(exception, Stopped | KeyboardInterrupt):  # all leave together
+                self._thread.join(self.patience + 10)  # the thread ends this process
+            elif isinstance(exception, Stopped | KeyboardInterrupt):  # all processes leave together
                 self._say_bye()
             self._stop()
-        self._take_children(trainer)
-        self._end_children(LEAVING if have_met else 0)  # before that they have nothing to put in order
+        self._adopt_children(trainer)
+        self._end_children(LEAVING if connected else 0)  # earlier they have nothing to save
 
-    def _take_children(self, trainer: Any) -> None:
-        """Look after the processes that Lightning has started; it would kill this one soon after one of them fails."""
+    def _adopt_children(self, trainer: Any) -> None:
+        """Take over the processes that Lightning has started: it would kill this one when one of them fails."""
         started = getattr(trainer.strategy.launcher, "procs", [])
         self._children += started
         started.clear()
@@ -105,14 +105,14 @@ class Watch(Callback):
             try:
                 child.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                child.kill()  # also what is stopped
+                child.kill()  # works for stopped processes, too
 
     def _say_bye(self) -> None:
         with suppress(Exception):  # the store may have ended first
             self.store.set(f"bye{self.rank}", "1")
 
     def _stop(self) -> None:
-        """End the thread: an interpreter that ends during one of its calls to the store is aborted by C++."""
+        """End the thread: C++ aborts an interpreter that exits while the thread calls the store."""
         self._end.set()
         self._thread.join(5)
 
@@ -120,24 +120,24 @@ class Watch(Callback):
         return f"process{rank}"
 
     def _watch(self, parent: int) -> None:
-        """Look at the launcher and at the clock; a call to the store of a frozen process returns to nobody."""
+        """Check the launcher and the time of the last answer; another thread asks the store, which may never answer."""
         self._answered = last = time.monotonic()
-        asking = threading.Thread(target=self._ask, daemon=True)
-        asking.start()
+        poll = threading.Thread(target=self._poll, daemon=True)
+        poll.start()
         while not self._end.wait(BEAT):
             now = time.monotonic()
             self._answered += now - last if now - last > FROZEN else 0.0  # this process was stopped itself
             last = now
             if os.getppid() != parent:
-                return self._leave_alone() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
-            if self._silent is None and now - self._answered > self.patience + 2 * BEAT:
-                self._silent = 0  # the store is the first process's
-            if self._silent is not None and not self._end.is_set():
-                return self._leave(self._silent)
-        asking.join(5)
+                return self._leave_after_launcher() if "TORCHELASTIC_RUN_ID" in os.environ else self._leave(0)
+            if self._lost_rank is None and now - self._answered > self.patience + 2 * BEAT:
+                self._lost_rank = 0  # which holds the store
+            if self._lost_rank is not None and not self._end.is_set():
+                return self._leave(self._lost_rank)
+        poll.join(5)
 
-    def _ask(self) -> None:
-        """Count in the store, and read what the others have counted."""
+    def _poll(self) -> None:
+        """Increment the counter of this process, and read those of the others."""
         counts: dict[int, tuple[int, float]] = {}
         count = 0
         last = time.monotonic()
@@ -146,13 +146,13 @@ class Watch(Callback):
             if now - last > FROZEN:
                 counts = {}
             count += 1
-            self._silent = self._lost(counts, count)
+            self._lost_rank = self._find_lost(counts, count)
             self._answered = last = time.monotonic()
-            if self._silent is not None:
+            if self._lost_rank is not None:
                 return
 
-    def _lost(self, counts: dict[int, tuple[int, float]], count: int) -> int | None:
-        """Return the rank of a process that is gone or silent; None if all are there."""
+    def _find_lost(self, counts: dict[int, tuple[int, float]], count: int) -> int | None:
+        """Return the rank of a process that has ended or is silent; None if there is none."""
         for rank, peer in self.peers.items():
             here = peer["host"] == socket.gethostname()
             if here and not is_running(peer["pid"]) and not self._said_bye(rank):
@@ -165,14 +165,14 @@ class Watch(Callback):
                 counts[rank] = (seen, time.monotonic() if seen != before else when)
                 if time.monotonic() - counts[rank][1] > self.patience and not self._said_bye(rank):
                     return rank
-        except Exception:  # the store is the first process's: it kept silent for as long as we wait
+        except Exception:  # rank 0 holds the store, and has not answered for ``patience``
             return None if self._end.is_set() else 0
         return None
 
     def _said_bye(self, rank: int) -> bool:
         try:
             return self.store.check([f"bye{rank}"])
-        except Exception:  # the store has gone with the first process
+        except Exception:  # the store ended with rank 0
             return self._end.is_set()
 
     def _leave(self, lost: int) -> None:
@@ -186,8 +186,8 @@ class Watch(Callback):
         self._end_children(0)
         os._exit(1)
 
-    def _leave_alone(self) -> None:
-        """End after torchrun, which has started all processes, in good order if they can."""
+    def _leave_after_launcher(self) -> None:
+        """Exit after torchrun has died: gracefully within ``ALONE`` seconds, then by force."""
         os.kill(os.getpid(), signal.SIGTERM)
         self._end.wait(ALONE)
         os._exit(1)
