@@ -141,7 +141,7 @@ WRONG = {
     "an argument of no schedule": ({"lr_scheduler": {"class_path": "step", "init_args": {"at": 3}}}, "takes every and"),
     "a share above 1": (
         {"lr_scheduler": {"class_path": "wsd", "init_args": {"decay": 2}}},
-        "a share, at most 1, got 2",
+        "a share and must be at most 1, got 2",
     ),
     "no argument of StepLR": ({"lr_scheduler": "StepLR"}, "StepLR refuses its arguments: .*step_size"),
     "an interval": ({"lr_scheduler": {**spec("Halving"), "interval": "day"}}, "interval must be epoch or step"),

@@ -222,8 +222,8 @@ def test_balanced_weights_come_from_the_training_split():
     "settings, message",
     [
         ({"targets": LABELS}, "`loss: ce` is for one class per image, .*: use --model.loss=bce"),
-        ({"class_weights": [1, 2]}, r"`class_weights` must be balanced or 3 numbers, none below 0, got \[1, 2\]"),
-        ({"class_weights": [1, 2, -1]}, "none below 0"),
+        ({"class_weights": [1, 2]}, r"`class_weights` must be balanced or 3 numbers from 0, not all 0, got \[1, 2\]"),
+        ({"class_weights": [1, 2, -1]}, "not all 0"),
     ],
 )
 def test_what_does_not_fit_the_targets_is_refused(settings, message):

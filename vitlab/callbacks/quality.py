@@ -69,7 +69,7 @@ class FeatureQuality(Callback):
             raise ValueError(f"FeatureQuality needs a data set of vitlab, got {type(data).__name__}")
         if (data.targets["kind"] != "class" or data.num_classes < 2) and {"knn", "probe"} & {*self.measures}:
             raise ValueError(
-                "`knn` and `probe` of FeatureQuality need one of two classes or more per image: set `measures: [rankme]`"
+                "`knn` and `probe` of FeatureQuality need one class per image, of two or more: set `measures: [rankme]`"
             )
 
     def on_validation_batch_start(

@@ -102,9 +102,7 @@ class DINO(Task):
         self.net.requires_grad_(False), self.teacher_head.requires_grad_(False)
         sides = [divmod(side, cells) for side, cells in zip(net.img_size, net.grid_size, strict=True)]
         if ibot_weight and any(rest for _, rest in sides):
-            raise ValueError(
-                f"`ibot_weight`: the grid of tokens {net.grid_size} must divide `img_size`, {net.img_size}"
-            )
+            raise ValueError(f"`ibot_weight`: the grid {net.grid_size} must divide `img_size`, got {net.img_size}")
         patch = torch.zeros(net.in_chans, *(side for side, _ in sides))
         self.cover = nn.Parameter(patch) if ibot_weight else None  # zero is the mean of normalized images
         self.register_buffer("center", torch.zeros(prototypes))
