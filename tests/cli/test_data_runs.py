@@ -144,7 +144,7 @@ def _no_val(root):
     [
         (_mkfifo, r"ant/pipe.png: neither a file nor a folder"),
         (_link_above, r"ant/loop leads to .*, above its class: remove the link"),
-        (_case, "the classes Cat, cat in .* differ in case alone"),
+        (_case, "the classes Cat, cat in .* differ only in case"),
         (_two_tests, "test and tests would both be the test split"),
         (_no_val, "the val split has no image"),
     ],

@@ -243,7 +243,7 @@ def test_escape_codes_of_a_foreign_run_do_not_reach_the_terminal(run, tmp_path, 
             harm(renamed, "data")
         capsys.readouterr()
         code, said = main(words), capsys.readouterr()
-        assert code == 0 or "the checkpoint knows the classes" in said.err, said.err
+        assert code == 0 or "the checkpoint has the classes" in said.err, said.err
         assert said.out + said.err and "\x1b" not in said.out + said.err, words
 
 

@@ -60,7 +60,7 @@ def test_photos_of_any_size_grow_too_whatever_the_number_of_workers(tmp_path):
     [
         ([[0, 8], [1, 4]], "must not go down, got 8x8 and then 4x4 from epoch 1 on"),
         ([[1, 4], [2, 8]], r"must begin with epoch 0 .*, got \[1, 2\]"),
-        ([[0, 4], [0, 8]], r".* later and later ones, got \[0, 0\]"),
+        ([[0, 4], [0, 8]], r".* its epochs must increase, got \[0, 0\]"),
         ([[0], [1, 8]], r"must be a list of \[epoch, side\] or \[epoch, height, width\]"),
         ([[0, 4], [1, 6]], "must end with `data.img_size`, 8x8, got 6x6"),
     ],

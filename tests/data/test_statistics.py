@@ -78,7 +78,7 @@ def test_the_state_is_made_of_primitives(tmp_path):
 
 def test_a_checkpoint_of_other_classes_is_refused():
     data = Digits()
-    with pytest.raises(ValueError, match="the checkpoint knows the classes"):
+    with pytest.raises(ValueError, match="the checkpoint has the classes"):
         data.load_state_dict(FakeData().state_dict())
 
 

@@ -138,8 +138,8 @@ def test_a_list_says_whether_images_are_moved_and_takes_classes_of_ones_own():
 @pytest.mark.parametrize(
     "augment, message",
     [
-        (["rotate90"], r"rotate90 makes \(10, 12\) of an image of \(12, 10\)"),
-        (["RandomVerticalFlip", "crop-flip"], "has crop-flip first or not at all"),
+        (["rotate90"], r"rotate90 must return an image of \(12, 10\), got \(10, 12\)"),
+        (["RandomVerticalFlip", "crop-flip"], "has crop-flip only first"),
         (["RandomVerticalFlop"], 'did you mean "RandomVerticalFlip"'),
         ([{"class_path": "ColorJitter", "init_args": {"brightnes": 1}}], "takes no argument `brightnes`"),
         ([{"class_path": "subprocess.Popen", "init_args": {"args": "true"}}], "must be a subclass of module.Module"),

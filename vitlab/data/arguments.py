@@ -1,4 +1,4 @@
-"""The arguments that data sets hand on, by name and type; a test holds them against the classes."""
+"""Typed dictionaries of the data sets' arguments; a test compares them with the classes."""
 
 from typing import Literal, TypedDict
 
@@ -7,7 +7,7 @@ from vitlab.data.loading.transforms import Augment, Interpolation
 
 
 class OwnRuleArgs(TypedDict, total=False):
-    """Arguments of :class:`vitlab.data.files.splits.SplitRule`, where the test split is given."""
+    """Arguments of :class:`vitlab.data.files.splits.SplitRule` for data with a given test split."""
 
     split_seed: int
     split_file: str | None
@@ -63,7 +63,7 @@ class CIFARArgs(OwnTestArgs, total=False):
 
 
 class EncodedArgs(FrameArgs, total=False):
-    """What :class:`vitlab.data.photos.Photos` hands on."""
+    """Arguments that :class:`vitlab.data.photos.Photos` passes on."""
 
     val_share: float
     test_share: float
@@ -82,7 +82,7 @@ class OwnPhotoArgs(FrameArgs, total=False):
 
 
 class TableArgs(EncodedArgs, total=False):
-    """What :class:`vitlab.data.table.Table` hands on."""
+    """Arguments that :class:`vitlab.data.table.Table` passes on."""
 
     img_size: int | list[int] | None
     max_unreadable: int
@@ -92,6 +92,6 @@ class TableArgs(EncodedArgs, total=False):
 
 
 class PhotoArgs(OwnPhotoArgs, total=False):
-    """Arguments of photos of any size, the share of validation included."""
+    """Arguments of photos of any size, with `val_share`."""
 
     val_share: float

@@ -1,4 +1,4 @@
-"""Images that are arrays in memory, of a numpy file or of a program."""
+"""Images given as arrays: in memory, or in a numpy file."""
 
 import hashlib
 from typing import Any, Literal, Unpack
@@ -14,20 +14,20 @@ from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
 
-_PARTS = ("split", "group", "weight", "time")  # what a row may have beside image and targets
+_PARTS = ("split", "group", "weight", "time")  # optional columns of a row
 
 
 class Arrays(Listed):
-    """Images of one shape with any number of channels, and targets for each, in memory.
+    """Images of one shape with any number of channels, with targets, in memory.
 
-    A `.npz` file has `images`, of N x H x W or N x C x H x W numbers, and `targets`, of N or N x T; maybe `names` of T
-    targets, and `split`, `group`, `weight` and `time`, of N each, which are what the columns of a :class:`Table` are.
+    A `.npz` file has `images`, N x H x W or N x C x H x W numbers, and `targets`, N or N x T; optionally `names` of the
+    T targets, and N each of `split`, `group`, `weight` and `time`, with the meaning of the columns of a :class:`Table`.
 
     Args:
         path: A `.npz` file, a `.npy` file of images, or an array of images.
-        targets: A `.npy` file or an array, where `path` has no targets.
-        target_type: class, number, or multilabel; default: as of the columns of a :class:`Table`.
-        split_by: hash, of an image's numbers, or time: the latest are for test, those before them for validation.
+        targets: A `.npy` file or an array, if `path` has no targets.
+        target_type: class, number, or multilabel; the default is that of a :class:`Table`.
+        split_by: hash of the pixels, or time: the latest images are for test, those before for validation.
         **photos: Passed to :class:`Photos`.
 
     >>> data = Arrays(np.random.rand(20, 6, 10), np.linspace(0, 1, 20), batch_size=4)
@@ -71,16 +71,16 @@ class Arrays(Listed):
         )
 
     def identity(self, path: str) -> bytes:
-        """Return what decides to which split a row belongs: a hash of its numbers."""
+        """Return the identity that assigns a row to a split: a hash of its pixels."""
         return hashlib.blake2b(self.images[int(path)].tobytes(), digest_size=16).digest()
 
     def images_of(self, rows: Indices, targets: Tensor) -> Images:
-        """Return the images of some rows, which are called by the number of the row."""
+        """Return the images of some rows, named by row number."""
         return TensorImages(torch.from_numpy(self.images[rows]), targets, [str(i).encode() for i in rows])
 
 
 def _read(source: Any) -> dict[str, NDArray[Any]]:
-    """Return the arrays of a file by their names; a single one is called images."""
+    """Return the arrays of a file by name; a single array is called images."""
     if not isinstance(source, str):
         return {"images": np.asarray(source)}
     try:
@@ -88,7 +88,7 @@ def _read(source: Any) -> dict[str, NDArray[Any]]:
         return {name: found[name] for name in found.files} if hasattr(found, "files") else {"images": found}
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a .npz or .npy file, and there is no {source}") from None
-    except Exception as error:  # numpy meets broken files with every kind of error
+    except Exception as error:  # numpy can raise anything for a broken file
         raise ValueError(f"{source} is no .npz or .npy file of numbers: {error}") from None
 
 

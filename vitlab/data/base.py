@@ -1,4 +1,4 @@
-"""The frame of every image data set: three splits, statistics of the training part, loaders."""
+"""The base of every image data set: three splits, statistics of the training split, loaders."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -29,30 +29,30 @@ from vitlab.signature import Named
 
 
 class ImageData(Named, L.LightningDataModule):
-    """Labeled images in disjoint training, validation and test splits; only `test` and `predict` read the last.
+    """Labeled images in disjoint training, validation and test splits; only `test` and `predict` read the test split.
 
     Args:
-        native_size: Height and width of the images, in pixels; None where they differ.
+        native_size: Height and width of the images, in pixels; None if they differ.
         in_chans: Number of channels, 1 or 3.
         class_names: Name of each class.
         batch_size: Images per step over all devices and processes.
-        img_size: Side, or height and width, of the images the network gets, in pixels; default: as they are.
-        img_size_schedule: Sizes that training grows through, [[0, 16], [10, 28]]: first epoch, from 0, and side.
-        native_patch: Side of the network's patches, in pixels: photos keep their aspect ratio, and a step takes as many
-            as have the patches of batch_size images of img_size, the largest that they get; default: all get img_size.
-        num_workers: Processes that decode images, beside each training process; images in memory need none.
+        img_size: Side, or height and width, of the network's input, in pixels; default: that of the images.
+        img_size_schedule: Growing sizes of training images, [[0, 16], [10, 28]]: first epoch, from 0, and side.
+        native_patch: Side of the network's patches, in pixels. Photos then keep their aspect ratio, with at most the
+            patches of img_size; a batch has as many as fit into the patches of batch_size images. Default: one size.
+        num_workers: Processes per training process that decode images; images in memory need none.
         augment: Training augmentation: none, crop-flip, 3-augment, a timm string such as rand-m9-mstd0.5-inc1, or
-            a list: crop-flip first if at all, such words, rotate90, classes of torchvision.transforms.v2, class paths.
-        crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
-        sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), all alike (balanced).
-        repeats: Differently augmented copies of each image in a row; an epoch keeps its number of images.
+            a list: crop-flip (only first), these words, rotate90, classes of torchvision.transforms.v2, class paths.
+        crop_scale: Smallest share of a photo's area in a random crop; default: .08.
+        sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), equally (balanced).
+        repeats: Differently augmented copies of each image in a row; the length of an epoch does not change.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
-        mixup: Parameter of mixup's beta distribution; 0 for none.
-        cutmix: Parameter of cutmix's beta distribution; 0 for none.
-        crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
+        mixup: Parameter of mixup's beta distribution; 0 turns mixup off.
+        cutmix: Parameter of cutmix's beta distribution; 0 turns cutmix off.
+        crop_pct: Share of a photo's shorter side that evaluation uses; default: .875.
         interpolation: How images are resized, bilinear or bicubic.
-        value_range: Values that become black and white in files of over 8 bits; default: their own range.
-        max_pixels: Most pixels that a file may have.
+        value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
+        max_pixels: Largest number of pixels of a file.
         **split: Passed to :class:`SplitRule`.
 
     >>> from vitlab.data import Digits
@@ -62,19 +62,19 @@ class ImageData(Named, L.LightningDataModule):
     """
 
     _built_from = (SplitRule,)
-    has_test_split = False  # of its own; else one is cut off
+    has_test_split = False  # whether a test split is given; otherwise one is cut off
     statistics_from = "train"
-    targets: dict[str, Any]  # kind: class, multilabel or number, of which there are names, mean and std in training
+    targets: dict[str, Any]  # kind: class, multilabel or number; for numbers also names, mean and std
     _restored: dict[str, Any]
     splits: dict[SplitName, Images]
     held_back: dict[SplitName, Images]  # see `division`
-    unreadable: dict[str, str]  # path: reason, of files left out
-    notes: list[str]  # for the header of a training
+    unreadable: dict[str, str]  # path: reason, for files left out
+    notes: list[str]  # for the header of the training log
     _ready: dict[SplitName, Images]
-    sample_weights: Tensor | None = None  # (N,) of the training images in the loss
+    sample_weights: Tensor | None = None  # (N,), of the training images in the loss
     _statistics: Statistics | None = None
-    arrays = False  # whether images are arrays of numbers, which stay what they are
-    deals_samples = True  # its loaders give each process a share of its own
+    arrays = False  # whether images are arrays, which are kept as floats
+    deals_samples = True  # its loaders divide samples among processes
 
     def __init__(
         self,
@@ -106,11 +106,11 @@ class ImageData(Named, L.LightningDataModule):
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
-        looks, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
+        cuts, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
         check_native(native_patch, native_size, mixes | draws)
-        self.pipeline = Pipeline(native_size, self.img_size, *looks, native_patch)
+        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch)
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         if (run := RUN.get()) and run.class_names not in ([], self.class_names):
@@ -133,19 +133,19 @@ class ImageData(Named, L.LightningDataModule):
         return self.statistics()[1]
 
     def read(self, part: Part) -> Images:
-        """Return block 1 (train), block 2 (test), or all images of a set without a test split of its own."""
+        """Return block 1 (train), block 2 (test), or, without a given test split, all images."""
         raise NotImplementedError
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
-        """Divide block 1, or all images of a set without a test split of its own."""
+        """Divide block 1, or, without a given test split, all images."""
         return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return what can be used of a split."""
+        """Return the readable images of a split."""
         return images
 
     def ready(self, images: Images) -> Images:
-        """Return the images of a split as batches are made of them."""
+        """Return the images of a split as loaders read them, such as decoded in memory."""
         return images
 
     def statistics(self) -> Statistics:
@@ -156,7 +156,7 @@ class ImageData(Named, L.LightningDataModule):
         return self._statistics
 
     def setup(self, stage: str) -> None:
-        """Build what a stage needs: training and validation for fit and validate, the test split for the others."""
+        """Build the splits of a stage: training and validation for fit and validate, test for the others."""
         self.build("train" if stage in ("fit", "validate") else "test")
         if stage == "fit":
             self.statistics()
@@ -166,7 +166,7 @@ class ImageData(Named, L.LightningDataModule):
         division.build(self, wanted)
 
     def compare_with_test(self) -> None:
-        """Look at the checksums of the test split, and at nothing else, so that its doubles in training are told."""
+        """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
         division.compare_with_test(self)
 
     def train_dataloader(self) -> Loader:
@@ -188,8 +188,8 @@ class ImageData(Named, L.LightningDataModule):
     predict_dataloader = test_dataloader
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> tuple[Tensor, Tensor] | Weighted:
-        """Normalize and mix uint8 ``(B, C, H, W)`` images, on the device where they are."""
-        images, targets, step = *_, self.step = batch  # kept for a task whose random numbers depend on the samples
+        """Normalize and mix uint8 ``(B, C, H, W)`` images on their device."""
+        images, targets, step = *_, self.step = batch  # for tasks whose random numbers depend on the samples
         images = self.pipeline.normalize(images, self.statistics(), step)
         if step.mix_seed is not None:
             images, targets = self.mix(images, targets, step)
@@ -198,7 +198,7 @@ class ImageData(Named, L.LightningDataModule):
         return Weighted(images, targets, send(self.sample_weights[torch.from_numpy(step.indices)], images.device))
 
     def iterate_batches(self, loader: Iterable[Batch]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a loader as a task gets them, for use without a Trainer."""
+        """Yield the batches of a loader as a task receives them, for use without a Trainer."""
         for batch in loader:
             yield self.on_after_batch_transfer(batch, 0)[:2]
 
@@ -208,17 +208,17 @@ class ImageData(Named, L.LightningDataModule):
 
     @property
     def seed(self) -> int:
-        """The seed of the run: of a checkpoint that is continued, else of `seed_everything`, else torch's."""
+        """The seed of the run: from a resumed checkpoint, else from `seed_everything`, else torch's."""
         if "seed" not in self._restored:
             self._restored["seed"] = int(os.environ.get("PL_GLOBAL_SEED") or torch.initial_seed())
         return self._restored["seed"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what later stages must share with the training run, as primitives."""
+        """Return the state that later stages must share with the training run, as plain values."""
         return state_of(self, self._statistics)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over seed, classes and statistics of the run that wrote the state."""
+        """Restore seed, classes and statistics of the training run."""
         if state_dict["class_names"] != self.class_names:
             self.adopt_classes(list(state_dict["class_names"]))
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
@@ -227,15 +227,15 @@ class ImageData(Named, L.LightningDataModule):
         self._statistics = statistics_of(state_dict) or self._statistics
 
     def adopt_classes(self, class_names: list[str]) -> None:
-        """Number the classes as a trained run does."""
-        raise ValueError(f"the checkpoint knows the classes {class_names}, the data has {self.class_names}")
+        """Use the class numbers of a trained run."""
+        raise ValueError(f"the checkpoint has the classes {class_names}, the data has {self.class_names}")
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
         return record(self)
 
     def on_unreadable(self, error: ImageError) -> None:
-        """Take note of a sample that could not be read after all, or raise."""
+        """Handle a sample that has become unreadable: count it, or raise."""
         raise error
 
     def _place(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How the images of a data set become its splits."""
+"""Divide the images of a data set into its splits."""
 
 from typing import Literal, Protocol
 
@@ -10,12 +10,12 @@ Part = Literal["train", "test", "all"]
 
 
 class Source(Protocol):
-    """What is divided."""
+    """A data set to divide."""
 
     rule: SplitRule
     has_test_split: bool
     splits: dict[SplitName, Images]
-    held_back: dict[SplitName, Images]  # the test split in training, for its checksums alone
+    held_back: dict[SplitName, Images]  # the test split during training, only for its checksums
     notes: list[str]
     num_workers: int
 
@@ -26,7 +26,7 @@ class Source(Protocol):
         """Divide block 1 or all."""
 
     def filter_readable(self, images: Images) -> Images:
-        """Return what can be used of a split."""
+        """Return the readable images of a split."""
 
 
 def build(data: Source, wanted: SplitName) -> None:
@@ -43,7 +43,7 @@ def build(data: Source, wanted: SplitName) -> None:
 
 
 def compare_with_test(data: Source) -> None:
-    """Look at the checksums of the test split, so that its doubles in training are told; nothing else is used."""
+    """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
     if "test" in data.splits or data.held_back:
         return
     try:

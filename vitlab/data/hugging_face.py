@@ -1,4 +1,4 @@
-"""Data sets of the library `datasets`, on disk or fetched from the Hugging Face hub."""
+"""Data sets of the library `datasets`, on disk or from the Hugging Face hub."""
 
 import hashlib
 import os
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 class HuggingFace(Photos):
     """Photos of a data set of the library `datasets`, Lhoest et al. 2021 (arXiv:2109.02846).
 
-    Its splits train, validation (or val, valid) and test are used as :class:`ImageFolder` uses folders; a single one,
-    whatever its name, is divided. The identity of an image is a digest of its encoded bytes.
+    Its splits train, validation (or val, valid) and test work like the folders of :class:`ImageFolder`; a single split
+    of any name is divided. The identity of an image is a digest of its encoded bytes.
 
     Args:
-        path: Folder that `save_to_disk` has written or `load_dataset` reads; with `download` a name on the hub.
-        name: Which of several configurations of the data set.
+        path: Folder written by `save_to_disk` or readable by `load_dataset`; with `download` a name on the hub.
+        name: Configuration of the data set, if it has several.
         revision: Branch, tag or commit on the hub.
         image_column: Column of the images.
         label_column: Column of the classes.
-        download: Take `path` for a name on the hub and fetch it, unless it has been fetched before.
+        download: Whether `path` is a name on the hub, to download unless it is cached.
         **photos: Passed to :class:`Photos`.
 
     Example:
@@ -70,7 +70,7 @@ class HuggingFace(Photos):
             for row, value in enumerate(_column(self.rows[split], self.label_column)):
                 name = str(value) if names is None or value in (None, -1) else names[value]
                 if name not in number:
-                    raise ValueError(f"{self.place}, {split}, row {row}: {name} is not among the classes of training")
+                    raise ValueError(f"{self.place}, {split}, row {row}: {name} is not a class of the training split")
                 files.append(os.path.join(split, str(row)))
                 labels.append(number[name])
         return FileImages(_Rows(self.place, self.rows, self.image_column), files, torch.tensor(labels), self.decoding)
@@ -100,7 +100,7 @@ class _Rows:
     def identity(self, file: str) -> bytes:
         try:
             return self._look(file)[1]
-        except OSError:  # the scan finds it unreadable
+        except OSError:  # the scan reports it as unreadable
             return os.fsencode(file)
 
     def _look(self, file: str) -> tuple[int, bytes]:
@@ -111,9 +111,9 @@ class _Rows:
 
 
 def rows_of(path: str, image_column: str) -> tuple["pd.DataFrame", Store]:
-    """Return the rows of a data set in a folder, with the names of their images and splits, and where the images are.
+    """Return the rows of a data set in a folder as a table, and the store of their images.
 
-    The columns path and split are added; the second where there are several splits and no such column.
+    The image column becomes the name of the image in the store; a column split is added if there are several splits.
     """
     import pandas as pd
     from datasets import ClassLabel, Image
@@ -146,7 +146,7 @@ def _load(path: str, name: str | None, revision: str | None, download: bool) -> 
     if not folder.is_dir() and not download:
         raise ValueError(
             f"`data.path` must be a folder that `save_to_disk` has written or `load_dataset` reads, got {path}; "
-            "with --data.download=true it may be a name on the hub"
+            "with --data.download=true, path can be a name on the hub"
         )
     if not download:
         datasets.disable_progress_bars()

@@ -1,4 +1,4 @@
-"""Photos in one folder a class, as they come."""
+"""Photos in one folder per class."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or
 
 
 class Survey(NamedTuple):
-    """Name of what holds each part, name of each class, sizes of some images, and what a person should know."""
+    """Layout of a folder: name of each part, classes, sizes of a sample of images, and notes for the user."""
 
     parts: dict[str, str]
     class_names: list[str]
@@ -27,10 +27,10 @@ class Survey(NamedTuple):
 
 
 class ImageFolder(Photos):
-    """Photos in ROOT/CLASS/ that are split, or in ROOT/train/CLASS/, ROOT/val/CLASS/ and ROOT/test/CLASS/.
+    """Photos in ROOT/CLASS/, which are divided, or in ROOT/train/CLASS/, ROOT/val/CLASS/ and ROOT/test/CLASS/.
 
-    Where there is no test folder, `val` is the test split; where there is no val folder or it is the test split,
-    validation is carved out of `train`. Every file counts, whatever its suffix, but hidden ones do not.
+    Without a test folder, `val` is the test split; without a val folder, or if it is the test split, validation is cut
+    off from `train`. All files count, whatever their suffix, except hidden ones.
 
     Args:
         root: Folder of the photos.
@@ -48,7 +48,7 @@ class ImageFolder(Photos):
         self.notes += what.notes
 
     def survey(self) -> Survey:
-        """Find out what there is before any image is opened."""
+        """Find parts and classes before any image is decoded."""
         self.folders, left_out = self.layout()
         self.first = next(iter(self.folders.values()))  # train, if there is one
         class_names, empty = class_folders(self.first)
@@ -60,11 +60,11 @@ class ImageFolder(Photos):
         return Survey(parts, class_names, sizes_of(Folder(Path()), some_files(self.first)), notes)
 
     def layout(self) -> tuple[dict[str, Path], list[str]]:
-        """Return the folder of each part, and which folders are none."""
+        """Return the folder of each part, and the names of other folders."""
         folders, left_out = _layout(self.root)
         test = folders.get("test", self.root)
         if "test" in folders and not test.name.lower().startswith("test") and is_flat(test):
-            raise ValueError(_unsorted(test))  # what is called test may have no classes
+            raise ValueError(_unsorted(test))  # a folder named test may have no classes
         return folders, left_out
 
     def list_files(self, parts: list[str]) -> FileImages:
@@ -88,9 +88,9 @@ class ImageNet(ImageFolder):
     """The 1,000 classes of ILSVRC 2012 in ROOT/train/n01440764/ and ROOT/val/n01440764/, Russakovsky et al. 2014
     (arXiv:1409.0575).
 
-    Images in ROOT/val/ without class folders get their classes from the development kit or Kaggle's list beside them;
-    the tar files ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar are read as they are. The official validation
-    images are the test split. Mean and standard deviation are the published ones.
+    If ROOT/val/ has no class folders, classes come from the development kit or Kaggle's list beside it. The tar files
+    ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar are read without unpacking. The official validation images are
+    the test split. Mean and standard deviation are the published ones.
 
     Args:
         root: Folder of the photos, or of the tar files.
@@ -109,7 +109,7 @@ class ImageNet(ImageFolder):
         super().__init__(root, val_share=val_share, **folder)
 
     def survey(self) -> Survey:
-        """Find out what there is before any image is opened."""
+        """Find parts and classes before any image is decoded."""
         self.tars = ilsvrc.tarred(self.root)
         if self.tars is None:
             return super().survey()
@@ -118,7 +118,7 @@ class ImageNet(ImageFolder):
         return Survey({"train": "train", "test": "val"}, names, sizes_of(self.tars, self.tars.files[:16]), [])
 
     def layout(self) -> tuple[dict[str, Path], list[str]]:
-        """Return the folder of each part; the official test images, which have no classes, are none."""
+        """Return the folder of each part; the official test images are left out, because they have no classes."""
         folders, left_out = _layout(self.root)
         if "val" in folders and is_flat(folders["test"]):
             left_out.append(folders["test"].name)
@@ -153,14 +153,14 @@ class ImageNet(ImageFolder):
         super().setup(stage)
 
     def statistics(self) -> Statistics:
-        """Return mean and standard deviation as every published recipe has them."""
+        """Return the mean and standard deviation of published recipes."""
         return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Unlabeled(ImageFolder):
     """All photos below a folder, flat or nested, for tasks that learn without labels: MAE and DINO.
 
-    They are one class, whatever their folders are called; validation is a share of them, and there is no test folder.
+    They form one class, whatever their folders; validation and test splits are shares of them.
 
     Args:
         root: Folder of the photos.
@@ -175,7 +175,7 @@ class Unlabeled(ImageFolder):
         super().__init__(root, **folder)
 
     def survey(self) -> Survey:
-        """Find out what there is before any image is opened."""
+        """Find parts and classes before any image is decoded."""
         if not self.root.is_dir():
             raise ValueError(f"`data.root` must be a folder, got {self.root}")
         self.first, self.folders = self.root, {"train": self.root}
@@ -192,7 +192,7 @@ class Unlabeled(ImageFolder):
 
 
 def kind_of(root: str) -> type[ImageFolder]:
-    """Return what reads a folder of photos: ImageNet as it is downloaded, class folders, or photos without classes."""
+    """Return the class that reads a folder: ImageNet as downloaded, class folders, or photos without classes."""
     if is_flat(Path(root)) and not ilsvrc.tarred(Path(root)):
         return Unlabeled
     is_download = (Path(root) / ilsvrc.TRAIN).is_file() or is_flat(Path(root) / "val")

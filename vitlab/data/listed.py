@@ -1,4 +1,4 @@
-"""Images with a row of targets each."""
+"""Images listed in rows, with targets."""
 
 from functools import cached_property
 from typing import Literal, Unpack
@@ -17,14 +17,14 @@ from vitlab.data.photos import Photos, parts_among
 
 
 class Listed(Photos):
-    """Images in the order of a table, whose rows say what is to be predicted and where an image belongs.
+    """Images in the order of a table, whose rows have targets and optionally split, group, weight and time.
 
     Args:
         rows: The rows.
-        place: What holds the images, as a person calls it.
-        sizes: Height and width of some images.
+        place: Name of the source, for messages.
+        sizes: Height and width of a sample of the images.
         in_chans: Number of channels.
-        arrays: Whether images are arrays of one shape, which stay floats and are held in memory.
+        arrays: Whether images are arrays of one shape, kept as floats in memory.
         split_by: Whether rows are divided by a hash, or by time, the latest for test.
         **photos: Passed to :class:`Photos`.
 
@@ -62,10 +62,10 @@ class Listed(Photos):
         self.targets = self._facts(self._train_rows)
         self.notes.append(f"targets are {self._in_words()}, {rows.why}")
         if rows.weights() is not None:
-            self.notes.append(f"rows weigh in the loss what the column {rows.columns['weight']} says")
+            self.notes.append(f"the column {rows.columns['weight']} weights the rows in the training loss")
 
     def targets_of(self, rows: Indices) -> Tensor:
-        """Return ``(N,)`` classes, or ``(N, T)`` numbers or labels, which are 0 or 1."""
+        """Return ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1."""
         if self.table.kind == "number":
             return torch.from_numpy(self.table.values[rows])
         numbers = self.class_numbers()
@@ -81,24 +81,24 @@ class Listed(Photos):
         return self.images_of(rows, self.targets_of(rows))
 
     def images_of(self, rows: Indices, targets: Tensor) -> Images:
-        """Return the images of some rows; an array has the row's path as its identity."""
+        """Return the images of some rows."""
         raise NotImplementedError
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
-        """Divide block 1 or all rows; groups stay together, and given splits stay what they are."""
+        """Divide block 1 or all rows; groups stay together, and given splits are kept."""
         return self._division
 
     def filter_readable(self, images: Images) -> Images:
-        """Return what can be used of a split."""
+        """Return the readable images of a split."""
         return images if self.arrays else super().filter_readable(images)
 
     def identity(self, path: str) -> bytes:
-        """Return what decides to which split a row belongs."""
+        """Return the identity that assigns a row to a split."""
         return path.encode()
 
     @cached_property
     def sample_weights(self) -> Tensor | None:  # type: ignore[override]
-        """The ``(N,)`` weights of the training images in the loss, 1 in the mean."""
+        """The ``(N,)`` weights of the training images in the loss, with mean 1."""
         if (weights := self.table.weights()) is None:
             return None
         rows = self._train_rows
@@ -111,7 +111,7 @@ class Listed(Photos):
 
     @cached_property
     def _divided(self) -> Indices:
-        """The rows that are divided: all, or those that are not for testing."""
+        """The rows to divide: all, or those outside a given test split."""
         return self._rows("train" if self.has_test_split else "all")
 
     @property
@@ -120,21 +120,21 @@ class Listed(Photos):
 
     @cached_property
     def _division(self) -> dict[SplitName, Indices]:
-        """The sorted indices of each split among these rows; to know a row may mean to read its image."""
-        rows, whole = self._divided, not self.has_test_split
+        """The sorted indices of each split among these rows; cached, as identities may need all image files."""
+        rows, cut_test = self._divided, not self.has_test_split
         if self.times is not None:
-            return by_time(self.times[rows], self.rule, whole)
+            return by_time(self.times[rows], self.rule, cut_test)
         ids = [self.identity(self.table.paths[i]) for i in rows]
         given = self.part_of[rows] == "val" if "val" in self.parts else None
         labels = self._strata(rows)
         if self.table.groups is None or (given is not None and not self.rule.fold) or self.rule.file is not None:
-            return self.rule.indices(ids, labels, given, whole)
-        names, labels, of = split_by_group([self.table.groups[i] for i in rows], labels)
-        chosen = self.rule.indices(names, labels, None, whole)
-        return {split: np.flatnonzero(np.isin(of, groups)) for split, groups in chosen.items()}
+            return self.rule.indices(ids, labels, given, cut_test)
+        names, labels, group_of = split_by_group([self.table.groups[i] for i in rows], labels)
+        chosen = self.rule.indices(names, labels, None, cut_test)
+        return {split: np.flatnonzero(np.isin(group_of, groups)) for split, groups in chosen.items()}
 
     def _strata(self, rows: Indices) -> Indices:
-        """Return what the splits have in equal shares: the class, or the rarest label of a row."""
+        """Return the stratum of each row: its class, or its rarest label."""
         if self.table.kind == "number":
             return np.zeros(len(rows), dtype=np.int64)
         if self.table.kind == "class":
@@ -179,10 +179,10 @@ class Listed(Photos):
             raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
 
     def _check_groups(self) -> None:
-        of: dict[str, str] = {}
+        first: dict[str, str] = {}
         for group, part in zip(self.table.groups or [], self.part_of.tolist(), strict=False):
-            if of.setdefault(group, part) != part:
-                raise ValueError(f"{self.table.file}: the group {group} is in {of[group]} and in {part}")
+            if first.setdefault(group, part) != part:
+                raise ValueError(f"{self.table.file}: the group {group} is in {first[group]} and in {part}")
 
 
 def _parts(table: Rows) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Photos that `vitlab pack` has packed."""
+"""Photos in shards written by `vitlab pack`."""
 
 import os
 from pathlib import Path
@@ -14,11 +14,11 @@ from vitlab.data.photos import Photos
 
 
 class Packed(Photos):
-    """Photos packed by `vitlab pack`, used as :class:`ImageFolder` uses the folder that they were packed from.
+    """Photos packed by `vitlab pack`, with the splits of the original :class:`ImageFolder`.
 
     Args:
-        root: Folder that `vitlab pack` has written.
-        verify: Compare each image of a split with its checksum before the split is used (1 GB/s).
+        root: Folder written by `vitlab pack`.
+        verify: Whether to check the checksum of each image before a split is used (1 GB/s).
         **photos: Passed to :class:`Photos`.
 
     Example:
@@ -44,7 +44,7 @@ class Packed(Photos):
         )  # fmt: skip
 
     def list_files(self, parts: list[str]) -> FileImages:
-        """Return the images of some parts, with what was known of them when they were packed."""
+        """Return the images of some parts, with the facts stored when they were packed."""
         numbers = self.class_numbers()
         chosen = np.flatnonzero(np.isin(self.rows["part"], [PARTS.index(part) for part in parts]))
         labels = np.array([numbers[name] for name in self.packed_names])[self.rows["label"][chosen]]
@@ -52,9 +52,11 @@ class Packed(Photos):
         return FileImages(self.store, files, torch.from_numpy(labels), self.decoding, facts_of(self.rows[chosen]))
 
     def filter_readable(self, images: Images) -> Images:
-        """Return a split whose images are those that were packed."""
+        """Return a split after checking its checksums."""
         assert isinstance(images, FileImages)
         for file in images.files if self.verify else []:
             if self.store.damaged(file):
-                raise ValueError(f"{self.root} is damaged: {os.fsdecode(file)} is not as it was packed; pack it again")
+                raise ValueError(
+                    f"{self.root} is damaged: {os.fsdecode(file)} differs from what was packed; pack it again"
+                )
         return super().filter_readable(images)

@@ -1,4 +1,4 @@
-"""Photos of any size, some of which may be unreadable."""
+"""Photos of any size, of which some may be unreadable."""
 
 import json
 import os
@@ -21,27 +21,27 @@ _NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "tests", "testing"),
 }
-_SMALL = 128  # pixels a side, up to which images of one size are taken as they are
-_IN_MEMORY = 2**30  # bytes of decoded small images, up to which a split is kept decoded
+_SMALL = 128  # pixels per side, up to which images of one size count as small
+_IN_MEMORY = 2**30  # bytes of decoded pixels, up to which a split of small images stays in memory
 
 
 class Photos(ImageData):
-    """Encoded images, decoded when they are needed, in one part that is split or in parts train, val and test.
+    """Image files, decoded on demand, in one part that is divided, or in parts train, val and test.
 
-    Images of one size of at most 128 pixels a side are small: training shifts them instead of cutting parts out, and
-    evaluation looks at all of them, unless `crop_scale` or `crop_pct` says otherwise.
+    Images are small if all have one size of at most 128 pixels per side. Unless `crop_scale` or `crop_pct` is given,
+    training shifts small images instead of cropping them, and evaluation uses the whole image.
 
     Args:
-        place: What holds them, as a person calls it.
-        parts: Name of what holds each part that there is, train at least.
+        place: Name of the source, for messages.
+        parts: Name of the folder or file of each part; train is required.
         class_names: Name of each class.
-        sizes: Height and width of some images.
-        img_size: Side, or height and width, of the network's images, in pixels; default: 224, or as small images are.
+        sizes: Height and width of a sample of the images.
+        img_size: Side, or height and width, of the network's input, in pixels; default: 224, or that of small images.
         in_chans: 3 for RGB, 1 for gray.
-        max_unreadable: Number of files that may be left out because they cannot be read.
-        class_map: JSON file with the class of folders or labels that have another name.
-        crop_scale: Smallest share of the area that a random crop keeps; default: .08, small images are shifted.
-        crop_pct: Share of the shorter side that evaluation looks at; default: .875, or 1 of small images.
+        max_unreadable: Number of unreadable files that may be left out.
+        class_map: JSON file that maps other names of folders or labels to classes.
+        crop_scale: Smallest share of the area of a random crop; default: .08, or shifts for small images.
+        crop_pct: Share of the shorter side that evaluation uses; default: .875, or 1 for small images.
         **data: Passed to :class:`ImageData`.
 
     Example:
@@ -85,12 +85,12 @@ class Photos(ImageData):
         )  # fmt: skip
 
     def class_numbers(self) -> dict[str, int]:
-        """Return the number of each class, also by the other names it has."""
+        """Return the number of each class, by its name and by the other names in `class_map`."""
         number = {name: k for k, name in enumerate(self.class_names)}
         return number | {name: number[known] for name, known in self.stands_for.items() if known in number}
 
     def prepare_data(self) -> None:
-        """Look at all files in one process; the others then find in the cache what it saw."""
+        """Scan all files in one process; the others then use its cache."""
         if self.trainer is not None and self.trainer.world_size > 1:
             self.setup(self.trainer.state.fn or "fit")
 
@@ -104,7 +104,7 @@ class Photos(ImageData):
         raise NotImplementedError
 
     def indices(self, images: Images) -> dict[SplitName, Indices]:
-        """Divide block 1; a val part stays what it is unless folds are asked for."""
+        """Divide block 1; a given val part is kept, unless `fold` is set."""
         assert isinstance(images, FileImages)
         given = None
         if "val" in self.parts:
@@ -113,14 +113,14 @@ class Photos(ImageData):
         return self.rule.indices(images.ids, images.labels.numpy(), given, cut_test=not self.has_test_split)
 
     def ready(self, images: Images) -> Images:
-        """Return small images decoded, unless they are too many."""
+        """Return small images decoded, if they fit in memory."""
         native, n = self.pipeline.native_size, len(images) * self.in_chans
         if not isinstance(images, FileImages) or native is None or n * native[0] * native[1] > _IN_MEMORY:
             return images
         return images.in_memory(self.num_workers)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the files that can be read; more unreadable ones than allowed are an error that lists them."""
+        """Return the readable files; raise a ValueError if more are unreadable than allowed."""
         assert isinstance(images, FileImages)
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
@@ -136,19 +136,19 @@ class Photos(ImageData):
         return readable
 
     def on_unreadable(self, error: ImageError) -> None:
-        """Count a file that has become unreadable since it was scanned."""
+        """Count a file that has become unreadable since the scan; raise an ImageError if there are too many."""
         self.unreadable[error.path] = error.reason
         if len(self.unreadable) > self.max_unreadable:
             allowed = f"{len(self.unreadable)} unreadable, `data.max_unreadable` allows {self.max_unreadable}"
             raise ImageError(error.path, f"the file has become unreadable ({error.reason}; {allowed})")
 
     def adopt_classes(self, class_names: list[str]) -> None:
-        """Number the classes as a trained run does, which may know more of them."""
+        """Use the class numbers of a trained run, which may have more classes."""
         unknown = sorted(set(self.class_names) - set(class_names))
         if unknown:
             raise ValueError(
                 f"the checkpoint does not know the classes {', '.join(unknown)} of {self.place}; "
-                "--data.class_map=FILE.json may tell the names it knows them by"
+                "map their names with --data.class_map=FILE.json"
             )
         self.class_names = list(class_names)
         built = list(self.splits)
@@ -158,7 +158,7 @@ class Photos(ImageData):
 
 
 def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data.max_unreadable") -> None:
-    """Refuse more unreadable files than an option allows, with their names."""
+    """Raise a ValueError that lists unreadable files, if there are more than allowed."""
     if len(reasons) <= allowed:
         return
     shown = [str(ImageError(*item)) for item in sorted(reasons.items())[:10]]
@@ -170,7 +170,7 @@ def refuse_unreadable(reasons: dict[str, str], allowed: int, option: str = "data
 
 
 def parts_among(names: Collection[str]) -> dict[str, str]:
-    """Return which name stands for which part; where nothing is called test, what is called val is the test part.
+    """Return the name of each part among ``names``; without a test part, val is used as test.
 
     >>> parts_among(["Train", "Val", "notes"])
     {'train': 'Train', 'test': 'Val'}

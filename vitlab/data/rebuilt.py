@@ -1,4 +1,4 @@
-"""The data of a run where its files are not."""
+"""The data settings of a run, for use without its files."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from vitlab.data.base import ImageData
 
 
 class Rebuilt(ImageData):
-    """What a run's data.json says of its data: enough to prepare other images and to say what outputs mean.
+    """Data rebuilt from a run's data.json: enough to preprocess other images and to interpret outputs.
 
     Args:
-        targets: What the targets are.
-        arrays: Whether images are arrays of numbers.
+        targets: Kind, names and statistics of the targets.
+        arrays: Whether images are arrays of floats.
         **data: Passed to :class:`ImageData`.
     """
 

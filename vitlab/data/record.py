@@ -1,4 +1,4 @@
-"""What a run keeps of its data, and what data must know of the run that is measured on it."""
+"""The record of a run's data, and the comparison of that record with data that the run is evaluated on."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from vitlab.data.files.twins import twins
 if TYPE_CHECKING:
     import pandas as pd
 
-TRAINED_ON = "trained_on.npy"  # in a run's directory: a number for each training image, see `numbers`
+TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `numbers`
 
 
 def record(data: Any) -> dict[str, Any]:
-    """Return what a run keeps of its data as plain values; a test split held back is compared and not described."""
+    """Return the record of a run's data as plain values; a held-back test split is only checked for duplicates."""
     return {
         "data": type(data).__name__,
         "class_names": data.class_names,
@@ -40,32 +40,32 @@ def record(data: Any) -> dict[str, Any]:
 
 
 def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
-    """Return what later stages must share with a training run, as primitives."""
+    """Return the state that later stages must share with a training run, as plain values."""
     known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
     train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
     return {"class_names": data.class_names, "seed": data.seed, **known, **train}
 
 
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
-    """Return mean and standard deviation of a state, None where they were not known."""
+    """Return mean and standard deviation from a state, or None."""
     return (tuple(state["mean"]), tuple(state["std"])) if "mean" in state else None
 
 
 def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:
-    """Refuse to continue a run on another training split than that of its checkpoint."""
+    """Refuse to resume a run on another training split than that of its checkpoint."""
     if "train" in splits and "split_hash" in state and splits["train"].split_hash != state["split_hash"]:
         now, then = splits["train"].split_hash, state["split_hash"]
         raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
 
 
 class Trained:
-    """A run that is measured: its classes, and which images it has seen.
+    """A trained run that is evaluated: its classes, and the images that it was trained on.
 
     Args:
         facts: The run's data.json.
-        images: ``(N,)`` numbers of the images it was trained on, see :func:`numbers`; None where nobody knows.
-        split: The split that it is measured on.
-        allow: Whether that one, if it was changed, may hold some of them.
+        images: ``(N,)`` fingerprints of its training images, see :func:`numbers`; None if unknown.
+        split: The split to evaluate.
+        allow: Whether a changed split may contain training images.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Trained:
         self.img_size: list[int] | None = facts.get("img_size")
         self.rule = facts.get("split_rule")
         self.images, self.split, self.allow = images, split, allow
-        self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split measured the run was trained on
+        self.met: NDArray[np.bool_] = np.zeros(0, bool)  # which images of the split the run was trained on
         self.changed = False
 
     def compare(self, name: SplitName, images: Images, rule: SplitRule) -> None:
-        """Find the training images in a split; one that was changed since the training must have none."""
+        """Find training images in a split; refuse them if the split was changed after training."""
         if self.images is None or name != self.split:
             return
         self.met = np.isin(numbers(images), self.images)
@@ -87,25 +87,25 @@ class Trained:
         if self.changed and not self.allow:
             raise ValueError(
                 f"the {name} split is not that of the run, and {self.met.sum():,} of its {len(images):,} images were "
-                "trained on: leave the split as it was, or measure it all the same with --with_training_images"
+                "trained on: keep the split as it was, or evaluate it anyway with --with_training_images"
             )
 
     def among(self, table: "pd.DataFrame") -> dict[str, float]:
-        """Return how many images measured were trained on, and the accuracy on the others.
+        """Return how many of the images were trained on, and the accuracy on the others.
 
         Args:
             table: A row for each image in the order of the split.
         """
         if not self.met.any() or len(self.met) != len(table):
             return {}
-        found: dict[str, float] = {"trained_on": int(self.met.sum())}
+        seen: dict[str, float] = {"trained_on": int(self.met.sum())}
         if {"target", "prediction"} <= set(table) and not self.met.all():
             others = table[~self.met]
-            found["acc1_of_others"] = float((others["target"] == others["prediction"]).mean())
-        return found
+            seen["acc1_of_others"] = float((others["target"] == others["prediction"]).mean())
+        return seen
 
     def sentences(self, seen: dict[str, float], n: int) -> list[str]:
-        """Return what a person must know of the images measured; ``seen`` is what :meth:`among` has returned."""
+        """Return a warning about training images in the split; ``seen`` is the result of :meth:`among`."""
         if not seen:
             return []
         rest = f"; acc1 {seen['acc1_of_others']:.4f} on the others" if "acc1_of_others" in seen else ""
@@ -118,7 +118,7 @@ RUN: ContextVar[Trained | None] = ContextVar("RUN", default=None)
 
 @contextmanager
 def measured(run: Trained) -> Iterator[Trained]:
-    """Let data that is built and read in this context be that of a run."""
+    """Inside this context, build and read data for the evaluation of ``run``."""
     token = RUN.set(run)
     try:
         yield run
@@ -127,15 +127,15 @@ def measured(run: Trained) -> Iterator[Trained]:
 
 
 def numbers(images: Images) -> NDArray[np.uint64]:
-    """Return a number for each image that is made of its content alone."""
+    """Return a 64-bit fingerprint of the content of each image."""
     return np.frombuffer(b"".join(digest[:8] for digest in images.digests), dtype=np.uint64)
 
 
 def read_numbers(path: Path) -> NDArray[np.uint64] | None:
-    """Return the numbers that a run keeps of its training images; None where it has kept none."""
+    """Return the fingerprints of a run's training images, or None if there is no file."""
     try:
         return np.load(path, allow_pickle=False) if path.is_file() else None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"{path} is damaged: {error}; remove it to measure without knowing what was trained on"
+            f"{path} is damaged: {error}; remove it to evaluate without checking for training images"
         ) from error

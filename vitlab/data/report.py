@@ -1,4 +1,4 @@
-"""What is in a folder of photos: classes, sizes, faults, and how augmentation makes them look."""
+"""Report on a folder of photos: classes, sizes, faults, and a picture of the augmentation."""
 
 import os
 from collections import Counter
@@ -15,15 +15,15 @@ from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.streams import stream
 from vitlab.errors import printable
 
-_ROWS, _COLUMNS = 8, 7  # of the picture: images of different classes as far as there are, augmented versions
-_MOST = 50  # lines for what there may be many of
+_ROWS, _COLUMNS = 8, 7  # of the picture: one image of each class first; augmented versions
+_MOST = 50  # lines of a list that can be long
 
 
 def report(data: ImageFolder) -> dict[str, Any]:
-    """Look at every file of all three splits, and return what was found as plain values.
+    """Scan every file of all three splits, and return the report as plain values.
 
     Args:
-        data: The folder; its `max_unreadable` is lifted, because unreadable files are what is asked for.
+        data: The folder; its `max_unreadable` is lifted, because unreadable files are part of the report.
     """
     data.max_unreadable = 10**9
     names: tuple[SplitName, ...] = ("train", "val", "test")
@@ -65,7 +65,7 @@ def report(data: ImageFolder) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """Return a report in the words of the command line."""
+    """Return a report as text for the terminal."""
     counts = found["class_counts"]
     names = list(counts)
     lines = [
@@ -96,7 +96,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 
 def picture(data: ImageFolder, path: str) -> None:
-    """Write a picture of training images: each as evaluation sees it, then as training sees it in several epochs.
+    """Write a picture of training images: each as in evaluation, then as augmented in several epochs.
 
     Args:
         data: The folder, with the augmentation to show.

@@ -1,4 +1,4 @@
-"""Images named in a table, with classes, labels or numbers to predict."""
+"""Images listed in a table, with classes, labels or numbers to predict."""
 
 from pathlib import Path
 from typing import Literal, Unpack
@@ -20,24 +20,24 @@ _MOST = 2**34  # bytes of arrays
 
 
 class Table(Listed):
-    """Images named in a CSV, TSV or Parquet file, or in a Hugging Face data set, with targets for each.
+    """Images listed in a CSV, TSV or Parquet file, or in a Hugging Face data set, with targets.
 
-    Images are photos, or arrays of C x H x W numbers of one shape (.npy, TIFF of C pages), which stay floats and are
-    held in memory. Rows of one group are never in two splits.
+    Images are photos, or C x H x W arrays of one shape (.npy, or TIFF with C pages), which are kept as floats in
+    memory. Rows of one group are never in two splits.
 
     Args:
-        path: The table, or the folder of a Hugging Face data set, whose splits are then those of the rows.
-        targets: Columns of what is to be predicted.
-        target_type: class, number, or multilabel, where an image may have several labels; default: multilabel of
-            lists and of several columns of 0 and 1, numbers of floats and of other columns, else class.
-        label_separator: What stands between the labels of one column of text, if `target_type` is multilabel.
-        path_column: Column of the paths, relative to the table's folder, or of a data set's images.
-        split_column: Column that says train, val or test, if there is one.
-        group_column: Column of what belongs together, such as a patient, if there is one.
-        weight_column: Column of each row's weight in the training loss, if there is one; null leaves it aside.
+        path: The table, or the folder of a Hugging Face data set, whose splits are then used.
+        targets: Columns to predict.
+        target_type: class, number, or multilabel (an image can have several labels); default: multilabel for lists and
+            for several columns of 0 and 1, number for floats and other sets of columns, class otherwise.
+        label_separator: Separator of the labels in a column of text, for `target_type` multilabel.
+        path_column: Column of the paths, relative to the folder of the table, or of the images of a data set.
+        split_column: Column with train, val or test; optional.
+        group_column: Column of groups that must stay together, such as patients; optional.
+        weight_column: Column of weights in the training loss; optional; null ignores it.
         time_column: Column of numbers or dates for `split_by`.
-        split_by: hash, or time: the latest rows are for test, those before them for validation; groups stay together.
-        in_chans: 3 for RGB, 1 for gray; arrays have as many as they have.
+        split_by: hash, or time: the latest rows are for test, those before for validation; groups stay together.
+        in_chans: 3 for RGB, 1 for gray; for arrays it follows from the files.
         **photos: Passed to :class:`Photos`.
 
     >>> Table("no-such-table.csv", targets="age")
@@ -87,7 +87,7 @@ class Table(Listed):
         )
 
     def identity(self, path: str) -> bytes:
-        """Return what decides to which split a row belongs: the path, or a hash of an image's bytes."""
+        """Return the identity that assigns a row to a split: the path, or a hash of the image's bytes."""
         return self.store.identity(path)
 
     def images_of(self, rows: Indices, targets: Tensor) -> Images:

@@ -1,4 +1,4 @@
-"""Photos in tar shards of the WebDataset format, on disk or at any address that fsspec knows."""
+"""Photos in tar shards of the WebDataset format, on disk or at any address that fsspec supports."""
 
 import glob
 import re
@@ -22,15 +22,15 @@ class WebDataset(Photos):
     """Photos in tar shards, in which a sample is the members of one key: `a/1.jpg` with `a/1.cls` or `a/1.json`
     (Aizman et al. 2020, arXiv:2001.01858).
 
-    An index says where each image lies, so that the order of training is drawn over all images, and they are read one
-    by one, or, at remote addresses, a batch at once by their ranges of bytes; nothing is kept on disk. Parts are used
-    as :class:`ImageFolder` uses folders: without test shards, those of `val` are the test split.
+    An index stores where each image lies, so training shuffles over all images. Local images are read one by one,
+    remote ones as byte ranges, a batch at once; no image is stored on disk. Parts work like the folders of
+    :class:`ImageFolder`: without test shards, those of `val` are the test split.
 
     Args:
         train: Shards for training: a path or address, with * or {000..009} for several, or a list of them.
         val: Shards for validation.
         test: Shards for testing.
-        image: Suffixes of images; of several members of a sample, the first of these counts.
+        image: Suffixes of images; if a sample has several, the first suffix counts.
         label: Member with the class: cls, or json.FIELD for a field of a JSON object.
         **photos: Passed to :class:`Photos`.
 
@@ -74,7 +74,7 @@ class WebDataset(Photos):
         chosen = [i for i, file in enumerate(self.tars.files) if file.partition("/")[0] in folders]
         for i in chosen:
             if self.texts[i] not in number:
-                raise ValueError(f"{self.tars.path(self.tars.files[i])}: {self.texts[i]} is no class of training")
+                raise ValueError(f"{self.tars.path(self.tars.files[i])}: {self.texts[i]} is not a training class")
         labels = torch.tensor([number[self.texts[i]] for i in chosen], dtype=torch.int64)
         return FileImages(self.tars, [self.tars.files[i] for i in chosen], labels, self.decoding)
 
@@ -87,7 +87,7 @@ class _Sample(NamedTuple):
 
 
 def addresses_of(pattern: str) -> list[str]:
-    """Return the addresses that a pattern with * or braces stands for.
+    """Expand * and braces in an address.
 
     >>> addresses_of("s3://b/{train,val}-{08..10}.tar")[1:4]
     ['s3://b/train-09.tar', 's3://b/train-10.tar', 's3://b/val-08.tar']

@@ -1,4 +1,4 @@
-"""A table of records and what belongs to it in one file, written whole or not at all."""
+"""Store records with a header in one file, written atomically."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from vitlab.runs.directory import atomic_write
 
 
 def write(path: Path, header: Any, rows: np.ndarray) -> None:
-    """Write records, and a header of plain values."""
+    """Write records, with a header of plain values."""
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     with atomic_write(path) as beside, beside.open("wb") as file:
         np.savez_compressed(file, rows=rows, header=text)
@@ -21,11 +21,11 @@ def write(path: Path, header: Any, rows: np.ndarray) -> None:
 
 
 def read(path: Path) -> tuple[Any, np.ndarray]:
-    """Return header and records; a damaged file, of which zip keeps a CRC, raises all kinds of errors."""
+    """Return header and records; a damaged file can raise any error."""
     stored = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
     return json.loads(stored["header"].tobytes()), stored["rows"]
 
 
 def cache() -> Path:
-    """Return the folder of what can be found out again."""
+    """Return the cache folder, which can be deleted at any time."""
     return Path(os.environ.get("VITLAB_CACHE") or Path.home() / ".cache" / "vitlab")

@@ -1,4 +1,4 @@
-"""Images that are arrays of numbers: any number of channels, any range."""
+"""Read images stored as arrays, with any number of channels and any range."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def read_array(path: Path) -> NDArray[np.float32]:
             with Image.open(path) as image:
                 values = np.stack([np.asarray(_page(image, i)) for i in range(image.n_frames)])  # type: ignore[attr-defined]
         values = values.astype(np.float32)
-    except Exception as error:  # readers meet broken files with every kind of error
+    except Exception as error:  # readers can raise anything for a broken file
         raise ValueError(f"{path}: {error}") from None
     values = values[None] if values.ndim == 2 else values
     if values.ndim != 3 or not values.size:

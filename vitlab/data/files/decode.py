@@ -1,4 +1,4 @@
-"""Image files as they come, decoded to upright RGB or refused with a reason."""
+"""Decode image files to upright RGB or gray, or refuse them with a reason."""
 
 import contextlib
 import io
@@ -24,22 +24,22 @@ else:
     _HEIF = ["HEIF"]
 
 Mode = Literal["RGB", "L"]
-FORMATS = (  # by content; the suffix says nothing
+FORMATS = (  # recognized by content, not by suffix
     *("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF"),
     *(name for name, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if features.check(codec)),
     *_HEIF,
 )
-_DEEP = re.compile(r"(RGBA?);16([BLN])")  # raw modes of which Pillow keeps the higher byte
+_DEEP = re.compile(r"(RGBA?);16([BLN])")  # raw modes of which Pillow keeps only the higher byte
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What is made of an image file.
+    """How to decode an image file.
 
     Args:
         mode: RGB, or L for gray.
-        value_range: Values that become 0 and 255 where a file has more than 8 bits; default: its own range.
-        max_pixels: Most pixels that an image may have.
+        value_range: Values mapped to 0 and 255 in files with more than 8 bits; default: the range of each file.
+        max_pixels: Largest number of pixels of an image.
 
     >>> Decoding("L", value_range=(0, 4095)).value_range
     (0, 4095)
@@ -74,7 +74,7 @@ class ImageError(ValueError):
 
 
 def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Image:
-    """Return the first frame of an image file, as `decode_bytes` does; the path is what errors call it."""
+    """Return the first frame of an image file, as `decode_bytes` does."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -83,11 +83,11 @@ def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Im
 
 
 def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int | None = None) -> Image.Image:
-    """Return the first frame of an encoded image: upright, opaque on white, 8 bits a channel.
+    """Return the first frame of an encoded image: upright, opaque on white, 8 bits per channel.
 
-    Values of more than 8 bits are scaled to 0..255, from the given range or the image's own. EXIF data that cannot be
-    read is left aside; everything else that is wrong is an ImageError with ``name`` and the reason. With ``shrink`` a
-    JPEG image may be decoded at 1/2, 1/4 or 1/8 of its size, no side shorter than ``shrink`` pixels.
+    Values of more than 8 bits are scaled to 0..255, from the given range or that of the image. Broken EXIF data is
+    ignored; any other fault raises an ImageError with ``name`` and the reason. With ``shrink``, a JPEG image may be
+    decoded at 1/2, 1/4 or 1/8 of its size, with no side shorter than ``shrink`` pixels.
 
     >>> decode_bytes(b"P6 2 1 255 " + bytes(6), "black.ppm").size
     (2, 1)
@@ -95,7 +95,7 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
     if not data:
         raise ImageError(name, "the file is empty")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about metadata; what matters is checked below
+        warnings.simplefilter("ignore")  # about metadata
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
                 if image.width * image.height > how.max_pixels:
@@ -106,16 +106,16 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
                 lower = _lower_bytes(image, data)
                 image.load()
                 if lower is not None:
-                    _join(image, lower, how.value_range)
+                    _scale_16_bits(image, lower, how.value_range)
                 return _to_mode(_upright(image), how)
         except Image.UnidentifiedImageError:
             raise ImageError(name, f"not one of {', '.join(FORMATS)}") from None
-        except Exception as error:  # decoders meet broken files with every kind of error, also IndexError or TypeError
+        except Exception as error:  # decoders can raise anything for a broken file
             raise ImageError(name, str(error) or type(error).__name__) from None
 
 
 def draft_scale(size: tuple[int, int], shrink: int) -> int:
-    """Return by how much a JPEG image of a size is made smaller while it is decoded, see `decode_bytes`.
+    """Return the factor by which `decode_bytes` shrinks a JPEG image of this size.
 
     >>> draft_scale((1000, 750), 224), draft_scale((300, 400), 224)
     (2, 1)
@@ -141,12 +141,12 @@ def header(data: bytes) -> tuple[str, tuple[int, int]]:
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # EXIF data that cannot be read says nothing about how to turn the image
+    except Exception:  # broken EXIF data has no orientation
         return image
 
 
 def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
-    """Return the lower bytes of a color image of 16 bits, of which Pillow decodes the higher ones."""
+    """Return the lower bytes of a 16-bit color image, of which Pillow decodes only the higher ones."""
     tiles = getattr(image, "tile", [])
     args = tiles[0].args if tiles else None
     raw, rest = (args, ()) if isinstance(args, str) else (args[0], args[1:]) if args else ("", ())
@@ -159,8 +159,8 @@ def _lower_bytes(image: Image.Image, data: bytes) -> Image.Image | None:
         return lower.copy()
 
 
-def _join(image: Image.Image, lower: Image.Image, value_range: Sequence[float] | None) -> None:
-    """Bring a color image of 16 bits to 8 bits where it is: all colors on one scale, opacity as it was."""
+def _scale_16_bits(image: Image.Image, lower: Image.Image, value_range: Sequence[float] | None) -> None:
+    """Scale a 16-bit color image to 8 bits in place: all colors on one scale, opacity unchanged."""
     eight = np.array(image)
     values = eight[..., :3] * 256.0 + np.asarray(lower)[..., :3]
     eight[..., :3] = _scaled(values, value_range)
@@ -193,7 +193,7 @@ def _scaled(values: np.ndarray, value_range: Sequence[float] | None) -> np.ndarr
     if not finite.any():
         raise ValueError("no pixel has a finite value")
     low, high = value_range or (values[finite].min(), values[finite].max())
-    if low == high:  # one color: as bright as it is in the range of 16 bits
+    if low == high:  # one color: scale by the range of 16 bits
         scaled = np.full_like(values, np.clip(high / 257, 0, 255))
     else:
         scaled = (np.nan_to_num(values, nan=low, posinf=high, neginf=low) - low) * (255 / (high - low))

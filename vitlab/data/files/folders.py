@@ -1,4 +1,4 @@
-"""What folders of photos hold, told from what they seem to hold."""
+"""List folders of photos: classes and files, without hidden and system files."""
 
 import os
 from collections import Counter
@@ -6,49 +6,49 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-_FEW = 4  # images a class that are looked at before all others are
+_FEW = 4  # images per class in the sample
 _NOT_PHOTOS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 def visible(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder that count, in sorted order."""
+    """Return the visible entries of a folder in sorted order."""
     with os.scandir(folder) as entries:
-        return sorted((entry for entry in entries if _counts(entry.name)), key=lambda entry: entry.name)
+        return sorted((entry for entry in entries if _is_visible(entry.name)), key=lambda entry: entry.name)
 
 
 def is_flat(folder: Path) -> bool:
-    """Return whether a folder holds files and no folders."""
+    """Return whether a folder has files but no folders."""
     entries = visible(folder) if folder.is_dir() else []
     return bool(entries) and not any(entry.is_dir() for entry in entries)
 
 
 def files_below(folder: str) -> list[str]:
-    """Return all files below a folder in sorted order; a link that leads above its class is refused."""
+    """Return all files below a folder in sorted order; refuse a link to a folder above."""
     return sorted(_walk(folder, {os.path.realpath(folder)}, os.path.realpath(folder)))
 
 
 def class_folders(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders that hold an image, and of those that hold none.
+    """Return the names of the folders with files, and of those without.
 
     Raises:
-        ValueError: There are classes that differ in case alone.
+        ValueError: Two classes differ only in case.
     """
     found = [(entry.name, next(_first_files(entry.path), None)) for entry in visible(folder) if entry.is_dir()]
     names = [name for name, file in found if file is not None]
-    spellings = Counter(name.lower() for name in names if len(name) > 1)  # a and A are classes of letters
+    spellings = Counter(name.lower() for name in names if len(name) > 1)  # a and A may be classes of letters
     twice = [name for name in names if spellings[name.lower()] > 1]
     if twice:
-        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ in case alone: join or rename them")
+        raise ValueError(f"the classes {', '.join(twice)} in {folder} differ only in case: join or rename them")
     return names, [name for name, file in found if file is None]
 
 
 def some_files(folder: Path) -> list[str]:
-    """Return a few files of each class."""
+    """Return a sample of files of each class."""
     return [file for entry in visible(folder) if entry.is_dir() for file in islice(_first_files(entry.path), _FEW)]
 
 
 def deeper(folder: Path) -> Path | None:
-    """Return the folder below that looks like a set of classes, where ``folder`` holds one folder and nothing else."""
+    """Return the folder of class folders below ``folder``, if the way there is one folder in another."""
     entries = visible(folder)
     while len(entries) == 1 and entries[0].is_dir():
         folder = Path(entries[0].path)
@@ -61,25 +61,25 @@ def deeper(folder: Path) -> Path | None:
 def _first_files(folder: str) -> Iterator[str]:
     seen: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:  # a link that leads back
+        if (real := os.path.realpath(place)) in seen:  # a link to a folder already seen
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(filter(_counts, folders))
-        yield from (os.path.join(place, name) for name in sorted(filter(_counts, names)))
+        folders[:] = sorted(filter(_is_visible, folders))
+        yield from (os.path.join(place, name) for name in sorted(filter(_is_visible, names)))
 
 
 def _walk(folder: str, above: set[str], top: str) -> list[str]:
     files: list[str] = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            if not _counts(entry.name):
+            if not _is_visible(entry.name):
                 continue
             if not entry.is_dir():
                 files.append(entry.path)
                 continue
             place = os.path.realpath(entry.path)
-            if place in above:  # a link that leads back: all of it has been seen
+            if place in above:  # a link to a folder that contains it
                 continue
             if f"{top}{os.sep}".startswith(place.rstrip(os.sep) + os.sep):
                 raise ValueError(f"{entry.path} leads to {place}, above its class: remove the link")
@@ -87,5 +87,5 @@ def _walk(folder: str, above: set[str], top: str) -> list[str]:
     return files
 
 
-def _counts(name: str) -> bool:
+def _is_visible(name: str) -> bool:
     return not name.startswith(".") and name.lower() not in _NOT_PHOTOS

@@ -1,4 +1,4 @@
-"""ImageNet as it is downloaded: tar files, validation images without classes, and who says what they show."""
+"""ImageNet as downloaded: tar files, and the classes of the validation images."""
 
 import io
 import tarfile
@@ -14,9 +14,9 @@ _ANSWERS = ("ILSVRC2012_validation_ground_truth.txt", "meta.mat")
 
 
 def tarred(root: Path) -> Tars | None:
-    """Return the images of the tar files in a folder under the paths that they have when they are unpacked.
+    """Return the images in the official tar files of a folder, named as if unpacked; None without such files.
 
-    These are train/WNID/IMAGE and val/WNID/IMAGE. There may be no such tar files: None.
+    The names are train/WNID/IMAGE and val/WNID/IMAGE.
     """
     if not (root / TRAIN).is_file():
         return None
@@ -39,10 +39,10 @@ def class_of(image: Path, classes: dict[str, str]) -> str:
 
 
 def val_classes(root: Path) -> dict[str, str]:
-    """Return the class (WNID) of each validation image by its name without suffix.
+    """Return the class (WNID) of each validation image, by file name without suffix.
 
     Raises:
-        ValueError: Neither the development kit nor Kaggle's list lies in the folder or up to three above it.
+        ValueError: Neither the development kit nor Kaggle's list is in the folder or up to three levels above.
     """
     for place in [root, *root.resolve().parents[:3]]:
         if (place / _SOLUTION).is_file():
@@ -58,7 +58,7 @@ def val_classes(root: Path) -> dict[str, str]:
         except Exception as error:  # a damaged archive or MATLAB file fails in many ways
             raise ValueError(f"{place / DEVKIT} cannot be read: {type(error).__name__}: {error}") from None
     raise ValueError(
-        f"nothing tells the classes of the validation images: put {DEVKIT}.tar.gz or {_SOLUTION} into {root}, "
+        f"the classes of the validation images are unknown: put {DEVKIT}.tar.gz or {_SOLUTION} into {root}, "
         "or sort the images into val/WNID/"
     )
 

@@ -1,4 +1,4 @@
-"""A table of images: where each lies, what is to be predicted of it, and where it belongs."""
+"""The rows of a table of images: paths, targets, and optional split, group, weight and time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,17 +15,17 @@ _READERS = {".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet"}
 
 
 class Rows:
-    """The rows of a table with targets, and maybe a split, a group, a weight and a time.
+    """The rows of a table: paths and targets, and optional split, group, weight and time.
 
     Args:
-        file: What a person calls the table.
-        table: Its rows.
-        targets: Columns of what is to be predicted.
-        columns: Column of each of path, split, group, weight and time; there need be none but the path, unless it is
-            called otherwise. A target is none of them.
-        kind: What the targets are; None takes lists and several columns of 0 and 1 for labels of which an image may
-            have several, floats and other columns where there are several for numbers, anything else for classes.
-        separator: What stands between the labels of one column of text.
+        file: Name of the table, for messages.
+        table: The rows.
+        targets: Columns to predict.
+        columns: Column of each of path, split, group, weight and time; all but path are optional under their default
+            names. A target column is none of them.
+        kind: Kind of the targets; None infers multilabel from lists and from several columns of 0 and 1, number from
+            floats and other sets of columns, and class otherwise.
+        separator: Separator of the labels in a column of text.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -74,11 +74,11 @@ class Rows:
 
     @property
     def class_names(self) -> list[str]:
-        """The classes or labels that there are; none of numbers."""
+        """The classes or labels; empty for numbers."""
         return [] if self.kind == "number" else self.names if self.kind == "multilabel" else sorted(set(self.names))
 
     def weights(self) -> NDArray[np.float32] | None:
-        """Return the weight of each row, if there is one."""
+        """Return the weight of each row, or None."""
         if (column := self._column("weight")) is None:
             return None
         values = self._numbers(column)
@@ -87,7 +87,7 @@ class Rows:
         return values
 
     def times(self) -> NDArray[np.int64]:
-        """Return the rank of each row's time; that of a group is its last, so that none is divided.
+        """Return the rank of each row's time; a group has its latest time, so that it is not divided.
 
         >>> import pandas as pd
         >>> days = {"path": list("abc"), "y": [1.0, 2, 3], "time": ["2024-02-01", "2023-01-05", "2024-03-09"]}
@@ -157,7 +157,7 @@ def _kind(cells: list["pd.Series"]) -> tuple[Kind, str]:
 
 
 def _set(cell: Any, separator: str) -> set[str]:
-    """Return the labels of a cell: of a list, or of text; an empty one has none."""
+    """Return the labels of a cell, a list or text; an empty cell has none."""
     parts = cell if isinstance(cell, list | tuple | np.ndarray) else [] if cell != cell else str(cell).split(separator)
     return {name for part in parts if (name := str(part).strip())}
 
@@ -174,19 +174,19 @@ def read_table(file: str) -> "pd.DataFrame":
         return getattr(pd, _READERS[suffix])(file, **options)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
-    except Exception as error:  # pandas and pyarrow meet broken files with every kind of error
+    except Exception as error:  # pandas and pyarrow can raise anything for a broken file
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
 
 
 def split_by_group(
     groups: Sequence[str], labels: NDArray[np.int64]
 ) -> tuple[list[bytes], NDArray[np.int64], NDArray[np.int64]]:
-    """Return the groups, the commonest class of each, and the group of each sample.
+    """Return the groups, the most common class of each, and the index of the group of each sample.
 
     >>> split_by_group(["a", "b", "a"], np.array([0, 1, 0]))
     ([b'a', b'b'], array([0, 1]), array([0, 1, 0]))
     """
-    names, of = np.unique(groups, return_inverse=True)
+    names, group_of = np.unique(groups, return_inverse=True)
     counts = np.zeros((len(names), labels.max() + 1), dtype=int)
-    np.add.at(counts, (of, labels), 1)
-    return [str(name).encode() for name in names], counts.argmax(axis=1), of
+    np.add.at(counts, (group_of, labels), 1)
+    return [str(name).encode() for name in names], counts.argmax(axis=1), group_of

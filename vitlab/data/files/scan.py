@@ -1,4 +1,4 @@
-"""Decode every file once, so that broken ones are known before training, and remember what was seen."""
+"""Decode every file once, to find broken ones before training, and cache the facts about each."""
 
 import contextlib
 import hashlib
@@ -23,28 +23,28 @@ Facts = np.ndarray  # one record of this type for each file
 FACTS = np.dtype(
     [
         ("bytes", "i8"),
-        ("modified", "i8"),  # nanoseconds, or whatever else changes with the content
+        ("modified", "i8"),  # in nanoseconds, or another number that changes with the content
         ("readable", "?"),
         ("digest", "u8", 2),  # of the file's bytes
         ("kind", "S16"),  # format and mode, such as JPEG RGB
         ("size", "i4", 2),  # height and width as stored, in pixels
-        ("look", "u8", 4),  # 256 bits that stay much the same when the picture is encoded or resized anew
+        ("look", "u8", 4),  # 256-bit perceptual hash, see look_of
         ("moments", "f4", (2, 4)),  # mean and mean square of red, green, blue and luma, of values in [0, 1]
     ]
 )
 _USUAL = (None, Decoding().max_pixels)
 _LEVELS = np.arange(256) / 255
-LOOKED = 224  # pixels of the shorter side that a JPEG image keeps when it is looked at
-_MANY = 1000  # files that take long enough for a bar
+LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG image
+_MANY = 1000  # files from which a progress bar is shown
 
 
 class Store(Protocol):
-    """Where encoded images lie, each under a name."""
+    """A place with encoded images, each under a name."""
 
-    place: str  # tells stores apart
+    place: str  # identifies the store
 
     def path(self, file: str) -> str:
-        """Return what a person calls a file."""
+        """Return the name of a file for messages."""
 
     def read(self, file: str) -> bytes:
         """Return the bytes of a file, or raise an OSError."""
@@ -53,13 +53,13 @@ class Store(Protocol):
         """Return two numbers that change with a file, its size first, or raise an OSError."""
 
     def identity(self, file: str) -> bytes:
-        """Return what decides to which split a file belongs."""
+        """Return the identity that assigns a file to a split."""
 
 
 def expect(store: Store, files: list[str]) -> None:
-    """Tell a store that wants to know it which files are read next."""
-    if told := getattr(store, "expect", None):
-        told(files)
+    """Announce the files that are read next to a store that prefetches."""
+    if announce := getattr(store, "expect", None):
+        announce(files)
 
 
 class Folder:
@@ -80,7 +80,7 @@ class Folder:
         return os.fspath(self.root / file)
 
     def read(self, file: str) -> bytes:
-        """Return the bytes of a file, or raise an OSError; whoever reads a pipe waits for ever."""
+        """Return the bytes of a file, or raise an OSError, also for a pipe, which would block."""
         path = self.root / file
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError("neither a file nor a folder")
@@ -102,10 +102,10 @@ def scan(
     num_workers: int = 0,
     how: Decoding = Decoding(),  # noqa: B008
 ) -> tuple[Facts, dict[str, str]]:
-    """Return a record for each file, in their order, and the reason for each that cannot be read.
+    """Return a record for each file, in order, and the reason for each unreadable file.
 
-    What is known of files whose stamp is unchanged comes from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab; a
-    cache that cannot be written costs time and nothing else.
+    Records of files whose stamp is unchanged come from a cache in `VITLAB_CACHE`, by default ~/.cache/vitlab; if it
+    cannot be written, files are scanned every time.
     """
     cache = _cache_file(store, how)
     known = _load(cache)
@@ -113,7 +113,7 @@ def scan(
     reasons: dict[str, str] = {}
     todo = []
     for i, file in enumerate(files):
-        with contextlib.suppress(OSError):  # a file that has vanished is found unreadable below
+        with contextlib.suppress(OSError):  # a file that has vanished is reported as unreadable below
             facts[i]["bytes"], facts[i]["modified"] = store.stamp(file)
         record, reason = known.get(file, (None, ""))
         if record is not None and all(record[name] == facts[i][name] for name in ("bytes", "modified")):
@@ -138,7 +138,7 @@ def _look(store: Store, files: list[str], num_workers: int, how: Decoding) -> It
     batches = DataLoader(
         _Looks(store, files, how),
         batch_size=64,
-        num_workers=num_workers if len(files) > 256 else 0,  # below, starting workers takes longer than looking
+        num_workers=num_workers if len(files) > 256 else 0,  # for fewer files, starting workers takes longer
         collate_fn=list,
         generator=torch.Generator(),
     )
@@ -147,10 +147,10 @@ def _look(store: Store, files: list[str], num_workers: int, how: Decoding) -> It
 
 
 def sizes_of(store: Store, files: list[str]) -> list[tuple[int, int]]:
-    """Return height and width of the files that have some, from their headers."""
+    """Return height and width of the readable files, from their headers."""
     sizes = []
     for file in files:
-        with contextlib.suppress(Exception):  # what cannot be read is told when all files are looked at
+        with contextlib.suppress(Exception):  # the scan reports unreadable files
             sizes.append(header(store.read(file))[1])
     return sizes
 
@@ -181,17 +181,17 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
 
 
 def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, shrunk: int = LOOKED) -> np.ndarray:
-    """Return what an encoded image says of itself, or raise an ImageError.
+    """Return the record of an encoded image, or raise an ImageError.
 
     Args:
         data: The bytes of the file.
-        how: What is made of it.
-        image: What it was decoded to, in RGB, with sides of at least ``shrunk`` pixels; else it is decoded here.
-        shrunk: See `decode_bytes`.
+        how: How to decode it.
+        image: The image decoded to RGB with sides of at least ``shrunk`` pixels; None decodes it here.
+        shrunk: ``shrink`` of `decode_bytes` for ``image``.
     """
     record = np.zeros((), dtype=FACTS)
     kind, size = header(data) if image is not None else ("", (0, 0))
-    if image is None or draft_scale(size, shrunk) != draft_scale(size, LOOKED):  # so that it is the same every time
+    if image is None or draft_scale(size, shrunk) != draft_scale(size, LOOKED):  # always the same scale
         image = decode_bytes(data, "", replace(how, mode="RGB"), LOOKED)
         kind, size = header(data)
     record["readable"], record["kind"], record["size"], record["digest"] = True, kind, size, digest(data)
@@ -200,12 +200,12 @@ def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, 
 
 
 def digest(data: bytes) -> np.ndarray:
-    """Return 128 bits that name the bytes of a file."""
+    """Return a 128-bit hash of the bytes of a file."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
 
 
 def look_of(image: Image.Image) -> np.ndarray:
-    """Return 256 bits: where a 16 x 17 version of an image grows brighter from left to right (the difference hash).
+    """Return the 256-bit difference hash: where a 16 x 17 version of the image gets brighter from left to right.
 
     >>> look_of(Image.linear_gradient("L").rotate(90)).tolist() == [2**64 - 1] * 4
     True
@@ -215,7 +215,7 @@ def look_of(image: Image.Image) -> np.ndarray:
 
 
 def moments(image: Image.Image) -> np.ndarray:
-    """Return mean and mean square of red, green, blue and luma of an RGB image, of values in [0, 1]."""
+    """Return mean and mean square of red, green, blue and luma of an RGB image, for values in [0, 1]."""
     counts = np.array([*image.histogram(), *image.convert("L").histogram()], dtype=np.float64).reshape(4, 256)
     counts /= image.width * image.height
     return np.stack([counts @ _LEVELS, counts @ _LEVELS**2])
@@ -232,7 +232,7 @@ def _load(path: Path) -> dict[str, tuple[np.ndarray, str]]:
         if facts.dtype != FACTS or len(files) != len(facts):
             return {}
         return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}
-    except Exception:  # absent, of an earlier version or torn: look again
+    except Exception:  # absent, outdated or incomplete: scan again
         return {}
 
 

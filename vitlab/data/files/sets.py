@@ -1,4 +1,4 @@
-"""Labeled images as a data set has them, before augmentation."""
+"""Sets of labeled images before augmentation: in memory, or in files."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ class TensorImages:
     """Labeled images in memory.
 
     Args:
-        images: ``(N, C, H, W)`` uint8, or float32 in a unit of its own.
+        images: ``(N, C, H, W)`` uint8, or float32 in any unit.
         labels: ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1.
         ids: Identity of each image; default: a digest of its pixels.
 
@@ -53,12 +53,12 @@ class TensorImages:
 
     @property
     def names(self) -> list[str]:
-        """What each image is called; none where images have no names of their own."""
+        """The name of each image; empty if they have none."""
         return [os.fsdecode(identity) for identity in self.ids] if self.named else []
 
     @property
     def split_hash(self) -> str:
-        """16 hex digits that name this set of labeled images and their contents."""
+        """A hash of this set of labeled images and their content, as 16 hex digits."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int) -> Image.Image:
@@ -76,7 +76,7 @@ class TensorImages:
         return TensorImages(self.images[index], self.labels[index], ids)
 
     def statistics(self) -> Statistics:
-        """Return mean and standard deviation of each channel over all pixels, of bytes as values in [0, 1]."""
+        """Return mean and standard deviation of each channel over all pixels; uint8 counts as values in [0, 1]."""
         total = np.zeros((2, self.images.shape[1]))
         for chunk in self.images.split(1024):
             scale = 255 if chunk.dtype == torch.uint8 else 1
@@ -86,14 +86,14 @@ class TensorImages:
 
 
 class FileImages:
-    """Labeled image files, decoded when they are asked for.
+    """Labeled image files, decoded on demand.
 
     Args:
-        store: Where they lie.
-        files: Name of each image there.
+        store: The store of the files.
+        files: Name of each image in the store.
         labels: ``(N,)`` classes.
-        how: What is made of a file.
-        facts: What is known of each file, see :func:`vitlab.data.files.scan.scan`.
+        how: How to decode a file.
+        facts: Facts about each file, see :func:`vitlab.data.files.scan.scan`.
 
     >>> from pathlib import Path
     >>> from vitlab.data.files.scan import Folder
@@ -121,18 +121,18 @@ class FileImages:
 
     @property
     def names(self) -> list[str]:
-        """The name of each image where they lie."""
+        """The name of each image in the store."""
         return self.files
 
     @property
     def known(self) -> Facts:
-        """What is known of each file."""
+        """The facts about each file; the files must have been scanned."""
         assert self.facts is not None, "the files have not been scanned"
         return self.facts
 
     @property
     def split_hash(self) -> str:
-        """16 hex digits that name this set of labeled files and their contents."""
+        """A hash of this set of labeled files and their content, as 16 hex digits."""
         return split_hash([i + d for i, d in zip(self.ids, self.digests, strict=True)], self.labels.numpy())
 
     def image(self, index: int, shrink: int | None = None) -> Image.Image:
@@ -147,17 +147,17 @@ class FileImages:
         return decode_bytes(data, path, self.how, shrink)
 
     def pixels(self, index: int) -> np.ndarray:
-        """Return one image as uint8 ``(H, W, 3)`` or, gray, ``(H, W)``; without a copy where its store has that."""
+        """Return one image as uint8 ``(H, W, 3)`` or, gray, ``(H, W)``; without a copy if the store has it decoded."""
         stored = self._stored(index)
         fits = stored is not None and (stored.ndim == 2) == (self.how.mode == "L")
         return stored if stored is not None and fits else np.asarray(self.image(index))
 
     def _stored(self, index: int) -> np.ndarray | None:
-        pixels = getattr(self.store, "pixels", None)  # of a store in which images may lie decoded
+        pixels = getattr(self.store, "pixels", None)  # of a store with decoded images
         return pixels(self.files[index]) if pixels else None
 
     def expect(self, indices: list[int]) -> None:
-        """Be told which images are asked for next."""
+        """Announce the images that are read next, for prefetching."""
         expect(self.store, [self.files[i] for i in indices])
 
     def take(self, indices: Indices) -> "FileImages":
@@ -167,7 +167,7 @@ class FileImages:
         return FileImages(self.store, files, self.labels[torch.from_numpy(indices)], self.how, facts)
 
     def scanned(self, num_workers: int) -> tuple["FileImages", dict[str, str]]:
-        """Return the files that can be read, with what is known of them, and the reason for each that cannot."""
+        """Return the readable files with their facts, and the reason for each unreadable one."""
         if self.facts is not None:
             return self, {}
         facts, reasons = scan(self.store, self.files, num_workers, self.how)
@@ -175,7 +175,7 @@ class FileImages:
         return readable.take(np.flatnonzero(facts["readable"])), reasons
 
     def in_memory(self, num_workers: int) -> TensorImages:
-        """Return the images decoded; all of them must have one size."""
+        """Return the decoded images, which must have the same size."""
         photos = DataLoader(
             _Decoded(self), batch_size=256, num_workers=num_workers if len(self) > 4096 else 0,
             generator=torch.Generator(),
@@ -183,7 +183,7 @@ class FileImages:
         return TensorImages(torch.cat(list(photos)), self.labels, self.ids)
 
     def statistics(self) -> Statistics:
-        """Return mean and standard deviation of each channel, of values in [0, 1]; every image counts the same."""
+        """Return mean and standard deviation of each channel for values in [0, 1]; every image has the same weight."""
         channels = slice(0, 3) if self.how.mode == "RGB" else slice(3, 4)
         moments = self.known["moments"].astype(np.float64).mean(axis=0) if len(self) else np.zeros((2, 4))
         return _mean_and_std(*moments[:, channels])
@@ -208,7 +208,7 @@ Images = TensorImages | FileImages
 
 
 def summary(images: Images, num_classes: int) -> dict[str, Any]:
-    """Return number, hash and, where there are classes, their counts in a split."""
+    """Return size and hash of a split, and the number of images of each class."""
     facts = {"n": len(images), "hash": images.split_hash}
     if images.labels.is_floating_point():
         return facts

@@ -1,4 +1,4 @@
-"""Which sample belongs to which split: stratified by class, ranked by a hash of each sample's identity."""
+"""Assign samples to splits: stratified by class, ranked by a hash of each sample's identity."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ Indices = NDArray[np.int64]
 class SplitRule:
     """Divide samples into three disjoint splits whose class counts differ from the exact share by less than one.
 
-    Within a class the samples are ranked by a hash of (seed, identity) and the ranking is cut: first the test split,
-    then the validation split. A new sample therefore moves next to nothing: one or two others over each cut.
+    Within a class, samples are ranked by a hash of (seed, identity); the first are the test split, the next the
+    validation split. A new sample therefore moves at most one or two others across each cut.
 
     Args:
-        test_share: Share of all images that becomes the test split, where there is none.
-        val_share: Share of the rest that becomes the validation split.
-        split_seed: Another seed gives other splits.
-        fold: k/n: validate on the k-th of n parts of what is not test, instead of `val_share`.
-        subset: Share of the training split to train on; smaller ones lie in larger ones.
+        test_share: Share of all images for the test split, if none is given.
+        val_share: Share of the other images for the validation split.
+        split_seed: Seed of the division.
+        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`.
+        subset: Share of the training split to train on; smaller subsets are contained in larger ones.
         split_file: JSON file with lists of indices or paths: train, val and test.
 
     >>> ids = [str(i).encode() for i in range(10)]
@@ -56,12 +56,12 @@ class SplitRule:
         self.by: Literal["hash", "time"] = "hash"
 
     def facts(self) -> dict[str, object]:
-        """Return what decides who belongs to which split, for the record of a run."""
+        """Return the settings that determine the splits, for the record of a run."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
         return facts if self.by == "time" else {name: facts[name] for name in facts if name != "by"}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
-        """Return what left a split without images."""
+        """Return the reason why a split has no images, for messages."""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
         if name == "test":
@@ -82,8 +82,8 @@ class SplitRule:
         Args:
             ids: Identity of each sample.
             labels: Class of each sample.
-            given_val: Which samples the data set itself sets apart for validation; folds and lists overrule it.
-            cut_test: Whether a test split is cut off; the data set may bring its own.
+            given_val: Which samples the data set itself uses for validation; `fold` and `split_file` override it.
+            cut_test: Whether to cut off a test split; a data set may have its own.
         """
         if self.file is not None:
             return _read_lists(self.file, ids)
@@ -112,13 +112,13 @@ class SplitRule:
 def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[SplitName, Indices]:
     """Return the sorted indices of each split, the latest samples in test, those before them in val.
 
-    Samples of one time stay together: a cut lies at the change of time nearest to the share. Fold k of n trains on the
-    first k of n + 1 parts of what is not test and validates on the next. A subset is the latest part.
+    Samples of one time stay together: a cut is moved to the nearest change of time. Fold k of n trains on the first k
+    of n + 1 parts of the samples outside the test split and validates on the next. A subset is the latest part.
 
     Args:
         times: Rank of each sample's time.
         rule: Shares, fold and subset.
-        cut_test: Whether a test split is cut off.
+        cut_test: Whether to cut off a test split.
 
     >>> {name: len(chosen) for name, chosen in by_time(np.arange(10), SplitRule()).items()}
     {'train': 6, 'val': 2, 'test': 2}
@@ -140,7 +140,7 @@ def by_time(times: Indices, rule: SplitRule, cut_test: bool = True) -> dict[Spli
 
 
 def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
-    """Return 16 hex digits that name a set of labeled samples, whatever their order."""
+    """Return a hash of a set of labeled samples, independent of their order, as 16 hex digits."""
     total = 0
     for identity, label in zip(ids, labels.tolist(), strict=True):
         digest = hashlib.blake2b(identity + b"\0" + str(label).encode(), digest_size=8).digest()
@@ -188,11 +188,11 @@ def _ranked_by_class(ids: Sequence[bytes], labels: Indices, seed: int) -> list[I
 
 
 def _cut(classes: list[Indices], share: float) -> tuple[list[Indices], list[Indices]]:
-    """Cut each class in two; the first parts have together the share asked for, rounded, and each of them nearly so."""
+    """Cut each class in two, so that the total of the first parts is the rounded share, and each nearly so."""
     exact = np.array([len(ranked) * share for ranked in classes])
     counts = np.floor(exact + 1e-9).astype(int)
     missing = int(exact.sum() + 0.5) - int(counts.sum())
-    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1  # where most was cut off
+    counts[np.argsort(counts - exact, kind="stable")[:missing]] += 1  # classes rounded down most
     pairs = zip(classes, counts, strict=True)
     first, second = zip(*(np.split(ranked, [count]) for ranked, count in pairs), strict=True) if classes else ((), ())
     return list(first), list(second)

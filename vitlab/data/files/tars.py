@@ -1,4 +1,4 @@
-"""Encoded images in tar files, on disk or at any address that fsspec knows, found by an index that is made once."""
+"""Images in tar files, on disk or at any address that fsspec supports, found by a cached index."""
 
 import contextlib
 import hashlib
@@ -15,12 +15,12 @@ from tqdm import tqdm
 
 from vitlab.data.files import archive
 
-_GAP = 2**16  # bytes between two images up to which one request fetches both
-_NOTE = 2**20  # bytes of a member that says what an image shows, at most
+_GAP = 2**16  # largest gap in bytes between images fetched by one request
+_NOTE = 2**20  # largest size in bytes of a member with a label
 
 
 class Member(NamedTuple):
-    """A file in a tar file: its name, where it lies, in bytes, and what it says if that was asked for."""
+    """A file in a tar file: name, offset and length in bytes, and its text if requested."""
 
     name: str
     offset: int
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
 
 class Tars:
-    """Encoded images in tar files, each under a name; remote ones are fetched by their ranges, many at a time.
+    """Images in tar files, each under a name; remote ones are fetched as byte ranges, many at once.
 
     Args:
         addresses: The tar files.
@@ -56,7 +56,7 @@ class Tars:
                 found: bytes | Exception = os.pread(tar.fileno(), length, offset)
         else:
             found = self.fetched.pop(file, b"")
-            if not isinstance(found, bytes) or len(found) != length:  # not expected, or it failed: once more
+            if not isinstance(found, bytes) or len(found) != length:  # not prefetched, or it failed: try again
                 self._fetch([file])
                 found = self.fetched.pop(file)
         if isinstance(found, Exception):
@@ -66,7 +66,7 @@ class Tars:
         return found
 
     def expect(self, files: list[str]) -> None:
-        """Fetch the remote ones of what is read next, all at once."""
+        """Prefetch the remote files that are read next, all at once."""
         self.fetched = {}
         self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
 
@@ -85,8 +85,8 @@ class Tars:
             )
             for (_, run), part in zip(places, parts, strict=True):
                 for file, offset, length in run[3]:
-                    whole = isinstance(part, Exception)
-                    self.fetched[file] = part if whole else bytes(part[offset - run[1] : offset - run[1] + length])
+                    failed = isinstance(part, Exception)
+                    self.fetched[file] = part if failed else bytes(part[offset - run[1] : offset - run[1] + length])
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return size in bytes and a number that changes with the tar file."""
@@ -108,11 +108,11 @@ def is_remote(address: str) -> bool:
 
 
 def members_of(addresses: Sequence[str], text: str | None = None) -> tuple[list[list[Member]], list[int]]:
-    """Return the files in each tar file, those in tar files within it included, and a number that changes with it.
+    """Return the files in each tar file, including nested tar files, and a number that changes with the tar file.
 
     Args:
         addresses: The tar files, uncompressed.
-        text: The members of which suffix to read: ``cls``, or ``json.FIELD`` for a field of a JSON object.
+        text: Suffix of the members to read: ``cls``, or ``json.FIELD`` for a field of a JSON object.
 
     Raises:
         ValueError: A tar file cannot be read.
@@ -129,7 +129,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
         facts = sorted((key, str(value)) for key, value in fs.info(path).items())
         stamp = int.from_bytes(_digest(repr(facts))[:7])
         cache = archive.cache() / f"tar-{_digest(f'{fs.unstrip_protocol(path)} {text}').hex()}.npz"
-        with contextlib.suppress(Exception):  # absent, of an earlier version or torn: read the tar file
+        with contextlib.suppress(Exception):  # absent, outdated or incomplete: read the tar file
             (known, names, texts), places = archive.read(cache)
             if known == stamp:
                 return [Member(*x) for x in zip(names, *places.T.tolist(), texts, strict=True)], stamp
@@ -142,7 +142,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
     except FileNotFoundError:
         raise ValueError(f"there is no {address}") from None
     except (tarfile.TarError, EOFError) as error:
-        raise ValueError(f"{address} is no whole, uncompressed tar file: {error}") from None
+        raise ValueError(f"{address} is not a complete, uncompressed tar file: {error}") from None
     except _Unusable as error:
         raise ValueError(f"{address}: {error}") from None
     except Exception as error:  # networks and protocols fail in many ways
@@ -155,7 +155,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
 
 
 class _Unusable(ValueError):
-    """What a tar file holds is not what is expected."""
+    """The content of a tar file cannot be used."""
 
 
 def _walk(file: IO[bytes], text: str | None, above: str = "") -> Iterator[Member]:
@@ -170,7 +170,7 @@ def _walk(file: IO[bytes], text: str | None, above: str = "") -> Iterator[Member
             if not (entry.isreg() or entry.islnk()) or os.path.basename(name).startswith("."):
                 continue
             if entry.issparse():
-                raise _Unusable(f"{name} is stored with holes; write it anew without --sparse")
+                raise _Unusable(f"{name} is a sparse file; repack it without --sparse")
             if name.endswith(".tar"):
                 file.seek(place[0])
                 yield from _walk(file, text, name.removesuffix(".tar") + "/")
@@ -197,7 +197,7 @@ def opened(address: str) -> tuple[Any, str]:
     from fsspec.core import url_to_fs
 
     if "reference:" in address.replace("::", ":"):
-        raise ValueError(f"{address}: a reference has templates that run, which nobody has checked")
+        raise ValueError(f"{address}: references are not supported, because their templates can run code")
     return url_to_fs(address)
 
 

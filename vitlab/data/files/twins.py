@@ -1,4 +1,4 @@
-"""Images that are the same, or nearly: in two splits, or under two labels."""
+"""Find duplicates and near-duplicates: across splits, and under different labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from vitlab.data.files.splits import SplitName
 
 Pairs = list[list[str]]  # of images, each named by split and path or number
 _SHOWN = 20
-_NEAR = 12  # of 256 bits
+_NEAR = 12  # largest number of different bits, of 256
 _CHUNK = 4096  # images compared at once
-_BUCKET = 256  # images that share a row of 16 bits, beyond which the row says nothing
+_BUCKET = 256  # a row of 16 bits shared by more images is ignored
 
 
 def twins(splits: Mapping[SplitName, Images]) -> dict[str, Any]:
-    """Return how many images are the same, the same under two labels, or nearly the same in two splits, and which."""
+    """Count duplicates, contradicting labels and near-duplicates, and list the first pairs of each."""
     found = {
         "duplicates": duplicates(splits),
         "contradictions": contradictions(splits),
@@ -63,10 +63,10 @@ def near_duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
 
 
 def near(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> list[tuple[int, int]]:
-    """Return which of ``(N, 4)`` and ``(M, 4)`` hashes of 256 bits differ in few bits.
+    """Return the pairs among ``(N, 4)`` and ``(M, 4)`` hashes of 256 bits that differ in few bits.
 
-    Two that differ in fewer than 16 bits share one of their 16 rows of 16 bits, by which they are found. Images
-    without structure, of which half the rows are empty, are left out.
+    Hashes that differ in fewer than 16 bits share at least one of their 16 rows of 16 bits, by which they are found.
+    Images without structure, in which half the rows are empty, are left out.
 
     >>> a, b = np.random.default_rng(0).integers(0, 2**63, (2, 3, 4)).astype(np.uint64)
     >>> b[2] = a[1] ^ np.uint64(5)
@@ -79,11 +79,11 @@ def near(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> list[tuple[in
     for k in range(16):
         usable = np.flatnonzero(structured & (rows[:, k] != 0))
         order = usable[np.argsort(rows[usable, k], kind="stable")]
-        for some in range(0, len(others), _CHUNK):
-            keys, wanted = rows[order, k], others[some : some + _CHUNK, k]
+        for chunk in range(0, len(others), _CHUNK):
+            keys, wanted = rows[order, k], others[chunk : chunk + _CHUNK, k]
             start, end = np.searchsorted(keys, wanted, "left"), np.searchsorted(keys, wanted, "right")
             count = np.where(end - start <= _BUCKET, end - start, 0)
-            j = np.repeat(np.arange(len(wanted)), count) + some
+            j = np.repeat(np.arange(len(wanted)), count) + chunk
             i = order[np.arange(len(j)) + np.repeat(start - np.cumsum(count) + count, count)]
             bits = np.bitwise_count(first[i] ^ second[j]).sum(1)
             found |= set(zip(i[bits <= _NEAR].tolist(), j[bits <= _NEAR].tolist(), strict=True))
@@ -91,5 +91,5 @@ def near(first: NDArray[np.uint64], second: NDArray[np.uint64]) -> list[tuple[in
 
 
 def name_of(split: str, images: Images, index: int) -> str:
-    """Return what a person calls an image: its split, and its path or number."""
+    """Return the name of an image for messages: its split, and its path or number."""
     return f"{split}: {images.files[index] if isinstance(images, FileImages) else f'number {index}'}"

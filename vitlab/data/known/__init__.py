@@ -1,1 +1,1 @@
-"""Sets of images that are known before they are read: published ones, and made ones."""
+"""Data sets with known classes and sizes: published and synthetic ones."""

@@ -26,7 +26,7 @@ class CIFAR10(ImageData):
 
     Args:
         root: Folder that holds cifar-10-batches-py.
-        download: Fetch the files where they are missing.
+        download: Whether to download missing files.
         **data: Passed to :class:`ImageData`.
 
     Example:

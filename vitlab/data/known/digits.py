@@ -38,7 +38,7 @@ class Digits(ImageData):
 
 
 def _table() -> NDArray[np.float64]:
-    """Return the 64 gray levels and the class of each digit; to import scikit-learn for them would take a second."""
+    """Return the 64 gray levels and the class of each digit, without the slow import of scikit-learn."""
     home = find_spec("sklearn")
     file = Path((home.submodule_search_locations or ["."])[0] if home else ".") / "datasets/data/digits.csv.gz"
     if file.is_file():

@@ -21,7 +21,7 @@ class FashionMNIST(ImageData):
 
     Args:
         root: Folder that holds FashionMNIST/raw with the four published files, compressed or not.
-        download: Fetch the files where they are missing.
+        download: Whether to download missing files.
         **data: Passed to :class:`ImageData`.
 
     Example:

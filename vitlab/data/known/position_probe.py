@@ -1,4 +1,4 @@
-"""Synthetic images that need to know positions, or do not."""
+"""Synthetic images whose class depends on positions, or does not."""
 
 from typing import Literal, Unpack, get_args
 
@@ -19,7 +19,7 @@ _CLASSES = {
 _GRID = 4  # cells in a row and in a column
 _CELL = 4  # pixels in a row and in a column of a cell
 _SEEDS = {"markers": 0, "train": 1, "test": 2}
-_UNIT = 24  # gray levels of 1.0, the scale of noise (std 0.5) and markers (std 1.5): black and white lie at 5.3
+_UNIT = 24  # gray levels per unit; noise has std 0.5, markers 1.5; black and white lie at 5.3 units
 
 
 class PositionProbe(ImageData):
@@ -27,10 +27,10 @@ class PositionProbe(ImageData):
 
     bag: which of four markers is there, which needs no position. abs: in which quadrant the marker is. rel: on which
     side of marker A marker B is, in the same row or column. There are 2,000 test images, and 1,500 (rel: 3,000)
-    training images where `val_share` is 0.2. Every seed of a run sees the same images.
+    training images for the default `val_share` of 0.2. The images do not depend on the seed of the run.
 
     Args:
-        task: What to tell: bag, abs or rel.
+        task: What to classify: bag, abs or rel.
         **data: Passed to :class:`ImageData`.
 
     Example:
@@ -76,7 +76,7 @@ def _places(task: ProbeTask, labels: Tensor, rng: torch.Generator) -> list[tuple
             return [(first, labels // 2 * half + draw(half), labels % 2 * half + draw(half))]
         case "rel":
             distance = 1 + draw(_GRID - 1)
-            near, across = draw(_GRID - distance), draw(_GRID)  # the marker nearer to 0 on the common line
+            near, across = draw(_GRID - distance), draw(_GRID)  # on the common line, and the line itself
             b_is_far, in_row = labels % 2 == 0, labels < 2
             a = torch.where(b_is_far, near, near + distance)
             b = torch.where(b_is_far, near + distance, near)

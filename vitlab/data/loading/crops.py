@@ -19,21 +19,21 @@ _YIQ = torch.tensor([_GRAY, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
 
 
 class MultiCrop:
-    """Two large crops and several small ones, Caron et al. 2020 (arXiv:2006.09882), as DINO takes them (2104.14294).
+    """Two large and several small crops, Caron et al. 2020 (arXiv:2006.09882), as in DINO (arXiv:2104.14294).
 
-    Each is mirrored by chance and recolored: jitter of brightness, contrast, saturation and hue for 80 %, gray for 20
-    %, blur for all first, 10 % of second large and half of small crops, and 20 % of second ones solarized. Every draw
-    comes from the sample's seed and the crop's number. Colors are the batch's work, on its device, in that order; hue
-    is turned in YIQ. Photos are cut one by one by the loader; images of one size in memory by the batch, bilinearly.
+    Each crop is mirrored with probability 1/2 and recolored: color jitter for 80 %; gray for 20 %; blur for all first,
+    10 % of the second large and 50 % of the small crops; 20 % of the second crops are solarized. Random numbers depend
+    only on the sample's seed and the crop's index. Colors change in whole batches on the device, in this order, hue in
+    YIQ. The loader crops photos one by one; images of one size in memory are cropped in batches, bilinearly.
 
     Args:
         size: Height and width of the large crops, in pixels.
         interpolation: How photos are resized.
         local_crops: Number of small crops.
-        local_size: Side of the small crops, or height and width; null is 3/7 of the large ones'.
+        local_size: Side, or height and width, of the small crops; null is 3/7 of the large ones.
         global_scale: Least and largest share of the image's area in a large crop.
-        local_scale: The same of a small one.
-        colors: Strength of the jitter, 1 as published; 0 leaves colors, blur and solarization out.
+        local_scale: The same for a small crop.
+        colors: Strength of the jitter, 1 as published; 0 turns jitter, gray, blur and solarization off.
 
     >>> crops = MultiCrop((8, 8), "bilinear", local_crops=1, local_size=4)
     >>> images = crops(torch.zeros(2, 3, 20, 30), np.arange(2, dtype=np.uint64))  # (B, C, 1, 2 * 8 * 8 + 4 * 4)
@@ -70,27 +70,27 @@ class MultiCrop:
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
         """Map one image, ``(H, W)`` or ``(H, W, C)``, to ``(C, 1, S)``: the crops one after the other."""
         seeds = stream(seed, VIEW, np.arange(len(self.parts)))
-        parts = [part.cut(pixels, int(own)).flatten(1) for part, own in zip(self.parts, seeds, strict=True)]
-        return torch.cat(parts, dim=1)[:, None]
+        crops = [part.cut(pixels, int(part_seed)).flatten(1) for part, part_seed in zip(self.parts, seeds, strict=True)]
+        return torch.cat(crops, dim=1)[:, None]
 
     def __call__(self, images: Tensor, seeds: Seeds) -> Tensor:
         """Map ``(B, C, H, W)`` images, or the ``(B, C, 1, S)`` of :meth:`cut`, to recolored crops; uint8 to [0, 1]."""
         top = 255 if images.dtype == torch.uint8 else 1
         if self.colors and (images.shape[1] not in (1, 3) or not images.dtype == torch.uint8):
-            raise ValueError("`data.augment`: MultiCrop recolors gray and RGB images alone: give it colors: 0")
-        own = [stream(seeds.astype(np.int64), VIEW, i) for i in range(len(self.parts))]
+            raise ValueError("`data.augment`: MultiCrop recolors only gray and RGB images: set its colors to 0")
+        part_seeds = [stream(seeds.astype(np.int64), VIEW, i) for i in range(len(self.parts))]
         if images.shape[2:] == (1, self.values):
-            found = [crop / top for crop in self.split(images)]
+            crops = [crop / top for crop in self.split(images)]
         else:
-            found = [cut_batch(images / top, part, one) for part, one in zip(self.parts, own, strict=True)]
+            crops = [cut_batch(images / top, part, s) for part, s in zip(self.parts, part_seeds, strict=True)]
         if self.colors:
-            blurs = (1.0, 0.1, *[0.5] * (len(found) - 2))
-            draws = [uniforms(stream(one.astype(np.int64), VIEW), 9) for one in own]
-            found = [
+            blurs = (1.0, 0.1, *[0.5] * (len(crops) - 2))
+            draws = [uniforms(stream(s.astype(np.int64), VIEW), 9) for s in part_seeds]
+            crops = [
                 recolor(crop, u, self.colors, blur, 0.2 if i == 1 else 0.0)
-                for i, (crop, u, blur) in enumerate(zip(found, draws, blurs, strict=True))
+                for i, (crop, u, blur) in enumerate(zip(crops, draws, blurs, strict=True))
             ]
-        return torch.cat([crop.flatten(2) for crop in found], dim=2)[:, :, None]
+        return torch.cat([crop.flatten(2) for crop in crops], dim=2)[:, :, None]
 
     def split(self, images: Tensor) -> list[Tensor]:
         """Map ``(B, C, 1, S)`` to the crops, ``(B, C, h, w)`` each."""
@@ -100,7 +100,7 @@ class MultiCrop:
 
 
 def cut_batch(images: Tensor, part: RandomCropFlip, seeds: Seeds) -> Tensor:
-    """Map ``(B, C, H, W)`` to ``(B, C, h, w)``: of each image the box of its seed, resized as antialiased triangles."""
+    """Map ``(B, C, H, W)`` to ``(B, C, h, w)``: the crop of each image by its seed, resized with antialiasing."""
     draws, (H, W) = uniforms(seeds, 23), images.shape[2:]
     boxes = np.array([part.box((H, W), row) for row in draws])
     down = triangles(boxes[:, 0], boxes[:, 2], H, part.size[0])
@@ -111,7 +111,7 @@ def cut_batch(images: Tensor, part: RandomCropFlip, seeds: Seeds) -> Tensor:
 
 
 def triangles(first: NDArray[Any], length: NDArray[Any], n: int, m: int) -> NDArray[np.float64]:
-    """Return ``(B, m, n)`` weights that resize ``length`` of n pixels from ``first`` on to m pixels."""
+    """Return ``(B, m, n)`` bilinear weights that resize ``length`` pixels from ``first`` on, of n, to m pixels."""
     scale = (length / m)[:, None, None]
     center = (np.arange(m)[:, None] + 0.5) * scale  # from the first pixel's edge
     place = np.arange(n) - first[:, None, None] + 0.5
@@ -121,7 +121,7 @@ def triangles(first: NDArray[Any], length: NDArray[Any], n: int, m: int) -> NDAr
 
 
 def recolor(x: Tensor, draws: NDArray[np.float64], strength: float, blur: float, solarize: float) -> Tensor:
-    """Return ``(B, C, h, w)`` images of [0, 1] recolored by ``(B, 9)`` numbers; see :class:`MultiCrop`."""
+    """Recolor ``(B, C, h, w)`` images in [0, 1] by ``(B, 9)`` random numbers; see :class:`MultiCrop`."""
     u = send(torch.from_numpy(draws.astype(np.float32)), x.device)[:, :, None, None, None].unbind(1)  # (B, 1, 1, 1)
     weights = x.new_tensor(_GRAY if x.shape[1] == 3 else (1.0,))[:, None, None]
 
@@ -139,7 +139,7 @@ def recolor(x: Tensor, draws: NDArray[np.float64], strength: float, blur: float,
         turned = torch.cat([y, i * turn.cos() - q * turn.sin(), i * turn.sin() + q * turn.cos()], dim=1)
         x = torch.einsum("cd,bdhw->bchw", torch.linalg.inv(_YIQ).to(x), turned).clamp(0, 1)
         x = torch.where(u[5] < 0.2, gray(), x)
-    sigma = torch.where(u[6] < blur, 0.1 + 1.9 * u[7], 0.1)  # 0.1 pixels change nothing
+    sigma = torch.where(u[6] < blur, 0.1 + 1.9 * u[7], 0.1)  # a sigma of 0.1 pixels changes nothing
     down, across = (_gaussians(sigma, side) for side in x.shape[2:])
     x = down @ x @ across.mT
     return torch.where((u[8] < solarize) & (x >= 0.5), 1 - x, x)
@@ -152,14 +152,14 @@ def _gaussians(sigma: Tensor, n: int) -> Tensor:
 
 
 def multi_crop(augment: Augment, img_size: Size, interpolation: Interpolation, sizes: Any) -> MultiCrop | None:
-    """Return the crops that ``augment`` asks for, None where it is something else; ``sizes`` cannot be beside them."""
+    """Return the MultiCrop in ``augment``, or None; refuse it together with other steps or with ``sizes``."""
     steps = [augment] if isinstance(augment, str) else augment
     named = [name_and_args("data.augment", step) for step in steps]
     args = [args for name, args in named if name == "MultiCrop"]
     if not args:
         return None
     if len(named) > 1 or sizes:
-        beside = "without other steps, `data.img_size_schedule` and `data.native_patch`"
-        raise ValueError(f"`data.augment`: MultiCrop stands alone, {beside}")
-    found: MultiCrop = build("data.augment", MultiCrop, args[0], {}, img_size, interpolation)
-    return found
+        others = "other steps, `data.img_size_schedule` or `data.native_patch`"
+        raise ValueError(f"`data.augment`: MultiCrop cannot be combined with {others}")
+    crops: MultiCrop = build("data.augment", MultiCrop, args[0], {}, img_size, interpolation)
+    return crops

@@ -1,4 +1,4 @@
-"""Loaders that Lightning can resume in the middle of an epoch."""
+"""The base of loaders, which Lightning can resume in the middle of an epoch."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,13 +8,13 @@ from torch import Tensor
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 
-Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `Packed`, classes (B,), which samples they are
+Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `Packed`, classes (B,), samples
 
 
 class Loader:
     """Iterate over batches in the given order; the state is (epoch, batches consumed).
 
-    Nothing happens before the first batch is asked for: Lightning makes an iterator before it sets the epoch.
+    Iteration starts with the first ``next``, because Lightning creates the iterator before it sets the epoch.
 
     Args:
         order: Which samples this process takes at each step.
@@ -22,10 +22,10 @@ class Loader:
 
     def __init__(self, order: TrainOrder | EvalOrder) -> None:
         self.sampler = order  # Lightning calls `sampler.set_epoch`
-        self.batch_sampler = None  # and asks for this, as a torch DataLoader has it
+        self.batch_sampler = None  # Lightning reads it, as in a torch DataLoader
         self._done = 0
         self._resume: dict[str, int] | None = None
-        self.handed: list[Indices] = []  # the samples of each batch of the last evaluation: some may be unreadable
+        self.handed: list[Indices] = []  # samples of each batch in the last evaluation, without unreadable ones
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -47,9 +47,9 @@ class Loader:
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, int]:
-        """Return the epoch and the number of batches handed out."""
+        """Return the epoch and the number of batches delivered."""
         return {"epoch": self.sampler.epoch, "batches": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue after ``state["batches"]`` batches if the next iteration is over the epoch of the state."""
+        """Continue after ``state["batches"]`` batches if the next iteration has the epoch of the state."""
         self._resume = dict(state)

@@ -1,4 +1,4 @@
-"""What happens to a whole training batch, on the device where it is: erasing, mixup, cutmix."""
+"""Augmentation of whole training batches on their device: random erasing, mixup, cutmix."""
 
 import numpy as np
 import torch
@@ -11,14 +11,14 @@ from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
 
 class Mix:
     """Erase rectangles (Zhong et al. 2017, arXiv:1708.04896), then mix neighbors by mixup (Zhang et al. 2017,
-    arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one of them a batch.
+    arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one per batch.
 
-    Every rectangle depends on its sample's seed and every mixture on the step's, and the partners are neighbors in
-    the global batch: the same images whatever the number of processes, if each takes an even number of them.
+    Rectangles depend on the sample's seed, mixtures on the step's, and partners are neighbors in the global batch. So
+    images do not depend on the number of processes, if each takes an even number of them.
 
     Args:
-        mixup: Both parameters of the beta distribution that mixup's weight is drawn from; 0 for none.
-        cutmix: The same for the area that cutmix keeps.
+        mixup: Both parameters of the beta distribution of mixup's weight; 0 turns mixup off.
+        cutmix: The same for the area that cutmix keeps; 0 turns cutmix off.
         random_erasing: Probability that a rectangle of 2 to 33 % of an image is filled with noise.
         num_classes: Number of classes K.
     """
@@ -37,7 +37,7 @@ class Mix:
             self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
     def check(self, batch_size: int, world: int, kind: str, weighted: bool) -> None:
-        """Refuse what cannot be mixed: pairs that lie in two of ``world`` processes, no classes, unequal weights."""
+        """Refuse to mix targets other than classes, weighted rows, and pairs across ``world`` processes."""
         if self.mixing and (kind != "class" or weighted):
             what = "rows have weights" if weighted else f"the targets are {'numbers' if kind == 'number' else 'labels'}"
             raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
@@ -57,7 +57,7 @@ class Mix:
         state = np.random.get_state()  # timm draws from numpy's global generator
         np.random.seed(step.mix_seed % 2**32)
         try:
-            return self.mixing(*(torch.cat((x[::2], x[1::2].flip(0))) for x in (images, targets)))  # 2i meets 2i + 1
+            return self.mixing(*(torch.cat((x[::2], x[1::2].flip(0))) for x in (images, targets)))  # 2i with 2i + 1
         finally:
             np.random.set_state(state)
 

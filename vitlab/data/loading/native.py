@@ -1,4 +1,4 @@
-"""Images that keep their aspect ratio: their sizes in whole patches, and how many of them fill a step."""
+"""Images that keep their aspect ratio: sizes in whole patches, and batches with a fixed number of patches."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,13 +14,13 @@ _NAME = "data.native_patch"
 
 
 class Tokens(NamedTuple):
-    """How many patches each image of a split has, and how many the largest of any split may have."""
+    """The number of patches of each image of a split, and the largest number that an image can have."""
 
     counts: NDArray[np.int64]
     most: int
 
     def starts(self, indices: NDArray[np.int64], images: int) -> list[int]:
-        """Return where batches of ``indices`` begin, and the end: each as long as ``images`` of the largest allow.
+        """Return the start of each batch of ``indices``, and the end; a batch fits into ``images`` largest images.
 
         >>> Tokens(np.array([4, 1, 1, 3, 2]), most=4).starts(np.array([0, 1, 2, 3, 4]), images=1)
         [0, 1, 3, 4, 5]
@@ -32,16 +32,16 @@ class Tokens(NamedTuple):
         return starts
 
     def steps(self, images: int) -> int:
-        """Return how many such batches all images make at least, in whatever order."""
+        """Return the smallest number of such batches, over all orders."""
         return -(-int(self.counts.sum()) // (images * self.most))
 
 
 class Native:
-    """Sizes of images in whole patches, at most as many as the network's size has; none is enlarged beyond a patch.
+    """Sizes of images in whole patches, at most as many as ``img_size`` has; images are not enlarged beyond a patch.
 
     Args:
         patch: Side of a patch, in pixels.
-        img_size: Height and width of an image that has the most patches, in pixels.
+        img_size: Height and width of an image with the most patches, in pixels.
         interpolation: How images are resized.
 
     >>> native = Native(16, (224, 224), "bicubic")
@@ -63,7 +63,7 @@ class Native:
         height, width = size[0] / self.patch, size[1] / self.patch
         scale = min(1.0, (self.most / (height * width)) ** 0.5)
         h, w = (max(1, round(side * scale)) for side in (height, width))
-        while h * w > self.most:  # both were rounded up, or one could not be less
+        while h * w > self.most:  # both were rounded up, or one is 1
             h, w = (h - 1, w) if (h * width > w * height and h > 1) or w == 1 else (h, w - 1)
         return h, w
 
@@ -72,7 +72,7 @@ class Native:
         return Tokens(np.array([h * w for h, w in map(self.grid, sizes.tolist())], dtype=np.int64), self.most)
 
     def size(self, size: Sequence[int]) -> Size:
-        """Return height and width that an image of this height and width gets, in pixels."""
+        """Return the resized height and width of an image of this height and width, in pixels."""
         h, w = self.grid(size)
         return h * self.patch, w * self.patch
 
@@ -82,11 +82,11 @@ class Native:
 
 
 class NativeCropFlip:
-    """Resize a random part of an image to the size that the whole would get, and mirror it by chance.
+    """Resize a random crop of an image to the size of the whole image, and mirror it with probability 1/2.
 
     Args:
         native: The sizes.
-        scale: Smallest share of the image's area that is kept.
+        scale: Smallest share of the image's area in the crop.
     """
 
     def __init__(self, native: Native, scale: float) -> None:
@@ -96,16 +96,16 @@ class NativeCropFlip:
         return to_image(self.cut(np.asarray(image), seed))
 
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
-        """Map uint8 ``(H, W)`` or ``(H, W, C)``, of which the part alone is read, to ``(C, h, w)``."""
+        """Map uint8 ``(H, W)`` or ``(H, W, C)`` to ``(C, h, w)``; only the crop is read."""
         size = self.native.size(pixels.shape[:2])
         return RandomCropFlip(size, self.scale, self.native.interpolation).cut(pixels, seed)
 
 
 def check_native(patch: int | None, native_size: Size | None, others: dict[str, Any]) -> None:
-    """Refuse images of one size, and options that were given and do not go with patches of such a side."""
+    """Refuse images of one size, and options that do not work with `data.native_patch`."""
     if patch is None:
         return
     if native_size:
-        raise ValueError(f"`{_NAME}` is for files of their own sizes, and these images all have {list(native_size)}")
+        raise ValueError(f"`{_NAME}` is for images of different sizes, and these all have {list(native_size)}")
     if given := [f"`data.{name}`" for name, is_given in others.items() if is_given]:
-        raise ValueError(f"`{_NAME}` fills a step with each image once, whole or a part: leave out {', '.join(given)}")
+        raise ValueError(f"`{_NAME}` packs each image once, whole or cropped: leave out {', '.join(given)}")

@@ -18,20 +18,20 @@ _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
 
 
 class Step(NamedTuple):
-    """The part of one batch that one process takes: ``(b,)`` sample indices and a seed for each of them."""
+    """The part of a batch for one process: ``(b,)`` sample indices and a seed for each sample."""
 
     indices: Indices
     seeds: Seeds
-    mix_seed: int | None  # for what happens to the whole batch; None in evaluation
+    mix_seed: int | None  # seed for the whole batch; None in evaluation
     epoch: int = 0
 
     def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
-        """Return ``(b, N)`` tokens of each sample's grid in an order of its own, in evaluation always the same."""
+        """Return ``(b, N)`` token indices in a random order for each sample, the same in every evaluation."""
         seeds = self.indices if self.mix_seed is None else self.seeds.astype(np.int64)
         return shuffled_tokens(stream(seeds, MASK), grid_size, block)
 
     def hidden(self, grid_size: tuple[int, int], block: int, view: int, least: float, most: float) -> NDArray[np.bool_]:
-        """Return which ``(b, N)`` tokens of a view are hidden: a share between two, of half of the samples, or none."""
+        """Return a ``(b, N)`` mask of hidden tokens: a random share for half of the samples, none for the others."""
         seeds = self.seeds.astype(np.int64)
         draws = uniforms(stream(seeds, MASK, view, 1), 2)
         shares = np.where(draws[:, :1] < 0.5, least + (most - least) * draws[:, 1:], 0)
@@ -40,14 +40,14 @@ class Step(NamedTuple):
 
 
 class Draw:
-    """Which samples an epoch has: each once, or those of a class of m samples as often as ``m ** power`` is large.
+    """Draw the samples of an epoch: each once, or each class of m samples in proportion to ``m ** power``.
 
-    An epoch keeps its number of samples. Those of one class are drawn equally often, give or take one.
+    The length of an epoch does not change. Samples of one class are drawn equally often, give or take one.
 
     Args:
-        labels: ``(N,)`` classes; only their number counts for the natural sampling.
+        labels: ``(N,)`` classes; natural sampling only uses N.
         sampling: natural is power 1, sqrt 1/2, balanced 0.
-        kind: What the targets are.
+        kind: Kind of the targets.
 
     >>> indices, copies = Draw(torch.tensor([0, 0, 0, 1]), "balanced")(torch.Generator())
     >>> sorted(zip(indices.tolist(), copies.tolist()))[-2:]
@@ -64,37 +64,37 @@ class Draw:
         self.classes = [np.flatnonzero(labels.numpy() == k) for k in np.unique(labels.numpy())]
 
     def __call__(self, rng: torch.Generator) -> tuple[Indices, Indices]:
-        """Return the samples of an epoch in their order, and how often each has been drawn before."""
+        """Return the samples of an epoch in order, and how often each was drawn before."""
         if self.power == 1:
             return torch.randperm(self.n, generator=rng).numpy(), np.zeros(self.n, dtype=np.int64)
         shares = np.array([len(members) ** self.power for members in self.classes])
-        start = torch.rand((), generator=rng, dtype=torch.float64).item()  # so that counts are exact in the mean
+        start = torch.rand((), generator=rng, dtype=torch.float64).item()  # so that counts are exact on average
         edges = np.floor(np.cumsum(shares / shares.sum()) * self.n + start).astype(int)
         edges[-1] = self.n
-        found = []
+        draws = []
         for members, count in zip(self.classes, np.diff(edges, prepend=0).tolist(), strict=True):
             for copy, left in enumerate(range(count, 0, -len(members))):
                 chosen = members[torch.randperm(len(members), generator=rng).numpy()[:left]]
-                found.append(np.stack([chosen, np.full_like(chosen, copy)]))
-        indices, copies = np.concatenate(found, axis=1)[:, torch.randperm(self.n, generator=rng).numpy()]
+                draws.append(np.stack([chosen, np.full_like(chosen, copy)]))
+        indices, copies = np.concatenate(draws, axis=1)[:, torch.randperm(self.n, generator=rng).numpy()]
         return indices, copies
 
 
 class TrainOrder:
     """The order of training, a function of (seed, epoch): every process takes its slice of each global batch.
 
-    The samples left over at the end of an epoch, fewer than a batch, are dropped; they are others in each epoch.
+    The samples of the last, incomplete batch are dropped; they differ between epochs.
 
     Args:
-        draw: Which samples an epoch has; a number stands for each of so many once.
+        draw: Draws the samples of an epoch; a number n draws each of n samples once.
         batch_size: Samples per step, over all processes.
         seed: Seed of the run.
-        rank: Which process this is, in 0..world-1.
+        rank: Rank of this process, in 0..world-1.
         world: Number of processes.
-        repeats: Copies of each sample in a row, each augmented by itself (repeated augmentation, Hoffer et al. 2020,
-            arXiv:1901.09335); an epoch keeps its number of samples.
-        tokens: Where samples differ in their numbers of tokens: a step takes as many as hold those of ``batch_size``
-            of the largest, and an epoch has as many steps as any order fills.
+        repeats: Copies of each sample in a row, each augmented differently (repeated augmentation, Hoffer et al. 2020,
+            arXiv:1901.09335); the length of an epoch does not change.
+        tokens: Numbers of tokens, if they differ: a batch has at most the tokens of ``batch_size`` largest samples,
+            and an epoch has as many steps as every order fills.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class TrainOrder:
         return self.tokens.steps(self.share) // self.world if self.tokens else self.n // self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration goes through; Lightning calls this."""
+        """Set the epoch of the next iteration; Lightning calls this."""
         self.epoch = epoch
 
     def steps(self, start: int = 0) -> Iterator[Step]:
@@ -148,16 +148,16 @@ class TrainOrder:
 
 
 class EvalOrder:
-    """The order of evaluation: every sample once, whatever the number of processes.
+    """The order of evaluation: every sample once, for any number of processes.
 
-    All processes take the same number of batches, so that none waits for another, unless they take single images.
+    All processes have the same number of batches, so that none waits for another, unless batches are single images.
 
     Args:
         n: Number of samples.
         batch_size: Samples per step, over all processes; rounded down to a multiple of ``world``.
-        rank: Which process this is, in 0..world-1.
+        rank: Rank of this process, in 0..world-1.
         world: Number of processes.
-        tokens: Where samples differ in their numbers of tokens, as in :class:`TrainOrder`.
+        tokens: Numbers of tokens, if they differ, as in :class:`TrainOrder`.
     """
 
     def __init__(self, n: int, batch_size: int, rank: int = 0, world: int = 1, tokens: Tokens | None = None) -> None:

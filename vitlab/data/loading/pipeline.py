@@ -1,4 +1,4 @@
-"""The way from stored images to the batches a network gets."""
+"""The pipeline from stored images to the batches of a network."""
 
 import math
 import sys
@@ -40,43 +40,43 @@ from vitlab.data.loading.transforms import (
 )
 from vitlab.packed import Packed
 
-_CHUNK = 2**18  # values that stay in a core's cache from one operation to the next
+_CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size
 
 
 class Buffers:
-    """Memory for batches on a CPU, used again once nobody holds the batch: new pages cost more than normalizing."""
+    """Reusable memory for batches on a CPU: allocating new pages would take longer than normalizing."""
 
     def __init__(self) -> None:
-        self.known = [np.empty(0, np.float32)]
-        self.free = sys.getrefcount(self.known[0])
+        self.arrays = [np.empty(0, np.float32)]
+        self.unused = sys.getrefcount(self.arrays[0])  # the count of references to an array that no tensor uses
 
     def empty(self, shape: Sequence[int]) -> Tensor:
-        """Return a float32 tensor of any content whose memory no other tensor refers to."""
+        """Return an uninitialized float32 tensor whose memory no other tensor uses."""
         n = math.prod(shape)
-        found = [i for i in range(len(self.known)) if sys.getrefcount(self.known[i]) == self.free]
-        fitting = [i for i in found if len(self.known[i]) >= n]
+        free = [i for i in range(len(self.arrays)) if sys.getrefcount(self.arrays[i]) == self.unused]
+        fitting = [i for i in free if len(self.arrays[i]) >= n]
         if not fitting:
-            self.known = [*self.known[-_KEPT + 1 :], np.empty(n, np.float32)]
+            self.arrays = [*self.arrays[-_KEPT + 1 :], np.empty(n, np.float32)]
             fitting = [-1]
-        return torch.from_numpy(self.known[fitting[0]][:n].reshape(shape))  # which refers to the array
+        return torch.from_numpy(self.arrays[fitting[0]][:n].reshape(shape))  # holds a reference to the array
 
 
 class Pipeline:
     """Cut, augment, resize and normalize.
 
-    Images of one native size are shifted over a black ground and resized by the batch; photos are cropped and resized
-    one by one. Images in memory that need no policy are handled by the chunk.
+    Images of one native size are shifted over black and resized in batches; photos are cropped and resized one by one.
+    Images in memory without further augmentation are processed in chunks.
 
     Args:
-        native_size: Height and width of the stored images, in pixels; None where they differ.
-        img_size: Height and width of the images the network gets, in pixels.
-        augment: What is done to training images; see :class:`vitlab.data.base.ImageData`.
-        crop_scale: Smallest share of a photo's area that a random crop keeps; default: .08.
-        crop_pct: Share of a photo's shorter side that evaluation looks at; default: .875.
+        native_size: Height and width of the stored images, in pixels; None if they differ.
+        img_size: Height and width of the network's input, in pixels.
+        augment: Training augmentation; see :class:`vitlab.data.base.ImageData`.
+        crop_scale: Smallest share of a photo's area in a random crop; default: .08.
+        crop_pct: Share of a photo's shorter side that evaluation uses; default: .875.
         interpolation: How images are resized.
         schedule: Sizes of training images by epoch; see :class:`Sizes`.
-        native_patch: Side of the patches of images that keep their aspect ratio; None where all get one size.
+        native_patch: Side of the patches of images that keep their aspect ratio; None resizes all to one size.
     """
 
     def __init__(
@@ -102,12 +102,12 @@ class Pipeline:
         self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
         self.crop_scale, self.crop_pct = crop_scale, crop_pct
         self.buffers = Buffers()
-        if self.steps:  # what cannot be is refused now
+        if self.steps:  # refuse wrong steps now
             try_on((native_patch, 2 * native_patch) if native_patch else native_size or img_size, self.steps)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
 
     def __str__(self) -> str:
-        """Say what training cuts out of an image, and evaluation.
+        """Describe the crops of training and evaluation.
 
         >>> str(Pipeline(None, (80, 80), "crop-flip", 0.3, 1.0, "bicubic"))
         'random crops of 30 to 100 % of the area, evaluated on the center, 100 % of the shorter side'
@@ -126,7 +126,7 @@ class Pipeline:
         return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {center}"
 
     def facts(self) -> dict[str, Any]:
-        """Return what follows from the files, for the record of a run."""
+        """Return sizes and crop, for the record of a run."""
         native = self.native_size and list(self.native_size)
         seen = {} if self.native else {"crop_pct": self.crop_pct}
         return {"img_size": list(self.img_size), "native_size": native, **seen}
@@ -140,7 +140,7 @@ class Pipeline:
         device: torch.device,
         on_unreadable: OnUnreadable,
     ) -> Loader:
-        """Return the batches of a split: augmented ones in the order of training, plain ones else."""
+        """Return the loader of a split, with augmentation if ``order`` is that of training."""
         if train := isinstance(order, TrainOrder):
             self.sizes.check_end()
         loader: Loader
@@ -159,9 +159,9 @@ class Pipeline:
         return Prefetch(loader, device) if device.type == "cuda" and not resident else loader
 
     def normalize(self, images: Any, statistics: Statistics, step: Step | None = None) -> Any:
-        """Map uint8 ``(B, C, H, W)`` images to normalized ones of the step's size, on the device where they are.
+        """Normalize uint8 ``(B, C, H, W)`` images on their device, and resize them to the size of the step.
 
-        Those of their own sizes, whose patches are normalized, keep them.
+        Packed images keep their sizes.
         """
         if isinstance(images, Packed):
             return images.on(self._scaled(images.patches, statistics, tuple(images.patches.shape[2:])))
@@ -187,11 +187,11 @@ class Pipeline:
         return target
 
     def tokens(self, images: Images) -> Tokens | None:
-        """Return the numbers of patches of files that keep their aspect ratio, None where all get one size."""
+        """Return the numbers of patches of files that keep their aspect ratio; None if all have one size."""
         return self.native.tokens(images.known["size"]) if self.native and isinstance(images, FileImages) else None
 
     def joined(self, images: Sequence[Tensor]) -> Tensor | Packed:
-        """Return what :meth:`eval_file` returns of several files as one batch."""
+        """Join several results of :meth:`eval_file` into a batch."""
         return Packed.of(images, self.native.patch) if self.native else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
@@ -202,12 +202,12 @@ class Pipeline:
     def eval_file(
         self, path: Path, how: Decoding, in_chans: int, statistics: Statistics, arrays: bool = False
     ) -> Tensor:
-        """Map a file, an image or one of ``arrays``, to a normalized ``(C, H, W)``, as in evaluation.
+        """Map a file, an image or an array if ``arrays``, to a normalized ``(C, H, W)``, as in evaluation.
 
         Raises:
-            ImageError: The file cannot be read, or is an array of another number of channels.
+            ImageError: The file cannot be read, or is an array with another number of channels.
         """
-        if not arrays or not is_array(path):  # pages of a TIFF file are channels only where they were in training
+        if not arrays or not is_array(path):  # pages of a TIFF file are channels only if they were in training
             image = decode(path, how)
             if self.native:
                 pixels = to_tensor(self.native(image))
@@ -222,7 +222,7 @@ class Pipeline:
         return self.normalize(torch.from_numpy(array)[None], statistics)[0]
 
     def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
-        """Return what is done to each image of training, or of evaluation; None for nothing."""
+        """Return the transform of single images in training or evaluation; None if there is none."""
         move: Transform | None = None if self.native_size else native or self._center()
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
@@ -237,13 +237,13 @@ class Pipeline:
 @lru_cache(8)
 @torch.inference_mode(False)  # evaluation may be the first to ask
 def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return what normalizes, made once: a step that made it would wait for the GPU."""
+    """Return factor and shift of the normalization, cached: creating them in a step would wait for the GPU."""
     mean, std = (torch.tensor(values)[:, None, None] for values in statistics)
     return (1 / (scale * std)).to(device), (mean / std).to(device)
 
 
 def check_at_least(least: int, **numbers: int) -> None:
-    """Refuse numbers that are too small, by the names that a user knows them by."""
+    """Raise a ValueError that names the first `data.` argument below ``least``."""
     for name, number in numbers.items():
         if number < least:
             raise ValueError(f"`data.{name}` must be at least {least}, got {number}")

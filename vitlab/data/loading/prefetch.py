@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU while it is busy with earlier ones."""
+"""Copy batches to a GPU while it works on earlier ones."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ _T = TypeVar("_T", Tensor, Packed)
 
 
 def send(x: _T, device: torch.device) -> _T:
-    """Copy a tensor of the host to a device; to a GPU out of pinned memory, so that nothing waits for it."""
+    """Copy a tensor from the host to a device; to a GPU asynchronously, from pinned memory."""
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 class Prefetch(Loader):
-    """Copy the batches of a loader to a CUDA device from pinned memory, on a stream of their own, two batches ahead.
+    """Copy the batches of a loader to a CUDA device from pinned memory, on a separate stream, two batches ahead.
 
     Args:
         loader: Yields batches on the CPU.
-        device: Where they are wanted.
+        device: Target device.
     """
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
@@ -54,5 +54,5 @@ class Prefetch(Loader):
         current = torch.cuda.current_stream(self.device)
         current.wait_event(sent)
         for x in batch[:2]:
-            x.record_stream(current)  # its memory must not go back to the stream it was made on before this one is done
+            x.record_stream(current)  # keep its memory until this stream has used it
         return batch

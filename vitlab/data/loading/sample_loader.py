@@ -18,24 +18,24 @@ from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed import Packed
 
-OnUnreadable = Callable[[ImageError], None]  # takes note of a sample that cannot be read, or raises
+OnUnreadable = Callable[[ImageError], None]  # counts an unreadable sample, or raises
 _Key = tuple[int, int]  # index and seed of a sample
-_Sample = tuple[Tensor, int] | ImageError  # image and class, or why there is none
+_Sample = tuple[Tensor, int] | ImageError  # image and class, or the error
 
 
 class SampleLoader(Loader):
     """Read and transform samples in worker processes; a sample's seed travels with its index.
 
-    A sample that cannot be read is reported. In training another one of the batch takes its place, so that every
-    process keeps its batch size; in evaluation it is left out.
+    An unreadable sample is reported. In training another sample of the batch replaces it, so that every process keeps
+    its batch size; in evaluation it is left out.
 
     Args:
         images: The images.
         order: Which samples this process takes at each step.
-        transform: What makes an image of the wanted size out of a stored one; None for nothing.
+        transform: Transform from a stored image to an image of the final size; None leaves it unchanged.
         num_workers: Number of worker processes; 0 for none.
-        on_unreadable: Called with the error of each sample that cannot be read.
-        patch: Side of the patches, in pixels, that images of their own sizes are cut into; None for images of one size.
+        on_unreadable: Function called with the error of each unreadable sample.
+        patch: Side of the patches, in pixels, that images of any sizes are packed by; None for images of one size.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class SampleLoader(Loader):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=num_workers > 0,
             prefetch_factor=4 if num_workers else None,
-            timeout=120 if num_workers else 0,  # a worker that hangs is an error, not a wait without end
-            generator=torch.Generator(),  # the loader's own draws leave the global stream alone
+            timeout=120 if num_workers else 0,  # raise an error if a worker hangs
+            generator=torch.Generator(),  # keeps the loader off the global generator
             worker_init_fn=_leave_signals_to_the_trainer if num_workers else None,
         )
 
@@ -72,7 +72,7 @@ class SampleLoader(Loader):
             if not errors:
                 yield images, targets, step
             elif rows:
-                yield self._mend(images, targets, step, rows)
+                yield self._replace_unreadable(images, targets, step, rows)
 
     def _load(self) -> Iterator[tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]]:
         try:
@@ -80,12 +80,13 @@ class SampleLoader(Loader):
         except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
             raise RuntimeError("DataLoader worker died while it sent a batch") from error
 
-    def _mend(self, images: Tensor | Packed, targets: Tensor, step: Step, rows: list[int]) -> Batch:
+    def _replace_unreadable(self, images: Tensor | Packed, targets: Tensor, step: Step, rows: list[int]) -> Batch:
         chosen = list(range(len(rows)))
         if isinstance(self.sampler, TrainOrder):
             chosen = [i % len(rows) for i in range(len(step.indices))]
-        kept = [rows[i] for i in chosen]
-        return images[chosen], targets[chosen], step._replace(indices=step.indices[kept], seeds=step.seeds[kept])
+        samples = [rows[i] for i in chosen]
+        step = step._replace(indices=step.indices[samples], seeds=step.seeds[samples])
+        return images[chosen], targets[chosen], step
 
 
 class _Keys:
@@ -123,8 +124,8 @@ class _Samples(Dataset[_Sample]):
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
-    # Clusters and terminals signal the whole group of a run's processes. A worker that died of it would fail the batch
-    # in progress, which is to be trained on before the run saves. SIGTERM still ends it: its owner sends that at exit.
+    # Clusters and terminals signal the whole process group. A worker that died would fail the current batch, which must
+    # finish before the run saves. SIGTERM still ends a worker: its owner sends that at exit.
     os.setpgid(0, 0)
     for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -135,8 +136,7 @@ def _stack(
 ) -> tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]:
     rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
     readable = [sample for sample in samples if not isinstance(sample, ImageError)]
-    found = [image for image, _ in readable]
-    join = default_collate if patch is None else partial(Packed.of, patch=patch)  # the former in shared memory
-    images = join(found) if readable else torch.empty(0)
+    collate = default_collate if patch is None else partial(Packed.of, patch=patch)  # the former uses shared memory
+    images = collate([image for image, _ in readable]) if readable else torch.empty(0)
     labels = torch.tensor([label for _, label in readable])
     return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]

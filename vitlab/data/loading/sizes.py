@@ -1,4 +1,4 @@
-"""Image sizes that grow while a network is trained: progressive resizing."""
+"""Progressive resizing: image sizes that grow during training."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -9,7 +9,7 @@ _NAME = "data.img_size_schedule"
 
 
 class Sizes:
-    """The size of training images in each epoch (Howard 2018; Touvron et al. 2019, arXiv:1906.06423, on what it does).
+    """The size of training images in each epoch (Howard 2018; analysis in Touvron et al. 2019, arXiv:1906.06423).
 
     Args:
         schedule: First epoch, counted from 0, and side, or height and width, of each size; None for one size.
@@ -29,7 +29,7 @@ class Sizes:
         self.steps = [(epoch, as_size(side if len(side) == 2 else side[0], None)) for epoch, *side in entries]
         starts = [epoch for epoch, _ in self.steps]
         if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-            raise ValueError(f"`{_NAME}` must begin with epoch 0 and name later and later ones, got {starts}")
+            raise ValueError(f"`{_NAME}` must begin with epoch 0, and its epochs must increase, got {starts}")
         for (_, old), (epoch, new) in pairwise(self.steps):
             if new[0] < old[0] or new[1] < old[1]:
                 raise ValueError(
@@ -46,7 +46,7 @@ class Sizes:
         return [size for start, size in self.steps if start <= epoch][-1]
 
     def check_end(self) -> None:
-        """Refuse to train for another size than that of evaluation."""
+        """Refuse a schedule that does not end with the size of evaluation."""
         if (last := self.steps[-1][1]) != self.img_size:
             raise ValueError(
                 f"`{_NAME}` must end with `data.img_size`, {size_text(self.img_size)}, got {size_text(last)}"
@@ -54,7 +54,7 @@ class Sizes:
 
 
 def size_text(size: Size) -> str:
-    """Return a size as the header says it.
+    """Return a size as text.
 
     >>> size_text((16, 24))
     '16x24'

@@ -1,4 +1,4 @@
-"""Random numbers that depend on counters alone, so that they can be drawn in any order, by any process."""
+"""Random numbers that depend only on counters, so that any process can draw them in any order."""
 
 import numpy as np
 import torch
@@ -32,12 +32,12 @@ def uniforms(seeds: Seeds, n: int) -> NDArray[np.float64]:
 
 
 def generator(seed: int) -> torch.Generator:
-    """Return a generator of its own for one seed."""
+    """Return a new torch generator for a seed."""
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
 
 
 def shuffled_tokens(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -> NDArray[np.int64]:
-    """Return ``(B, N)`` numbers of an ``(h, w)`` grid's tokens in a random order, the tokens of a square in a row.
+    """Return ``(B, N)`` token indices of an ``(h, w)`` grid in random order, tokens of a square together.
 
     Args:
         seeds: ``(B,)``, one for each image.

@@ -1,4 +1,4 @@
-"""A loader for images held in memory as one uint8 tensor, augmented by the chunk."""
+"""A loader for images in memory, one uint8 tensor, augmented in chunks."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -16,21 +16,21 @@ from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import uniforms
 
-_CHUNK = 4096  # images augmented at once: enough of each shift to be copied together ...
-_CHUNK_BYTES = 2**26  # ... few enough to stay small
-_LARGE = 2**14  # bytes of an image from which copying takes longer than asking for it
+_CHUNK = 4096  # images augmented at once: enough to copy all images of one shift together,
+_CHUNK_BYTES = 2**26  # but few enough to save memory
+_LARGE = 2**14  # bytes of an image from which copying single images is faster
 
 
 class TensorLoader(Loader):
-    """Cut windows out of images in memory, at a random place and mirrored by chance in training.
+    """Cut windows out of images in memory; in training at a random place, mirrored with probability 1/2.
 
     Args:
-        images: ``(N, C, H, W)`` uint8, on the device where the batches are wanted.
+        images: ``(N, C, H, W)`` uint8, on the device of the batches.
         labels: ``(N,)`` classes.
         order: Which samples this process takes at each step.
-        window: Height and width of what is cut out.
+        window: Height and width of the window.
         pad: Black pixels added on every side before cutting.
-        augment: Draw place and mirroring from each sample's seed; else the center is cut out.
+        augment: Whether to draw place and mirroring from each sample's seed; otherwise the center is cut out.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class TensorLoader(Loader):
         return torch.where(self._index(mirrored)[:, None, None, None], images.flip(3), images)
 
     def _gather(self, indices: Indices, tops: Indices, lefts: Indices, mirrored: NDArray[np.bool_]) -> Tensor:
-        """Cut all windows by one operation, which nothing of the host waits for."""
+        """Cut all windows in one operation, without waiting for the device."""
         chans, *sides = self.images.shape[1], *self.window
         i, top, left, flip = self._index(np.stack([indices, tops, lefts, mirrored]).astype(np.int64))[:, :, None]
         chan, y, x = (torch.arange(side, device=self.images.device) for side in (chans, *sides))

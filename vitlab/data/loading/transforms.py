@@ -1,4 +1,4 @@
-"""What happens to one image before it joins a batch; every draw comes from the sample's seed."""
+"""Transforms of single images; all random numbers come from the sample's seed."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ Size = tuple[int, int]  # height, width
 
 
 def as_size(img_size: int | list[int] | None, native_size: Size | None) -> Size:
-    """Return height and width of what a user typed, or of the images as they are."""
+    """Return ``img_size`` as height and width; None is the native size."""
     size = native_size if img_size is None else [img_size, img_size] if isinstance(img_size, int) else img_size
     if size is None or len(size) != 2 or min(size) < 1:
         raise ValueError(f"`data.img_size` must be a side or [height, width] in pixels, got {img_size}")
@@ -29,17 +29,17 @@ def as_size(img_size: int | list[int] | None, native_size: Size | None) -> Size:
 
 
 class Transform(Protocol):
-    """Anything that makes an image of an image and a seed."""
+    """A function from an image and a seed to an image."""
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image: ...
 
 
 class CenterCrop:
-    """Cut out the center of an image at the network's size; the seed is not used.
+    """Cut out the center of an image and resize it; the seed is not used.
 
     Args:
         size: Height and width of the result, in pixels.
-        crop_pct: Share of the shorter side that is kept.
+        crop_pct: Share of the shorter side to keep.
         interpolation: How the image is resized.
     """
 
@@ -54,13 +54,13 @@ class CenterCrop:
 
 
 class RandomCropFlip:
-    """Resize a random part of an image to the network's size and mirror it by chance (Szegedy et al. 2014).
+    """Resize a random crop and mirror it with probability 1/2 (Szegedy et al. 2014).
 
     Args:
         size: Height and width of the result, in pixels.
-        scale: Smallest share of the image's area that is kept.
-        interpolation: How the part is resized.
-        most: Largest share.
+        scale: Smallest share of the image's area in the crop.
+        interpolation: How the crop is resized.
+        most: Largest share of the area.
     """
 
     def __init__(self, size: Size, scale: float, interpolation: Interpolation, most: float = 1.0) -> None:
@@ -70,17 +70,17 @@ class RandomCropFlip:
         return to_image(self.cut(np.asarray(image), seed))
 
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
-        """Map uint8 ``(H, W)`` or ``(H, W, C)``, of which the part alone is read, to ``(C, H, W)`` of the size."""
+        """Map uint8 ``(H, W)`` or ``(H, W, C)`` to ``(C, *size)``; only the crop is read."""
         draws = uniforms(np.array([seed], dtype=np.uint64), 23)[0]
         top, left, height, width = self.box((pixels.shape[0], pixels.shape[1]), draws)
         part = torch.from_numpy(pixels[top : top + height, left : left + width].copy())
         planes = part[None] if part.ndim == 2 else part.permute(2, 0, 1)
-        # for bytes torch has a kernel of integers, as Pillow, and several times as fast
+        # for uint8 torch has an integer kernel like Pillow's, several times as fast
         image = F.interpolate(planes[None], self.size, mode=self.interpolation, antialias=True)[0]
         return image.flip(2) if draws[22] < 0.5 else image
 
     def box(self, size: Size, draws: np.ndarray) -> tuple[int, int, int, int]:
-        """Return top, left, height and width in whole pixels."""
+        """Return top, left, height and width of the crop in whole pixels."""
         aspect = self.size[1] / self.size[0]
         for attempt in range(10):
             area = size[0] * size[1] * (self.scale + (self.most - self.scale) * draws[attempt])
@@ -95,7 +95,7 @@ class RandomCropFlip:
 
 
 class ShiftFlip:
-    """Move an image by up to ``pad`` pixels over a black ground and mirror it by chance, as `TensorLoader` does.
+    """Shift an image by up to ``pad`` pixels over black and mirror it with probability 1/2, as `TensorLoader` does.
 
     Args:
         pad: Largest shift, in pixels.
@@ -112,12 +112,12 @@ class ShiftFlip:
 
 
 class Augmented:
-    """A geometric transform followed by others, which draw from the global generators.
+    """A geometric transform followed by others, which use the global random generators.
 
     Args:
         first: The geometric transform; None for none.
-        steps: Words and classes, see :func:`step_of`.
-        mean: Mean of each channel in [0, 1]; fills what a policy uncovers.
+        steps: Names and classes, see :func:`step_of`.
+        mean: Mean of each channel in [0, 1], the color of uncovered areas.
     """
 
     def __init__(self, first: Transform | None, steps: Sequence[str | ClassSpec], mean: tuple[float, ...]) -> None:
@@ -130,28 +130,26 @@ class Augmented:
         image = image.convert("RGB")
         with _seeded(seed):
             for name, step in zip(self.names, self.steps, strict=True):
-                made = step(image)
-                if isinstance(made, Tensor) and made.dtype == torch.uint8 and made.ndim == 3:
-                    made = to_image(made)
-                if not isinstance(made, Image.Image) or made.size != size:
-                    found = made.size[::-1] if isinstance(made, Image.Image) else type(made).__name__
-                    raise ValueError(
-                        f"`data.augment`: {name} makes {found} of an image of {size[::-1]}, which it must not"
-                    )
-                image = made
+                result = step(image)
+                if isinstance(result, Tensor) and result.dtype == torch.uint8 and result.ndim == 3:
+                    result = to_image(result)
+                if not isinstance(result, Image.Image) or result.size != size:
+                    got = result.size[::-1] if isinstance(result, Image.Image) else type(result).__name__
+                    raise ValueError(f"`data.augment`: {name} must return an image of {size[::-1]}, got {got}")
+                image = result
         return image.convert(mode)
 
 
 def try_on(size: Size, steps: Sequence[str | ClassSpec]) -> None:
-    """Refuse steps that cannot take, or do not keep, an image of a size."""
+    """Refuse steps that fail on an image of this size, or do not keep the size."""
     trial, gray = Augmented(None, steps, (0.5,)), Image.new("RGB", size[::-1], "gray")
-    with torch.device("cpu"):  # where the steps draw, wherever networks are built
+    with torch.device("cpu"):  # even if networks are built on another device
         for seed in range(8):
             trial(gray, seed)
 
 
 def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
-    """Return whether images are moved and mirrored, and what is done to them then; a word alone moves them, too.
+    """Return whether images are cropped or shifted and mirrored, and the further steps; a single name implies both.
 
     >>> parts_of("rand-m9"), parts_of(["rotate90"]), parts_of(["crop-flip", "ColorJitter"])
     ((True, ['rand-m9']), (False, ['rotate90']), (True, ['ColorJitter']))
@@ -163,15 +161,15 @@ def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
     steps = steps[1:] if moves else steps
     if "crop-flip" in steps or "none" in steps:
         raise ValueError(
-            f"`data.augment` has crop-flip first or not at all, and none alone, got {list(map(choice_text, augment))}"
+            f"`data.augment` has crop-flip only first, and none only alone, got {list(map(choice_text, augment))}"
         )
     return moves, steps
 
 
 def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.Image], Image.Image]:
-    """Return the function that a word, a name of torchvision.transforms.v2 or a class path stands for.
+    """Return the transform for a name, a class of torchvision.transforms.v2 or a class path.
 
-    Words are 3-augment (Touvron et al. 2022, arXiv:2204.07118), rotate90 (by 0 to 3 quarter turns), and timm's strings
+    Names are 3-augment (Touvron et al. 2022, arXiv:2204.07118), rotate90 (by 0 to 3 quarter turns), and timm's strings
     rand-... (Cubuk et al. 2019, arXiv:1909.13719), augmix-... (Hendrycks et al. 2019, arXiv:1912.02781), original
     and v0 (AutoAugment: Cubuk et al. 2018, arXiv:1805.09501).
     """
@@ -185,7 +183,7 @@ def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.I
         if name == "3-augment":
             return Compose([auto_augment.auto_augment_transform("3a", hparams), ColorJitter(0.3, 0.3, 0.3)])
         if name == "rotate90":
-            return _turned
+            return _rotate90
         if kind in ("original", "v0"):
             return auto_augment.auto_augment_transform(name, hparams)
         if kind == "augmix":
@@ -196,13 +194,13 @@ def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.I
                 op.aug_fn = _posterize if op.name.startswith("Posterize") else op.aug_fn
             return randaugment
     except (AssertionError, ValueError, KeyError):
-        name = f"{name} "  # which is no class either
+        name = f"{name} "  # not the name of a class either
     words = ("none", "crop-flip", "3-augment", "rotate90", "original", "a timm string such as rand-m9-mstd0.5-inc1")
     cls = find_class("data.augment", name.strip(), torch.nn.Module, words, v2.__name__)
     return build("data.augment", cls, args, {})
 
 
-def _turned(image: Image.Image) -> Image.Image:
+def _rotate90(image: Image.Image) -> Image.Image:
     turns = random.randrange(4)
     return image.rotate(90 * turns, expand=True) if turns else image
 
@@ -226,7 +224,7 @@ def to_image(pixels: Tensor) -> Image.Image:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators, which timm and torchvision draw from, and restore them where others use them."""
+    """Seed the global generators, which timm and torchvision use; restore them, except in worker processes."""
     states = None if get_worker_info() else (random.getstate(), np.random.get_state(), torch.get_rng_state())
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -241,5 +239,5 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def resampling(interpolation: Interpolation) -> Image.Resampling:
-    """Return Pillow's constant."""
+    """Return Pillow's constant for an interpolation."""
     return Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR

@@ -1,4 +1,4 @@
-"""What becomes of a photo that is packed, and what is seen of it on the way: it is decoded once."""
+"""Decode each photo once, to collect its facts and to encode it for a shard."""
 
 import io
 import zlib
@@ -12,11 +12,11 @@ from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Store, inspect_image
 from vitlab.data.pack.shards import ROW
 
-_GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # modes of Pillow without colors
+_GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # gray modes of Pillow
 
 
 class Source(NamedTuple):
-    """What is packed: images under a name, a row of the index for each, and how they are made smaller."""
+    """Images to pack: store, names, their rows of the index, and how to decode and resize them."""
 
     store: Store
     files: list[str]
@@ -26,7 +26,7 @@ class Source(NamedTuple):
 
 
 class Photo(NamedTuple):
-    """A photo that is packed: what is known of its file, why it has no bytes, or its bytes and their checksum."""
+    """A packed photo: facts about its file, and its bytes with their checksum, or the reason why it is unreadable."""
 
     facts: Any
     reason: str
@@ -36,7 +36,7 @@ class Photo(NamedTuple):
 
 
 class Encoded(Dataset[Photo]):
-    """Read, decode, look at and encode the images of a source, each once.
+    """Read, decode, inspect and encode the images of a source, each once.
 
     Args:
         what: The source.
@@ -69,7 +69,7 @@ class Encoded(Dataset[Photo]):
 
 
 def resized(image: Image.Image, size: int) -> Image.Image:
-    """Return an image whose shorter side has at most ``size`` pixels, in its proportions.
+    """Shrink an image so that its shorter side has at most ``size`` pixels, keeping its aspect ratio.
 
     >>> resized(Image.new("RGB", (400, 300)), 150).size
     (200, 150)
@@ -82,7 +82,7 @@ def resized(image: Image.Image, size: int) -> Image.Image:
 
 
 def pixels(image: Image.Image) -> bytes:
-    """Return an image as plain pixels with a header of a line (the format PPM), which need no decoding.
+    """Return an image as raw pixels with a short header (format PPM), which need no decoding.
 
     >>> pixels(Image.new("L", (2, 1)))[:11]
     b'P5\\n2 1\\n255\\n'

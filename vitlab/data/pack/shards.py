@@ -1,4 +1,4 @@
-"""Packed images on disk: shards of encoded images, one after the other, and an index beside them."""
+"""Packed images on disk: shards of concatenated images, and an index."""
 
 import mmap
 import os
@@ -17,7 +17,7 @@ INDEX, VERSION = "index.npz", 2
 ROW = np.dtype(
     [
         ("label", "i4"),
-        ("part", "u1"),  # 0 train, 1 val, 2 test; 0 also where there is one folder only
+        ("part", "u1"),  # 0 train, 1 val, 2 test; 0 if there is only one folder
         ("shard", "i4"),
         ("offset", "i8"),  # in the shard, in bytes
         ("length", "i8"),  # of the encoded image, in bytes
@@ -39,7 +39,7 @@ def shard_name(number: int) -> str:
 
 
 def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return header and rows of a packed set whose shards have the length that they should have."""
+    """Return header and rows of a packed set, after checking the length of its shards."""
     try:
         header, rows = archive.read(root / INDEX)
         version = header["version"]
@@ -67,7 +67,7 @@ class PackedStore:
     Args:
         root: Folder of the shards.
         files: Path of each source file.
-        rows: Where each image lies.
+        rows: Row of the index for each image.
     """
 
     def __init__(self, root: Path, files: list[str], rows: np.ndarray) -> None:
@@ -80,7 +80,7 @@ class PackedStore:
 
     @cached_property
     def shards(self) -> dict[int, mmap.mmap]:
-        """The shards, mapped into memory, which all processes share."""
+        """The shards, as memory maps that all processes share."""
         shards = {}
         for number in np.unique(self.rows["shard"]).tolist():
             with (self.root / shard_name(number)).open("rb") as file:
@@ -119,10 +119,10 @@ class PackedStore:
         return os.fsencode(file)
 
     def damaged(self, file: str) -> bool:
-        """Return whether an image is not as it was packed."""
+        """Return whether an image differs from its checksum."""
         return zlib.crc32(self.read(file)) != self.rows[self.number[file]]["crc"]
 
 
 def facts_of(rows: np.ndarray) -> Facts:
-    """Return what is known of the source files."""
+    """Return the facts about the source files."""
     return np.ascontiguousarray(rows["facts"])

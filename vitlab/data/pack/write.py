@@ -1,4 +1,4 @@
-"""Photos packed into shards, whole, so that training sees what it would see of the files."""
+"""Pack whole photos into shards, for training as from the original files."""
 
 import contextlib
 import glob
@@ -35,21 +35,21 @@ def pack(
     max_pixels: int = 50_000_000,
     shard_bytes: int = _SHARD,
 ) -> dict[str, Any]:
-    """Write all photos of a folder into shards, whole, with an index beside them.
+    """Write all photos of a folder into shards with an index, uncropped.
 
-    A photo is decoded, resized to ``size`` pixels on its shorter side if that is longer, and written as plain pixels;
-    without ``size`` the files are written as they are. The work is done in a hidden folder beside the target, which
-    appears when it is complete; the same call continues work that was interrupted.
+    A photo is decoded, shrunk to ``size`` pixels on its shorter side if that is longer, and written as raw pixels;
+    without ``size`` the files are copied. Work is done in a hidden folder next to the target, and renamed once it is
+    complete; repeating the call continues interrupted work.
 
     Args:
-        source: Folder as :class:`ImageFolder` reads it, or :class:`ImageNet` its tar files.
-        target: Folder to make; must not exist.
-        size: Most pixels of a photo's shorter side; None to keep the files.
-        max_unreadable: Number of files that may be left out because they cannot be read.
+        source: Folder that :class:`ImageFolder` can read, or the tar files of :class:`ImageNet`.
+        target: Folder to create; must not exist.
+        size: Largest shorter side of a photo, in pixels; None copies the files.
+        max_unreadable: Number of unreadable files that may be left out.
         num_workers: Number of processes that decode.
-        value_range: Values of files of more than 8 bits that become black and white; default: each file's own range.
-        max_pixels: Most pixels that a file may have.
-        shard_bytes: Bytes after which a shard is complete.
+        value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
+        max_pixels: Largest number of pixels of a file.
+        shard_bytes: Size in bytes at which a shard is complete.
     """
     if size is not None and size < 1:
         raise ValueError(f"`size` must be at least 1, got {size}")
@@ -66,7 +66,7 @@ def pack(
     try:
         continued, unreadable = _write(work, what, num_workers, shard_bytes, max_unreadable)
     finally:
-        if not any(work.glob("images-*.npz")):  # nothing that could be continued
+        if not any(work.glob("images-*.npz")):  # there is nothing to continue
             shutil.rmtree(work, ignore_errors=True)
     readable = what.rows["facts"]["readable"]
     files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
@@ -81,7 +81,7 @@ def _finish(work: Path, place: Path) -> None:
     for done in work.glob("images-*.npz"):
         done.unlink()
     os.replace(work, place)
-    for other in place.parent.glob(f".{glob.escape(place.name)}-{'[0-9a-f]' * 12}"):  # work on other plans
+    for other in place.parent.glob(f".{glob.escape(place.name)}-{'[0-9a-f]' * 12}"):  # work with other settings
         shutil.rmtree(other, ignore_errors=True)
 
 
@@ -94,7 +94,7 @@ def _listed(data: ImageFolder, size: int | None) -> Source:
             some = np.zeros(len(images), dtype=ROW)
             some["label"], some["part"] = images.labels, number
             for row, file in zip(some, images.files, strict=True):
-                with contextlib.suppress(OSError):  # what has vanished is found unreadable
+                with contextlib.suppress(OSError):  # a file that has vanished is unreadable
                     row["facts"]["bytes"], row["facts"]["modified"] = images.store.stamp(file)
             files += images.files
             rows.append(some)
@@ -104,7 +104,7 @@ def _listed(data: ImageFolder, size: int | None) -> Source:
 def _write(
     folder: Path, what: Source, num_workers: int, shard_bytes: int, max_unreadable: int
 ) -> tuple[int, dict[str, str]]:
-    """Write the shards, fill in the rows; return how many images earlier work had written, and what is unreadable."""
+    """Write the shards and fill in the rows; return the number of images written earlier, and unreadable files."""
     start, shard, unreadable = _continued(folder, what)
     free, expected = shutil.disk_usage(folder).free, _expected(what, start)
     if expected > free:
@@ -141,7 +141,7 @@ def _write(
 
 
 def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
-    """Fill in the rows of complete shards whose files are as they were; return their images, number, unreadable."""
+    """Fill in the rows of complete shards of unchanged files; return their images, number and unreadable files."""
     start, shard, unreadable = 0, 0, dict[str, str]()
     with contextlib.suppress(FileNotFoundError, KeyError, ValueError, zipfile.BadZipFile):
         while True:
@@ -158,7 +158,7 @@ def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
 
 
 def _expected(what: Source, start: int) -> int:
-    """Return about how many bytes the images from number ``start`` on take."""
+    """Estimate the bytes of the images from number ``start`` on."""
     n = len(what.files) - start
     if what.size is None:
         return int(what.rows["facts"]["bytes"][start:].sum())
