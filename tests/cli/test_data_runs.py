@@ -79,7 +79,7 @@ def test_a_split_that_was_changed_after_training_and_holds_training_images_is_no
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=8") == 0
     assert main(["test", "run"]) == 0
     assert main(["test", "run", "--data.test_share=0.5"]) == 2
-    assert "of its 30 images were trained on: leave the split as it was" in capsys.readouterr().err
+    assert "of its 30 images were trained on: keep the split as it was" in capsys.readouterr().err
     assert main(["validate", "run", "--data.fold=2/4"]) == 2
     assert "the val split is not that of the run" in capsys.readouterr().err
     assert main(["test", "run", "--data.test_share=0.5", "--with_training_images"]) == 0

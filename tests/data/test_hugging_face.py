@@ -168,7 +168,7 @@ def test_names_of_classes_may_stand_in_the_column(tmp_path):
 def test_a_row_without_a_class_is_refused(tmp_path):
     splits = {"train": _rows(_pngs(12)), "test": _rows(_pngs(2, 1), [0, -1])}
     datasets.DatasetDict(splits).save_to_disk(str(tmp_path / "rows"))
-    with pytest.raises(ValueError, match="test, row 1: -1 is not among the classes of training"):
+    with pytest.raises(ValueError, match="test, row 1: -1 is not a class of the training split"):
         _open(tmp_path / "rows")
 
 

@@ -253,5 +253,5 @@ def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path)
         assert (len(data.splits["train"]), len(data.splits["val"]), data.num_classes) == (6, 2, 1)
     pack(str(tmp_path / "flat"), str(tmp_path / "packed"), 8, 0, 0)
     assert Packed(str(tmp_path / "packed"), img_size=8).class_names == ["unlabeled"]
-    with pytest.raises(ValueError, match="the data has one: --model=MAE and DINO need none"):
+    with pytest.raises(ValueError, match="the data has one; --model=MAE or DINO need none"):
         Classifier(num_classes=1)

@@ -160,8 +160,11 @@ def test_fewer_classes_than_imagenet_has_are_refused_before_training(tmp_path, c
         (lambda tars: (tars / "ILSVRC2012_img_val.tar").unlink(), r"there is no \S+ILSVRC2012_img_val.tar"),
         (lambda tars: (tars / "ILSVRC2012_devkit_t12.tar.gz").unlink(), "put ILSVRC2012_devkit_t12.tar.gz or"),
         (lambda tars: (tars / "ILSVRC2012_devkit_t12.tar.gz").write_bytes(b"x"), "devkit_t12 cannot be read: ReadErr"),
-        (lambda tars: (tars / "ILSVRC2012_img_train.tar").write_bytes(b"x" * 600), "no whole, uncompressed tar file"),
-        (lambda tars: _cut(tars / "ILSVRC2012_img_train.tar"), "no whole, uncompressed tar file: unexpected end"),
+        (
+            lambda tars: (tars / "ILSVRC2012_img_train.tar").write_bytes(b"x" * 600),
+            "not a complete, uncompressed tar file",
+        ),
+        (lambda tars: _cut(tars / "ILSVRC2012_img_train.tar"), "not a complete, uncompressed tar file: unexpected end"),
     ],
 )
 def test_archives_that_are_missing_or_broken_are_one_line(tmp_path, capsys, change, message):

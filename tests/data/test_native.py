@@ -117,15 +117,15 @@ def test_data_that_cannot_have_it_say_why(photos, settings, said):
     with pytest.raises(ValueError, match=r"`data\.(native_patch|augment)`") as refused:
         ImageFolder(photos, **{**NATIVE, **settings})
     assert said in str(refused.value)
-    with pytest.raises(ValueError, match="these images all have"):
+    with pytest.raises(ValueError, match="these all have"):
         Digits(native_patch=4)
 
 
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (lambda: Classifier(**{**TINY, "patch_size": 16}), "patches of 3 x 8 x 8, and the network's have 3 x 16 x 16"),
-        (lambda: Classifier(**TINY | {"tokenizer": "t2t", "t2t_dim": 8}), "overlap over a whole image"),
+        (lambda: Classifier(**{**TINY, "patch_size": 16}), "patches of 3 x 8 x 8, but the network takes 3 x 16 x 16"),
+        (lambda: Classifier(**TINY | {"tokenizer": "t2t", "t2t_dim": 8}), "the windows of T2TTokenizer overlap"),
         (lambda: Classifier(**TINY, compile=True), "`model.compile`"),
         (lambda: MAE(**TINY, decoder_dim=16, decoder_depth=1, decoder_heads=2), "MAE"),
     ],
