@@ -29,7 +29,7 @@ class Sizes:
         self.steps = [(epoch, as_size(side if len(side) == 2 else side[0], None)) for epoch, *side in entries]
         starts = [epoch for epoch, _ in self.steps]
         if starts[0] != 0 or any(a >= b for a, b in pairwise(starts)):
-            raise ValueError(f"`{_NAME}` must begin with epoch 0, and its epochs must increase, got {starts}")
+            raise ValueError(f"`{_NAME}` must begin with epoch 0 and its epochs must increase, got {starts}")
         for (_, old), (epoch, new) in pairwise(self.steps):
             if new[0] < old[0] or new[1] < old[1]:
                 raise ValueError(
