@@ -127,7 +127,7 @@ def test_labels_and_classes_in_folders_are_measured_predicted_and_looked_at(tmp_
     assert main([*CONFIG, *TABLE[:2], "--data.targets=[red, low]", "--dry_run"]) == 2
     assert "may have several labels: use --model.loss=bce" in capsys.readouterr().err
     assert main([*CONFIG, *TABLE[:2], "--data.targets=[red, low]", "--model.loss=bce", *few, "--name=labels"]) == 0
-    assert "the column weight weights the rows in the training loss" in capsys.readouterr().out
+    assert "rows are weighted in the training loss by the column weight" in capsys.readouterr().out
     assert main(["test", "labels"]) == 0 and "test/map 1.0000" in capsys.readouterr().out
     kept = pd.read_parquet("runs/labels/predictions/test.parquet")
     assert set(kept["path"]) <= set(names) and (kept["target_0"] == kept["path"].str.contains("red")).all()

@@ -62,7 +62,7 @@ class Listed(Photos):
         self.targets = self._facts(self._train_rows)
         self.notes.append(f"targets are {self._in_words()}, {rows.why}")
         if rows.weights() is not None:
-            self.notes.append(f"the column {rows.columns['weight']} weights the rows in the training loss")
+            self.notes.append(f"rows are weighted in the training loss by the column {rows.columns['weight']}")
 
     def targets_of(self, rows: Indices) -> Tensor:
         """Return ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1."""
