@@ -14,7 +14,7 @@ class Ending(TypedDict):
 
     Example:
         >>> read_record(Path("runs/first/run.json"), Record)["ending"]
-        {'why': 'finished', 'text': 'all 1 epochs'}
+        {'why': 'finished', 'text': '1 epoch'}
     """
 
     why: str  # finished, early stop, time, steps, asked for, signal or error
