@@ -50,7 +50,7 @@ faults-quick: setup  ## a tenth of it, and one run of each kind killed twice: th
 		VITLAB_FAULTS=$(CURDIR)/.faults VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults; exit $$code
 
-benchmarks: setup  ## what the README says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part, SET=a folder for it
+benchmarks: setup  ## what benchmarks/README.md says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part, SET=a folder for it
 	$(BENCH) model --suite cpu-full --dtype fp32 --budget 200 --json $(SET)/cpu-fp32.json $(OFFICIAL)
 	$(BENCH) model --suite cpu-full --dtype bf16 --budget 100 --json $(SET)/cpu-bf16.json --no-memory $(OFFICIAL)
 	$(BENCH) model --suite cpu-quick --budget 40 --json $(SET)/cpu-quick.json --no-memory
@@ -66,9 +66,9 @@ benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's
 	$(BENCH) model --suite gpu --device cuda --compile --budget 600 --json benchmarks/gpu.json
 	$(BIN)/python benchmarks/positions.py benchmarks/positions-gpu.md --device cuda --side 224 --batch 128
 
-results: setup  ## the README's tables of accuracy and speed, out of the files in benchmarks/
+results: setup  ## the tables of accuracy (README.md) and speed (benchmarks/README.md), out of the files in benchmarks/
 	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md
-	$(BENCH) table --readme README.md
+	$(BENCH) table --readme benchmarks/README.md
 
 docs: setup  ## the site, into site/index.html; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,6 +1,8 @@
 """README and docs are true: their commands run, in order, as typed but for the number of epochs."""
 
 import ast
+import json
+import os
 import re
 import shlex
 import shutil
@@ -33,6 +35,7 @@ def commands(page):
 OWN = (
     "docs/bring_your_own.md",
     "docs/position_embeddings.md",
+    "docs/tutorial_cluster.md",
 )  # they have tests of their own
 SELDOM = ("docs/cluster.md", "docs/ablation.md", "docs/troubleshooting.md")
 RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
@@ -94,6 +97,10 @@ def test_every_command_of_the_page_runs(page, desk, request, monkeypatch):
     for text in blocks(page, "yaml"):
         if text.startswith("name:"):
             (desk / "mine.yaml").write_text(text)
+    for text in blocks(page, "python"):
+        if name := re.match(r"# (\w+\.py)\n", text):
+            (desk / name[1]).write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the folder joins it where a class of the page is trusted
     for i, command in enumerate(commands(page)):
         if i == 4:  # the runs before have logged to W&B, as a reader's do
             monkeypatch.setenv("WANDB_MODE", "disabled")
@@ -101,10 +108,30 @@ def test_every_command_of_the_page_runs(page, desk, request, monkeypatch):
         assert run(command) in allowed, command
 
 
+@pytest.mark.slow
+def test_the_preemption_that_the_page_rehearses_ends_in_a_run_that_was_continued(desk):
+    page = "docs/tutorial_cluster.md"
+    (text,) = (text for text in blocks(page, "yaml") if text.startswith("name:"))
+    (desk / "mine.yaml").write_text(text)
+    (desk / "vitlab").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m vitlab "$@"\n')
+    (desk / "vitlab").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{desk}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    words = ["bash", "-e", "-c", "".join(blocks(page, "bash"))]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    stopped, continued = done.stdout.split("exit code 75\n")
+    assert "runs/rehearsal\n" in stopped and "runs/rehearsal (continued)\n" in continued
+    record = json.loads((desk / "runs/rehearsal/run.json").read_text())
+    assert (record["attempts"], record["status"]) == (2, "done")
+    assert "stopped by SIGUSR1; continue with `vitlab fit --resume runs/rehearsal`" in done.stderr + done.stdout
+    for line in ("#SBATCH --signal=USR1@120", "scontrol requeue", 'if [ "$code" -eq 75 ]', "#SBATCH --array=0-3"):
+        assert line in continued and line in PAGES[page]
+
+
 @pytest.mark.rare
 def test_the_python_of_the_readme_runs(desk):
     pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
-    (snippet,) = blocks("README.md", "python")
+    _, snippet = blocks("README.md", "python")
     names = {}
     exec(compile(snippet, "README.md", "exec"), names)
     assert names["run"].config["model"]["init_args"]["pos_embed"] == "sincos2d"
