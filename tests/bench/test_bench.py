@@ -293,6 +293,8 @@ def test_the_readme_says_what_the_saved_runs_say():
     begin, end = tables.marks("speed")
     between = readme.split(begin)[1].split(end)[0]
     assert between.strip() == saved.speed_table(ROOT / "benchmarks")
+    steps = [float(row.split("|")[5].split()[0]) for row in between.splitlines() if row.startswith("| ") and "[" in row]
+    assert f"[{min(steps):.2f} to {max(steps):.2f} times]" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.rare

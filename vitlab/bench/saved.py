@@ -1,4 +1,4 @@
-"""The README's speed table, from the saved runs under ``benchmarks/``."""
+"""The speed table of benchmarks/README.md, from the saved runs under ``benchmarks/``."""
 
 import json
 from pathlib import Path

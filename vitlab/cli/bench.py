@@ -19,7 +19,7 @@ _TEXT = {
     "overhead": "time that the Trainer and a task add to a step",
     "loader": "img/s from memory and from packed files, against loaders with workers",
     "ddp": "img/s of two processes that average gradients, against one",
-    "table": "no measurement: make the README's speed table from saved runs",
+    "table": "no measurement: make the speed table of benchmarks/README.md from saved runs",
 }
 
 
