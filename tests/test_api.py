@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 import vitlab
 from vitlab.cli.main import main
+from vitlab.config.arguments import as_arguments
 from vitlab.errors import RunFailed
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -213,3 +214,13 @@ def test_the_forms_of_an_export_are_those_of_the_command():
     from vitlab.runs.choose import SUFFIXES
 
     assert set(typing.get_args(Form)) == set(SUFFIXES)
+
+
+@pytest.mark.parametrize("text", ["*.png", "[abc", "100%", "%d", "a: b: c", "@x", "!x"])
+def test_text_that_is_not_yaml_is_passed_on_as_it_is(text):
+    assert as_arguments({"data.root": text}) == [f"--data.root={text}"]
+
+
+def test_numbers_without_an_end_are_passed_on_as_numbers():
+    words = as_arguments({"a": float("inf"), "b": -float("inf"), "c": float("nan")})
+    assert words == ["--a=.inf", "--b=-.inf", "--c=.nan"]

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Mapping
 from itertools import pairwise
@@ -99,6 +100,11 @@ def _as_yaml(value: Any) -> str:
 
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if isinstance(value, str) and yaml.safe_load(value or "''") == value and "\n" not in value:
-        return value
+    if isinstance(value, float) and not math.isfinite(value):
+        return yaml.safe_dump(value).split()[0]  # JSON's NaN and Infinity are text in YAML
+    try:
+        if isinstance(value, str) and yaml.safe_load(value or "''") == value and "\n" not in value:
+            return value
+    except yaml.YAMLError:  # such as *.png: the parser takes it as text
+        return str(value)
     return json.dumps(value)  # which is YAML too
