@@ -216,8 +216,8 @@ def test_the_forms_of_an_export_are_those_of_the_command():
     assert set(typing.get_args(Form)) == set(SUFFIXES)
 
 
-@pytest.mark.parametrize("text", ["*.png", "[abc", "100%", "%d", "a: b: c", "@x", "!x"])
-def test_text_that_is_not_yaml_is_passed_on_as_it_is(text):
+@pytest.mark.parametrize("text", ["*.png", "[abc", "100%", "%d", "a: b: c", "@x", "!x", "12", "true", ""])
+def test_text_is_passed_on_as_it_would_be_typed(text):
     assert as_arguments({"data.root": text}) == [f"--data.root={text}"]
 
 

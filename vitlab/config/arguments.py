@@ -87,7 +87,7 @@ def config_paths(args: list[str]) -> list[str]:
 
 
 def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
-    """Return dotted keys and values as command-line arguments.
+    """Return dotted keys and values as command-line arguments; text stands as it would be typed.
 
     >>> as_arguments({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
     ['--model.pos_embed=rope2d', '--data.img_size=[32, 64]', '--trainer.logger=false']
@@ -100,11 +100,8 @@ def _as_yaml(value: Any) -> str:
 
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, str):
+        return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
     if isinstance(value, float) and not math.isfinite(value):
         return yaml.safe_dump(value).split()[0]  # JSON's NaN and Infinity are text in YAML
-    try:
-        if isinstance(value, str) and yaml.safe_load(value or "''") == value and "\n" not in value:
-            return value
-    except yaml.YAMLError:  # such as *.png: the parser takes it as text
-        return str(value)
     return json.dumps(value)  # which is YAML too
