@@ -1,4 +1,5 @@
 import multiprocessing
+import signal
 import subprocess
 import sys
 import time
@@ -152,3 +153,17 @@ def test_without_a_floor_nothing_is_looked_at(tmp_path):
     progress = Progress(tmp_path / "log", 0.0, None)
     fit(tmp_path, progress)
     assert not progress._place
+
+
+def test_the_death_of_a_worker_that_is_killed_raises_nothing(tmp_path):
+    def raises(*given):
+        raise RuntimeError("DataLoader worker is killed by signal")  # as torch's handler does
+
+    before, progress = signal.signal(signal.SIGCHLD, raises), Progress(tmp_path / "log", FLOOR, None)
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
+    worker.start()
+    try:
+        progress._kill_workers()
+        assert not worker.is_alive() and signal.getsignal(signal.SIGCHLD) is raises
+    finally:
+        signal.signal(signal.SIGCHLD, before)

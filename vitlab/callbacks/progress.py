@@ -108,12 +108,21 @@ class Progress(Callback):
         timed_out = "DataLoader timed out" in str(exception)  # torch's own limit came first
         if self.hung is None and not timed_out:
             return
-        for worker in multiprocessing.active_children():
-            if worker.daemon and worker not in self._others:
-                worker.kill()  # works for stopped workers, too
+        self._kill_workers()
         if self._alone and phase != "step" and self.checkpoint is not None and not trainer.sanity_checking:
             with suppress(Exception):
                 self.checkpoint.save_between(trainer, pl_module)
+
+    def _kill_workers(self) -> None:
+        """Kill the workers of the loader, unheard by torch's handler of SIGCHLD, which raises when one dies."""
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL) if is_main else None
+        for worker in multiprocessing.active_children():
+            if worker.daemon and worker not in self._others:
+                worker.kill()  # works for stopped workers, too
+                worker.join(1)
+        if is_main:
+            signal.signal(signal.SIGCHLD, handler or signal.SIG_DFL)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop checking."""
