@@ -1,6 +1,7 @@
 """The pre-norm transformer block and its small parts."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.mlp import ActChoice, Mlp, MlpName, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.recompute import recomputed
 
 
 class LayerScale(nn.Module):
@@ -165,8 +167,10 @@ class Block(nn.Module):
         x = x if self.transition is None else self.transition(x)
         x = pos_embed.enter(x, layer)
         owner = pos_embed.owner
-        y = self.drop_path(x, lambda x: self.ls1(self.attn(self.norm1(x), pos_embed, layer, first_only)), owner)
-        y = self.drop_path(y, lambda x: self.ls2(self.mlp(self.norm2(x))), owner)
+        shared = first_only or self.attn.gate is not None
+        attn = partial(self.attn, pos_embed=pos_embed, layer=layer, first_only=first_only)
+        y = self.drop_path(x, lambda x: self.ls1(recomputed(self.norm1, x, attn, shared)), owner)
+        y = self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp)), owner)
         if self.dense_linear is not None:
             y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
         return y if first_only else pos_embed.leave(y, layer)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from vitlab.classes import ClassSpec
 from vitlab.layers.own import build_own
+from vitlab.layers.recompute import recomputed
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 ActChoice = ActName | str | ClassSpec
@@ -94,9 +95,10 @@ class Mlp(nn.Module):
         if self.gated:
             gate, x = x.chunk(2, dim=-1)
             return self.dropout(self.fc2(self.dropout(self.act(gate) * x)))
+        if self.cheap is None:
+            return self.dropout(recomputed(self.act, x, lambda x: self.fc2(self.dropout(x))))
         x = self.act(x)
-        if self.cheap is not None:
-            x = torch.cat([x, self.act(x[..., None, :] * self.cheap).flatten(-2)], dim=-1)
+        x = torch.cat([x, self.act(x[..., None, :] * self.cheap).flatten(-2)], dim=-1)
         return self.dropout(self.fc2(self.dropout(x)))
 
 

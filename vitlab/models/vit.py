@@ -12,6 +12,7 @@ from vitlab.layers.mlp import ActChoice, MlpName
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
+from vitlab.layers.recompute import keeping
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
 from vitlab.models.features import (
@@ -245,5 +246,6 @@ class VisionTransformer(Named, nn.Module):
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
         pos_embed = pos_embed or self.pos_embed
         if self.grad_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self.blocks[i], x, pos_embed, i, first_only, use_reentrant=False)
+            once = {"use_reentrant": False, "context_fn": lambda: (keeping(), keeping())}
+            return checkpoint(self.blocks[i], x, pos_embed, i, first_only, **once)
         return self.blocks[i](x, pos_embed, i, first_only)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.attention import attend
 from vitlab.layers.precision import without_autocast
+from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split, soft_split
 from vitlab.tokenizers.token_layers import TokenTransformer
@@ -81,7 +82,7 @@ def layer_from_map(layer: TokenTransformer | TokenPerformer, x: Tensor, split: S
     else:
         k, q, v = split_norm_linear(x, split, layer.norm1, layer.kqv, is_image).chunk(3, dim=-1)
         x = v + layer.dropout(attend_and_project(layer, q, k, v))
-    return x + layer.mlp(layer.norm2(x))
+    return x + recomputed(layer.norm2, x, layer.mlp)
 
 
 def attend_and_project(layer: TokenPerformer, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

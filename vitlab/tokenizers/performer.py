@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from vitlab.layers.mlp import ActChoice, build_act
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.precision import without_autocast
+from vitlab.layers.recompute import recomputed
 
 
 class TokenPerformer(nn.Module):
@@ -72,7 +73,7 @@ class TokenPerformer(nn.Module):
         k, q, v = self.kqv(self.norm1(x)).chunk(3, dim=-1)  # three of (B, N, dim); the keys come first
         y = self.dropout(self.proj(self.attend(q, k, v)))
         x = v + y if self.value_skip else y
-        return x + self.mlp(self.norm2(x))
+        return x + recomputed(self.norm2, x, self.mlp)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Map three of ``(B, N, dim)`` to ``(B, N, dim)``: linear attention over positive random features.

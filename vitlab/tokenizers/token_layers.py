@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
 
 T2TAttn = Literal["performer", "performer_relu", "transformer"]
@@ -169,4 +170,4 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
         x = self.dropout(self.attn(self.norm1(x)))
-        return x + self.mlp(self.norm2(x))
+        return x + recomputed(self.norm2, x, self.mlp)

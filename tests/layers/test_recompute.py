@@ -1,0 +1,122 @@
+"""What a block keeps for the backward pass, and that gradients do not change by it."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlab.layers import recompute
+from vitlab.layers.recompute import recomputed
+from vitlab.models import VisionTransformer
+
+T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [2, 2], "t2t_dim": 16}
+NETWORKS = {
+    "patch": {"tokenizer": "patch", "patch_size": 4},
+    "t2t": T2T,
+    "t2t-softmax": T2T | {"t2t_attn": "transformer"},
+    "t2t-reflect": T2T | {"t2t_padding": "reflect"},  # the reference path
+    "rmsnorm-swiglu": {"patch_size": 4, "norm_layer": "rmsnorm", "mlp_layer": "swiglu", "act_layer": "silu"},
+    "gate-first-only": {"patch_size": 4, "attn_gate": True, "drop_path_rate": 0.5, "drop_path_subset": True},
+    "own-act": {"patch_size": 4, "act_layer": "RReLU"},  # draws random numbers
+    "checkpoint": {"patch_size": 4, "grad_checkpoint": True},
+}
+
+
+def network(**changes: object) -> VisionTransformer:
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 3}
+    return VisionTransformer(**sizes | changes)  # type: ignore[arg-type]
+
+
+def gradients(net: nn.Module, cast: bool = False) -> list[Tensor]:
+    torch.manual_seed(1)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        loss = net(torch.randn(4, 3, 16, 16)).float().square().mean()
+    return [loss.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_gradients_are_the_same_to_the_bit(name, cast, monkeypatch):
+    net = network(**NETWORKS[name])
+    kept = gradients(net, cast)
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    again = gradients(net, cast)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+def living_bytes(net: nn.Module, cast: bool) -> int:
+    """Return the bytes that a forward pass allocates and its backward pass still needs."""
+    images = torch.randn(16, 3, 16, 16)
+    with torch.profiler.profile(profile_memory=True) as profile, torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        loss = net(images).float().square().mean()
+    assert loss.requires_grad  # the graph lives until here
+    return sum(event.self_cpu_memory_usage for event in profile.key_averages())
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
+def test_a_block_keeps_ten_of_sixteen_tensors(cast, monkeypatch):
+    nets = network(patch_size=4, depth=2), network(patch_size=4, depth=6)
+    living_bytes(nets[0], cast)
+    plain = living_bytes(nets[1], cast) - living_bytes(nets[0], cast)
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    less = living_bytes(nets[1], cast) - living_bytes(nets[0], cast)
+    assert less < (0.75 if cast else 0.68) * plain
+
+
+def test_large_tensors_are_recomputed_and_small_ones_kept():
+    linear, calls = nn.Linear(512, 4), []
+
+    class Counted(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(len(x))
+            return nn.functional.gelu(x)
+
+    recompute_types = (*recompute.CHEAP, Counted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recompute, "CHEAP", recompute_types)
+        for rows in (1023, 1024):
+            recomputed(Counted(), torch.randn(rows, 512, requires_grad=True), linear).sum().backward()
+    assert calls == [1023, 1024, 1024]
+
+
+def test_an_activation_in_place_is_kept(monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    x = torch.randn(4, 8, requires_grad=True)
+    linear = nn.Linear(8, 2)
+    recomputed(nn.SiLU(inplace=True), x * 1, linear).sum().backward()
+    expected = torch.autograd.grad(linear(nn.functional.silu(x)).sum(), x)[0]
+    assert torch.equal(x.grad, expected)
+
+
+def test_second_derivatives_and_functional_transforms(monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    linear = nn.Linear(6, 6).double()
+    x = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+
+    def f(x: Tensor) -> Tensor:
+        return recomputed(nn.GELU(), x, lambda y: linear(y).square().sum())
+
+    assert torch.autograd.gradgradcheck(f, x)
+    assert torch.allclose(torch.func.grad(f)(x), torch.autograd.grad(f(x), x)[0])
+
+
+def test_checkpointed_blocks_keep_only_their_input(monkeypatch):
+    plain = network(patch_size=4, depth=6, grad_checkpoint=True)
+    before = living_bytes(plain, False)
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    assert living_bytes(plain, False) == before
+
+
+@pytest.mark.gpu
+def test_a_gpu_keeps_less_and_computes_the_same(monkeypatch):
+    net, images = network(patch_size=4, depth=6).cuda(), torch.randn(64, 3, 16, 16, device="cuda")
+    found = []
+    for least in (2**62, 1):
+        monkeypatch.setattr(recompute, "LEAST", least)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        loss = net(images).square().mean()
+        kept = torch.cuda.memory_allocated() - before
+        found.append((kept, torch.autograd.grad(loss, list(net.parameters()))))
+    assert found[1][0] < 0.72 * found[0][0]
+    assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
