@@ -1,13 +1,13 @@
 """Compute normalizations and activations twice instead of keeping their outputs for the backward pass."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint as whole
 
 T = TypeVar("T")
 CHEAP = (nn.GELU, nn.SiLU, nn.LayerNorm, nn.RMSNorm)  # they draw no random numbers, and keep their input
@@ -64,20 +64,25 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
         return use(y)
 
 
-@contextmanager
-def keeping() -> Iterator[None]:
-    """Let :func:`recomputed` keep what it is given: for what recomputes whole blocks.
+def checkpoint(block: Callable[..., T], *args: Any) -> T:
+    """Return ``block(*args)``, of which nothing but ``args`` is kept, as Chen et al. 2016 (arXiv:1604.06174).
 
     Example:
-        >>> with keeping():
-        ...     recomputed(nn.GELU(), torch.ones(2, 8), nn.Linear(8, 4)).shape
+        >>> checkpoint(nn.Linear(8, 4), torch.ones(2, 8)).shape
         torch.Size([2, 4])
     """
-    before, _state.off = _state.off, True
-    try:
-        yield
-    finally:
-        _state.off = before
+    contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (_Off(), _Off())}
+    return whole.checkpoint(block, *args, use_reentrant=False, **contexts)
+
+
+class _Off:
+    """Within this context, :func:`recomputed` keeps what it is given."""
+
+    def __enter__(self) -> None:
+        self.before, _state.off = _state.off, True
+
+    def __exit__(self, *error: object) -> None:
+        _state.off = self.before
 
 
 def _is_off() -> bool:

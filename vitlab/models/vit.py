@@ -6,13 +6,12 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.layers.mlp import ActChoice, MlpName
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolName
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
-from vitlab.layers.recompute import keeping
+from vitlab.layers.recompute import checkpoint
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
 from vitlab.models.features import (
@@ -246,6 +245,5 @@ class VisionTransformer(Named, nn.Module):
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
         pos_embed = pos_embed or self.pos_embed
         if self.grad_checkpoint and torch.is_grad_enabled():
-            once = {"use_reentrant": False, "context_fn": lambda: (keeping(), keeping())}
-            return checkpoint(self.blocks[i], x, pos_embed, i, first_only, **once)
+            return checkpoint(self.blocks[i], x, pos_embed, i, first_only)
         return self.blocks[i](x, pos_embed, i, first_only)
