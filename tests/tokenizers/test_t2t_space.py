@@ -163,7 +163,7 @@ COVERED = [
 def test_the_fast_way_steps_aside_by_name(options, named):
     tokenizer = T2TTokenizer((64, 64), 3, 16, **{"t2t_dim": 8, **options})
     images = torch.randn(2, 3, 64, 64)
-    assert tokenizer.plain_because() == [named] and not tokenizer.is_fused(images)
+    assert tokenizer.unfused_options() == [named] and not tokenizer.is_fused(images)
     assert tokenizer(images).isfinite().all()
 
 
@@ -173,7 +173,7 @@ def test_the_fast_way_is_exact_for_what_it_covers(options):
     for name, p in tokenizer.named_parameters():
         nn.init.normal_(p, std=0.2, mean=1.0 if "norm" in name and name.endswith("weight") else 0.0)
     images = torch.randn(2, 3, 64, 64)
-    assert tokenizer.plain_because() == [] and tokenizer.is_fused(images)
+    assert tokenizer.unfused_options() == [] and tokenizer.is_fused(images)
     fast = tokenizer(images)
     tokenizer.fused = False
     torch.testing.assert_close(fast, tokenizer(images), rtol=0, atol=2e-5)

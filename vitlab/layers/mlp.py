@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.classes import ClassSpec
-from vitlab.layers.own import build_own
+from vitlab.layers.custom import build_custom
 from vitlab.layers.recompute import recomputed
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
@@ -35,7 +35,7 @@ def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
             return nn.ReLU()
         case "silu":
             return nn.SiLU()
-    return build_own("act_layer", act_layer, dim, get_args(ActName), {})
+    return build_custom("act_layer", act_layer, dim, get_args(ActName), {})
 
 
 class QuickGELU(nn.Module):

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from vitlab.classes import ClassSpec
-from vitlab.layers.own import build_own
+from vitlab.layers.custom import build_custom
 
 NormName = Literal["layernorm", "rmsnorm"]
 NormChoice = NormName | str | ClassSpec
@@ -27,4 +27,4 @@ def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:
         case "rmsnorm":
             return nn.RMSNorm(dim, eps=norm_eps)
     widths = dict.fromkeys(("dim", "normalized_shape", "num_features", "num_channels"), dim)
-    return build_own("norm_layer", norm_layer, dim, get_args(NormName), {**widths, "eps": norm_eps})
+    return build_custom("norm_layer", norm_layer, dim, get_args(NormName), {**widths, "eps": norm_eps})

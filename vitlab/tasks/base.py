@@ -20,7 +20,7 @@ from vitlab.optim.schedule import ScheduleName
 from vitlab.packed import Packed
 from vitlab.signature import Named
 from vitlab.tasks.draws import seed_step
-from vitlab.tasks.meter import Meter, with_own
+from vitlab.tasks.meter import Meter, add_metrics
 from vitlab.tasks.optimizer import (
     SchedulerSpec,
     build_optimizer,
@@ -94,7 +94,7 @@ class Task(Named, FastHookName, L.LightningModule):
         self.net = VisionTransformer(num_classes=num_outputs, **vit)
         self.net.skips_unread_tokens = True
         freeze_parts(self.net, freeze)
-        all_metrics = with_own(measured, metrics, self.kind, num_outputs)
+        all_metrics = add_metrics(measured, metrics, self.kind, num_outputs)
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}

@@ -17,7 +17,7 @@ FACTS: dict[str, Any] = {
 }
 
 
-def with_own(measured: MetricCollection, metrics: Sequence[str | ClassSpec], kind: str, K: int) -> MetricCollection:
+def add_metrics(measured: MetricCollection, metrics: Sequence[str | ClassSpec], kind: str, K: int) -> MetricCollection:
     """Return the metrics of a task together with those of the user, by name in torchmetrics or by class path.
 
     Args:

@@ -134,8 +134,8 @@ class T2TTokenizer(nn.Module):
     def is_fused(self, images: Tensor) -> bool:
         """Return whether :meth:`forward` uses the fast path for ``images``."""
         can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
-        return self.fused and can and convolves_as_products(images) and not self.plain_because()
+        return self.fused and can and convolves_as_products(images) and not self.unfused_options()
 
-    def plain_because(self) -> list[str]:
+    def unfused_options(self) -> list[str]:
         """Return the names of the options that the fast path does not support."""
         return covers(self.splits, self.dilations, self.padding, self.layers())

@@ -130,7 +130,7 @@ class PosEmbed(Resizable):
         prefix = torch.arange(num_prefix_tokens, device=self.order.device)
         return torch.cat([prefix.expand(*self.order.shape[:-1], -1), self.order + num_prefix_tokens], dim=-1)
 
-    def of_tokens(self, values: Tensor, order: Tensor | None, axis: int) -> Tensor:
+    def gather_tokens(self, values: Tensor, order: Tensor | None, axis: int) -> Tensor:
         """Reorder values of tokens, ``(L, ...)`` or ``(A, L, ...)``; one order per image gives ``(B, A or 1, L, ...)``.
 
         Args:

@@ -197,7 +197,7 @@ class LieRE(PosEmbed):
 
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
-        rotations = self.of_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
+        rotations = self.gather_tokens(self.rotations(layer), self.token_order(self.num_prefix_tokens), 1)
         parts = x.unflatten(-1, (-1, self.block)).to(rotations.dtype)
         return (rotations * parts[..., None, :]).sum(-1).flatten(-2).to(x.dtype)
 

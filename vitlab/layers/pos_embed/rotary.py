@@ -50,7 +50,7 @@ class RotaryPosEmbed(PosEmbed):
     def rotate(self, x: Tensor, layer: int) -> Tensor:
         """Map ``(B, A, L, d)`` queries or keys to ``(B, A, L, d)``, in float32 inside."""
         order = self.token_order(self.num_prefix_tokens)
-        cos, sin = (self.of_tokens(table, order, table.ndim - 2) for table in self.cos_sin(layer))
+        cos, sin = (self.gather_tokens(table, order, table.ndim - 2) for table in self.cos_sin(layer))
         if self.pairs == "half":
             a, b = x.chunk(2, dim=-1)  # (B, A, L, d / 2) each
             return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1).to(x.dtype)

@@ -29,7 +29,7 @@ class PerToken(nn.Module):
         return self.norm(x.flatten(0, -2)).view_as(x)
 
 
-def build_own(key: str, value: Any, dim: int, words: Iterable[str], offered: Mapping[str, Any]) -> nn.Module:
+def build_custom(key: str, value: Any, dim: int, words: Iterable[str], offered: Mapping[str, Any]) -> nn.Module:
     """Build a layer from a class of torch.nn or a class path, and check that it keeps the shape ``(B, L, dim)``.
 
     Args:
@@ -40,7 +40,7 @@ def build_own(key: str, value: Any, dim: int, words: Iterable[str], offered: Map
         offered: Arguments that are passed to the class if its constructor has them.
 
     Example:
-        >>> build_own("act_layer", {"class_path": "LeakyReLU", "init_args": {"negative_slope": 0.2}}, 8, ["gelu"], {})
+        >>> build_custom("act_layer", {"class_path": "LeakyReLU", "init_args": {"negative_slope": 0.2}}, 8, [], {})
         LeakyReLU(negative_slope=0.2)
     """
     path, args = name_and_args(key, value)
