@@ -14,6 +14,7 @@ from scipy.stats import binomtest
 
 Values = Sequence[float]
 NAN = float("nan")
+ROUNDING = 2 * float(np.finfo(np.float32).eps)  # relative error of a difference of metrics, which are float32
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Estimate:
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval of the confidence ``level``."""
-        half = -float(special.stdtrit(self.freedom, (1 - level) / 2)) * self.error
+        tail = max((1 - level) / 2, 2**-54)  # a level is no finer, and of a tail of 0 scipy has no quantile
+        half = -float(special.stdtrit(self.freedom, tail)) * self.error
         return self.value - half, self.value + half
 
 
@@ -86,7 +88,7 @@ def contrast(groups: Sequence[Values], weights: Sequence[float], number: float =
         return Estimate(value, n=n)
     parts = [w**2 * float(x.var(ddof=1)) / len(x) for w, x in zip(weights, arrays, strict=True)]
     scale = max(float(np.abs(x).max()) for x in map(np.asarray, groups))
-    if math.sqrt(sum(parts)) <= 1e-12 * scale:  # rounding: there is no spread
+    if math.sqrt(sum(parts)) <= ROUNDING * scale:  # there is no spread
         return Estimate(value, n=n)
     freedom = sum(parts) ** 2 / sum(v**2 / (len(x) - 1) for v, x in zip(parts, arrays, strict=True))
     return Estimate(value, math.sqrt(sum(parts)), freedom, n)
@@ -187,10 +189,10 @@ def power(
         array([0.8])
     """
     sizes = np.asarray(n, float)
-    shift = np.minimum(abs(distance) / spread * np.sqrt(sizes), 1e3)  # beyond it the power is 1
-    limit = -special.stdtrit(freedom, level / 2)
-    missed = special.nctdtr(freedom, np.minimum(shift, 100), limit)
-    found: NDArray[np.float64] = np.where(shift > 100 + 2 * limit, 1.0, 1 - missed)
+    shift, limit = abs(distance) / spread * np.sqrt(sizes), -special.stdtrit(freedom, level / 2)
+    near = special.nctdtr(freedom, np.minimum(shift, 100), limit)
+    far = special.chdtrc(freedom, freedom * (shift / limit) ** 2)  # beyond 100, only the sample's spread varies
+    found: NDArray[np.float64] = 1 - np.where(shift > 100, far, near)
     return found
 
 

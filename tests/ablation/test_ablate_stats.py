@@ -81,6 +81,16 @@ def test_values_without_any_spread_are_not_tested():
     assert not contrast([[1.0, 1.0], [2.0, 2.0]], [1, -1]).is_testable
     assert not contrast([[0.1 + 0.2, 0.2], [0.2 + 0.1, 0.2]], [1, -1], pair=True).is_testable  # nor is rounding one
     assert stats.interval([1.0, 1.0, 1.0]) == (1.0, 1.0)
+    more, less = (np.float32(x) / np.float32(297) for x in ([288, 280, 271], [287, 279, 270]))  # metrics are float32
+    assert not contrast([more, less], [1, -1], pair=True).is_testable
+    assert contrast([more, less], [1, -1], pair=False).is_testable
+    assert contrast([[0.9, 0.9, 0.90002], [0.5, 0.5, 0.5]], [1, -1], pair=True).is_testable  # 1 image of 50,000
+
+
+def test_an_interval_of_the_highest_levels_is_wide_and_the_right_way_round():
+    found = contrast([DRUG_B], [1])
+    (low, high), (least, most) = found.interval(1 - 1e-15), found.interval(1.0)
+    assert least < low < found.value < high < most
 
 
 def test_holm_by_hand():
@@ -104,6 +114,10 @@ def test_the_power_of_a_t_test_agrees_with_simulation():
     found = np.mean(reference.ttest_1samp(x, 0, axis=1).pvalue < 0.05)
     assert stats.power(1.5, 1.0, 4.0, [5], 0.05)[0] == pytest.approx(found, abs=0.01)
     assert stats.power(500.0, 1.0, 4.0, [5], 0.05)[0] == 1.0
+    for far in (60.0, 200.0):  # two seeds at the level of an early look
+        x = rng.standard_normal((40_000, 2)) + far
+        found = np.mean(reference.ttest_1samp(x, 0, axis=1).pvalue < 1e-3)
+        assert stats.power(far, 1.0, 1.0, [2], 1e-3)[0] == pytest.approx(found, abs=0.01)
 
 
 def test_the_seeds_needed_for_an_effect_of_one_sd_are_those_of_the_textbook():
@@ -129,6 +143,12 @@ def test_the_smallest_difference_is_found_in_four_of_five_cases():
         p = reference.ttest_1samp(a + d, 0, axis=1).pvalue if pair else reference.ttest_ind(a + d, b, axis=1).pvalue
         assert np.mean(p < level) == pytest.approx(0.8, abs=0.015)
     assert stats.detectable(1, 0.05) == float("inf")
+
+
+@pytest.mark.parametrize("level", [1e-4, 1e-8, 1e-100])
+def test_two_seeds_at_the_level_of_an_early_look_detect_something_if_it_is_huge(level):
+    d = stats.detectable(2, level)
+    assert stats.power(d, 1.0, 1.0, [2], level)[0] == pytest.approx(0.8)
 
 
 def test_mcnemar_is_the_sign_test_of_the_images_that_differ():

@@ -12,7 +12,7 @@ from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.linear import gate_of
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.verdicts import Verdict
-from vitlab.ablation.verdict.words import Section, Table, chance, short, signed, span
+from vitlab.ablation.verdict.words import Section, Table, chance, deviations, short, signed, span
 
 TESTS = ["arm", "n", "test", "r over seeds", "equivalence interval", "equivalence p"]
 TESTS += ["interval, unpaired", "p, unpaired"]
@@ -76,7 +76,7 @@ def _cautions(found: Findings, metric: str, rows: list[ArmRow]) -> list[str]:
             f"at most {low:.3g} % a false equivalence. Intervals match the adjusted p values."
         )
         unit = "the paired differences" if power["test"] == "paired" else "a run"
-        smallest = f"{power['detectable_sd']:.1f} sd of {unit}"
+        smallest = f"{deviations(power['detectable_sd'])} of {unit}"
         words.append(f"n = {power['n']} detects a difference to the baseline of {smallest} with 80 % power.")
         if power["n"] < 4:
             words.append(f"n = {power['n']} is exploratory: it only detects effects far above the spread of seeds.")

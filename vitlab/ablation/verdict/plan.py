@@ -13,6 +13,7 @@ from vitlab.ablation.verdict.audit import facts, flags, steps
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import claim_questions
+from vitlab.ablation.verdict.words import deviations
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
 from vitlab.ablation.work.status import ORDER
 from vitlab.ablation.work.tuning import tuned
@@ -112,7 +113,7 @@ def _power(results: Results) -> list[str]:
     family = [*arm_questions(results, ablation.primary).values(), *(q for _, _, q in claim_questions(results) if q)]
     m, share = len({q.key for q in family}), n / (ablation.stats.seeds_max or n)
     smallest = detectable(n, levels([share], ablation.stats.alpha / m)[-1])
-    text = f"{n} seeds detect a difference of {smallest:.1f} sd of the paired differences with 80 % power"
+    text = f"{n} seeds detect a difference of {deviations(smallest)} of the paired differences with 80 % power"
     text = f"power    {text} (paired t, strictest of {m} comparisons)"
     sd = ablation.stats.sd or _spread(results)
     return [text + (f": {smallest * sd * math.sqrt(2):.3g} if runs have sd {sd:.2g} and no correlation" if sd else "")]

@@ -24,6 +24,11 @@ def signed(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:+.4f}"
 
 
+def deviations(value: float) -> str:
+    """Return a number of standard deviations, however huge: two seeds at an early look."""
+    return f"{value:.1f} sd" if value < 1e4 else f"{value:.1g} sd"
+
+
 def chance(value: float) -> str:
     """Return a p value."""
     return "-" if math.isnan(value) else "< 0.0001" if value < 0.0001 else f"{value:.4f}"
