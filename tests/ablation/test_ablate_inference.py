@@ -245,6 +245,51 @@ def test_the_advice_on_seeds_knows_holm_and_the_looks(tmp_path):
     assert "in a new ablation, as this one allows at most 5" in more.note and "new ablation" not in few.note
 
 
+@pytest.mark.parametrize(("counts", "most"), [((5,), 5), ((4,), 5), ((2, 4), 5), ((5,), 12)])
+def test_the_advice_on_seeds_knows_those_that_an_arm_misses(tmp_path, counts, most):
+    results = results_of(tmp_path, ["a0", "a1"], 5, ["a1 > a0"], seeds_max=most)
+    fill(results, [[0.0] * 5, [1.2, 2.2, 3.2, 2.0, 2.1]])
+    for seed in (3, 4):
+        del results.numbers["a1", seed]  # they diverged
+    verdict = find(results, Looks(counts, most, tuple(range(counts[-1])))).verdicts[0]
+    assert verdict.answer.estimate.n == 3 and verdict.more >= 1 and "2 of 5 seeds are missing" in verdict.note
+
+
+def test_a_look_at_no_common_seed_is_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ablation = results_of(tmp_path, ["a0", "a1"], 3).ablation
+    empty = take_look(ablation, [])
+    assert (empty.counts, empty.sentences()) == ((), [])
+    assert not (tmp_path / "runs/ablations/made-up/looks.jsonl").exists()
+    known = [{"seeds": [], "most": 2}]  # as an older vitlab wrote it
+    looks, _ = next_look(known, [0, 1, 2], 3)
+    assert (looks.counts, looks.most, looks.overall(0.03)) == ((3,), 3, 0.03)
+
+
+def test_at_an_early_look_an_estimate_beyond_the_margin_has_no_narrower_interval(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 6, seeds_max=6)
+    fill(results, [[0.0, 0.1, -0.1], [2.4, 2.9, 1.6]])  # the margin is 2
+    a = find(results, Looks((3,), 6, (0, 1, 2))).arms[1].answer
+    assert a.equivalence.p > 0.5 and a.equivalence.adjusted >= a.equivalence.p
+    low, high = a.estimate.interval(0.9)
+    assert a.equivalence.low <= low + 1e-9 and high - 1e-9 <= a.equivalence.high
+
+
+def test_the_margin_of_the_primary_metric_is_not_that_of_a_claim_on_another(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 3, ["a1 > a0 on loss", "a1 ~ a0 within 0.5 on loss"])
+    fill(results, [[1.0, 1.1, 1.3], [1.0, 1.2, 1.25]])
+    for name, seed in list(results.numbers):
+        results.numbers[name, seed]["loss"] = results.numbers[name, seed]["score"]
+    words = [v.word for v in find(results, all_at_once(3)).verdicts]
+    assert words == ["inconclusive", "supported"]
+
+
+def test_two_seeds_without_a_pair_are_not_called_one(tmp_path):
+    results = results_of(tmp_path, ["a0", "a1"], 4)
+    results.numbers = {(f"a{i}", 2 * i + j): {"score": i + j / 9} for i in range(2) for j in range(2)}
+    assert find(results, all_at_once(4)).arms[1].verdict == "no seed in common with its baseline: no inference"
+
+
 def test_every_arm_is_asked_about_in_the_unit_of_the_margin(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 3)
     assert {q.margin for q in arm_questions(results, "score").values()} == {MARGIN}

@@ -145,7 +145,7 @@ def _family(
 ) -> dict[Question, Test]:
     """Adjust the p values of a family for interim looks and multiple comparisons; mirror images count once."""
     unique = dict(reversed(list(p_values.values())))
-    overall = [looks.overall(2 * p / sides) * sides / 2 for p in unique.values()]
+    overall = [max(p, looks.overall(2 * p / sides) * sides / 2) for p in unique.values()]  # a one-sided p may be 1
     adjusted = dict(zip(unique, stats.holm(overall), strict=True))
     tests = {}
     for q, (key, p) in p_values.items():

@@ -93,7 +93,7 @@ def arm_rows(results: Results, metric: str, answers: Mapping[Question, Answer], 
         rows.append(_row(results, metric, baseline, "baseline" if len(control) > 1 else "no inference"))
         for arm in arms:
             q = asked[arm.name]
-            word = _word(results, answers[q], min(len(results.values(arm, metric)), len(control)))
+            word = _word(results, answers[q], len(results.values(arm, metric)))
             rows.append(_row(results, metric, arm, word, answers[q], q.key in claimed))
     return rows
 
@@ -138,7 +138,7 @@ def _word(results: Results, answer: Answer, n: int) -> str:
     if n == 0:
         return "no result"
     if answer.estimate.n < 2:
-        return "n = 1: no inference"
+        return "n = 1: no inference" if answer.estimate.n else "no seed in common with its baseline: no inference"
     if not answer.estimate.is_testable:
         return "all seeds agree exactly: no test"
     is_equal = answer.equivalence.adjusted < alpha

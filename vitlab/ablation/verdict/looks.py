@@ -46,7 +46,7 @@ class Looks:
     def sentences(self) -> list[str]:
         """Return the sentences of a report about the looks."""
         words = []
-        if len(self.counts) > 1 or self.times != (1.0,):
+        if self.times not in ((), (1.0,)):
             counts = ", ".join(map(str, self.counts))
             words.append(
                 f"Look {len(self.counts)}, at {counts} of at most {self.most} seeds: p values are adjusted for the "
@@ -74,7 +74,7 @@ def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
     lines = path.read_text().splitlines() if path.is_file() else []
     known = [json.loads(line) for line in lines]
     looks, entry = next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
-    if entry:
+    if entry and seeds:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
         write_text(path, "".join(f"{line}\n" for line in [*lines, text]))
@@ -89,12 +89,13 @@ def next_look(known: list[dict[str, Any]], seeds: Sequence[int], most: int) -> t
         seeds: The seeds of the present look.
         most: The maximal number of seeds, if this is the first look.
     """
+    known = [entry for entry in known if entry["seeds"]]
     most = known[0]["most"] if known else max(most, len(seeds))
     seen: set[int] = set()
     valid: list[int] = []  # number of seeds seen at each look within the maximum
     allowed: set[int] = set()
     for look in [*(entry["seeds"] for entry in known), seeds]:
-        is_new = not valid or not set(look) <= seen
+        is_new = not set(look) <= seen
         seen |= set(look)
         if is_new and len(seen) <= most:
             valid.append(len(seen))

@@ -62,9 +62,11 @@ def _question(results: Results, claim: Claim, setting: dict[str, str]) -> Questi
         if arm is None:
             return None
         terms.append((arm.name, weight))
-    margin = claim.margin if claim.sign == "~" else None if claim.sign == "gap" else results.ablation.stats.margin
+    metric, margin = claim.metric or results.ablation.primary, claim.margin
+    if claim.sign == ">" and metric == results.ablation.primary:
+        margin = results.ablation.stats.margin
     number = claim.b if isinstance(claim.b, float) else 0.0
-    return Question(claim.metric or results.ablation.primary, tuple(terms), number, margin)
+    return Question(metric, tuple(terms), number, margin)
 
 
 def verdicts(results: Results, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
@@ -118,7 +120,8 @@ def additional_seeds(answer: Answer, looks: Looks, alpha: float, margin: float |
         return None  # beyond the margin
     needed = stats.seeds_needed(answer.estimate, distance, level)
     for count in range(max(needed or n, n + 1), looks.most + 1):  # the first future look that suffices
-        left = levels([*looks.times, count / looks.most], level)[-1]
+        more = [count / looks.most] if count > looks.counts[-1] else []  # else seeds of that look that were missing
+        left = levels([*looks.times, *more], level)[-1]
         if (stats.seeds_needed(answer.estimate, distance, left) or count + 1) <= count:
             return count - n
     return max(1, needed - n) if needed is not None else None
