@@ -116,6 +116,27 @@ WRONG = {  # what is changed, and words of the message
         ["`stats.seeds_max` must be at least", "got 3 and 5"],
     ),
     "within": ({"match": {"within": ["tokenizer"]}}, ["no axis `tokenizer`"]),
+    "within a number": ({"match": {"within": 3}}, ["`match.within` must be a list"]),
+    "a number of claims": ({"claims": 3}, ["`claims` must be a list"]),
+    "a number as metric": ({"metric": {"primary": "acc1", "secondary": [5]}}, ["`metric.secondary` must be a list"]),
+    "a margin that is no number": ({"claims": ["learned ~ none within 1-2"]}, ["the margin must be a number above 0"]),
+    "a margin of nothing": ({"claims": ["learned ~ none within 0"]}, ["the margin must be a number above 0"]),
+    "infinite margin": ({"stats": {"margin": float("inf")}}, ["`stats.margin` must be a number"]),
+    "a claim on no number": ({"claims": ["learned > nan"]}, ["`nan`, which is not a level"]),
+    "an arm against itself": ({"claims": ["learned > learned"]}, ["compares arms with themselves"]),
+    "a gap against itself": (
+        {"claims": ["gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=avg)"]},
+        ["compares arms with themselves"],
+    ),
+    "a condition on what is compared": ({"claims": ["learned > none | pos_embed=none"]}, ["sets `pos_embed` twice"]),
+    "two conditions on one axis": (
+        {"claims": ["learned > none | global_pool=avg, global_pool=token"]},
+        ["sets `global_pool` twice"],
+    ),
+    "a timeout of two points": ({"run": {"timeout": "1.2.3h"}}, ["`run.timeout`", "20m"]),
+    "no time": ({"run": {"timeout": 0}}, ["`run.timeout`", "20m"]),
+    "a command in one string": ({"run": {"command": "python train.py"}}, ["`run.command` must be a list of words"]),
+    "slurm without keys": ({"run": {"slurm": 4}}, ["`run.slurm` must have keys"]),
 }
 
 
@@ -130,6 +151,21 @@ def test_a_mistake_is_told_with_its_line(write, case):
     assert "\n" not in message
     for word in words:
         assert word in message, message
+
+
+def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write):
+    path = write(claims="learned > none", stats={"margin": "1e-2"}, match={"within": "global_pool", "flops": "1e-1"})
+    ablation = read(path)
+    assert ([c.text for c in ablation.claims], ablation.stats.margin) == (["learned > none"], 0.01)
+    assert (ablation.match.within, ablation.match.flops) == (("global_pool",), 0.1)
+    ablation = read(write(metric={"primary": "acc1", "secondary": ["loss", "acc1", "loss"]}))
+    assert ablation.secondary == ("loss",)  # the primary metric is one family, not two
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "weights.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is not YAML"):
+        read(tmp_path / "weights.yaml")
 
 
 def test_an_analysis_that_nobody_knows_is_refused(write, capsys):

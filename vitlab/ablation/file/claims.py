@@ -5,6 +5,7 @@
 """
 
 import itertools
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,24 +58,40 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
     cut = outside.find("|")
     condition = body[cut + 1 :] if cut >= 0 else ""
     body = body[:cut] if cut >= 0 else body
-    where = dict(_condition(file, place, part.strip(), axes) for part in condition.split(",") if part.strip())
+    pairs = [_condition(file, place, part.strip(), axes) for part in condition.split(",") if part.strip()]
     if found := GAP.fullmatch(body.strip()):
-        return _gap(file, place, text, found, metric, where, axes)
-    found = COMPARISON.fullmatch(body.strip())
-    if not found:
+        claim = _gap(file, place, text, found, metric, dict(pairs), axes)
+    elif found := COMPARISON.fullmatch(body.strip()):
+        claim = _comparison(file, place, text, found, metric, dict(pairs), axes)
+    else:
         raise file.mistake(place, f"cannot read the claim {text!r}; a claim is one of {FORMS}")
+    named = [axis for axis in (claim.axis, claim.gap_axis, *(axis for axis, _ in pairs)) if axis]
+    if doubles := [axis for axis in named if named.count(axis) > 1]:
+        raise file.mistake(place, f"the claim sets `{doubles[0]}` twice, got {text!r}")
+    if claim.a == claim.b or (claim.sign == "gap" and claim.under == claim.against):
+        raise file.mistake(place, f"the claim compares arms with themselves, got {text!r}")
+    return claim
+
+
+def _comparison(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:
     axis, a = _level(file, place, found["a"], axes)
-    b: str | float
-    try:
-        b = float(found["b"])
-    except ValueError:
-        b = _same_axis(file, place, axis, found["b"], axes)
-    if found["b"] in axes[axis]:
-        b = found["b"]
+    number = _number(found["b"])
+    is_level = found["b"] in axes[axis] or not math.isfinite(number)
+    b = _same_axis(file, place, axis, found["b"], axes) if is_level else number
     if (found["sign"] == "~") != bool(found["margin"]):
         raise file.mistake(place, f"`~` needs `within M`, and `>` must not have it, got {text!r}")
-    margin = float(found["margin"]) if found["margin"] else None
+    margin = _number(found["margin"]) if found["margin"] else None
+    if margin is not None and not margin > 0:
+        raise file.mistake(place, f"the margin must be a number above 0, got {found['margin']!r}")
     return Claim(text, axis, a, b, found["sign"], margin, metric, where)
+
+
+def _number(text: str) -> float:
+    """Return a number; NaN for anything else."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _gap(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:

@@ -1,6 +1,7 @@
 """The keys of an ablation's file, and their line numbers for error messages."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "run.keep": ("all", "weights", "none"),
     "wandb.mode": ("online", "offline", "disabled"),
 }
+MOST = sys.float_info.max
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
@@ -48,7 +50,7 @@ class File:
         try:
             self.root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
             self.content = yaml.safe_load(self.path.read_text())
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise UsageError(f"{self.path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(self.content, dict):
             raise UsageError(f"{self.path}: expected keys such as `name:` and `axes:`, got {self.content!r}")
@@ -105,15 +107,30 @@ class File:
     def number(self, name: str, default: Any, lowest: float, highest: float = float("inf"), whole: bool = False) -> Any:
         """Return the number at the dotted ``name``; refuse anything else."""
         section, _, key = name.rpartition(".")
-        value = (self.content.get(section) or {}).get(key, default)
+        value = as_number((self.content.get(section) or {}).get(key, default))
         if value is default:
             return default
         kind = int if whole else (int, float)
-        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= highest:
+        if isinstance(value, bool) or not isinstance(value, kind) or not lowest <= value <= min(highest, MOST):
             what = "a whole number" if whole else "a number"
             span = f"of at least {lowest:g}" if highest == float("inf") else f"from {lowest:g} to {highest:g}"
             raise self.mistake(name.replace(".", "/"), f"`{name}` must be {what} {span}, got {value!r}")
         return value
+
+    def texts(self, name: str, example: str) -> tuple[str, ...]:
+        """Return the strings at the dotted ``name``, a list or a single one; refuse anything else."""
+        section, _, key = name.rpartition(".")
+        value = (self.content.get(section) or {} if section else self.content).get(key)
+        found = [value] if isinstance(value, str) else value or []
+        if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+            raise self.mistake(name.replace(".", "/"), f"`{name}` must be a list, as in {example}, got {value!r}")
+        return tuple(dict.fromkeys(found))
+
+
+def as_number(value: Any) -> Any:
+    """Return 1e-3 as a number; YAML 1.1 reads it as a string and expects 1.0e-3."""
+    is_text = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
+    return float(value) if is_text else value
 
 
 def check_level_name(file: File, where: str, name: Any) -> str:
@@ -149,12 +166,3 @@ def _value_name(value: Any, is_long: bool) -> Any:
     args = value.get("init_args") or {} if is_long and isinstance(value, dict) else {}
     words = [path.rpartition(".")[2], *(f"{name}{arg}" for name, arg in args.items())]
     return re.sub(r"[^a-z0-9_.]+", "_", "_".join(words).lower())
-
-
-def read_packages(file: File) -> tuple[str, ...]:
-    """Return the packages of the user's that the file imports; the command line must confirm them."""
-    value = file.content.get("trust_imports") or []
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise file.mistake("trust_imports", f"`trust_imports` must list packages, as in [my_package], got {value!r}")
-    return tuple(names)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitlab.ablation.file.schema import File
+from vitlab.ablation.file.schema import File, as_number
 from vitlab.errors import did_you_mean
 
 
@@ -55,7 +55,8 @@ class Execution:
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:
     """Return how closely the arms must match."""
     given = dict(file.content.get("match") or {})
-    for axis in given.get("within") or ():
+    within = file.texts("match.within", "[pos_embed]")
+    for axis in within:
         if axis not in axes:
             hint = did_you_mean(str(axis), axes) or f"; there are {', '.join(axes)}"
             raise file.mistake("match/within", f"there is no axis `{axis}`{hint}")
@@ -63,7 +64,8 @@ def read_match(file: File, axes: Mapping[str, Any]) -> Match:
         if given.get(key, "exact") != "exact":
             file.number(f"match.{key}", 0.0, 0, 1000)
     file.number("match.pos_to_content", None, 0, 1000)
-    return Match(**{**given, "within": tuple(given.get("within") or ())})
+    tolerances = {key: as_number(value) for key, value in given.items()}
+    return Match(**{**tolerances, "within": within})
 
 
 def read_stats(file: File, seeds: int) -> Stats:
@@ -95,17 +97,29 @@ def read_run(file: File) -> Execution:
         timeout=seconds(file, given.get("timeout")),
         retries=file.number("run.retries", 1, 0, 100, whole=True),
         keep=given.get("keep", "all"),
-        slurm=given.get("slurm") or {},
-        command=given.get("command"),
+        slurm=_slurm(file, given.get("slurm") or {}),
+        command=_command(file, given.get("command")),
         fork=given.get("fork", True),
     )
+
+
+def _slurm(file: File, given: Any) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise file.mistake("run/slurm", f'`run.slurm` must have keys, as in {{time: "04:00:00"}}, got {given!r}')
+    return given
+
+
+def _command(file: File, given: Any) -> Sequence[str] | None:
+    if given is None or (given and isinstance(given, list)):
+        return given and [str(word) for word in given]
+    raise file.mistake("run/command", f"`run.command` must be a list of words, as in [python, train.py], got {given!r}")
 
 
 def seconds(file: File, value: Any) -> float | None:
     """Return a duration such as 90, 90s, 20m, 2h or 1d in seconds."""
     if value is None:
         return None
-    found = re.fullmatch(r"([0-9.]+)([smhd]?)", str(value))
-    if not found:
+    found = re.fullmatch(r"(\d+\.?\d*|\.\d+)([smhd]?)", str(value))
+    if not found or not float(found[1]):
         raise file.mistake("run/timeout", f"`run.timeout` must be a time such as 90s, 20m or 2h, got {value!r}")
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]

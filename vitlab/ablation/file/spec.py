@@ -1,14 +1,14 @@
 """The file of an ablation: read and checked before anything starts."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim
-from vitlab.ablation.file.schema import File, check_level_name, read_packages
+from vitlab.ablation.file.schema import File, check_level_name
 from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
 from vitlab.ablation.file.tune import Tune, read_tune
 from vitlab.runs.directory import RUNS
@@ -37,7 +37,7 @@ class Ablation:
     wandb: Mapping[str, Any] | None
     claims: tuple[Claim, ...] = ()
     tune: Tune | None = None
-    trust_imports: tuple[str, ...] = ()
+    trust_imports: tuple[str, ...] = ()  # packages of the user's; the command line must confirm them
     home: Path | None = None  # folder of exported evidence
 
     @property
@@ -72,8 +72,9 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
     if not isinstance((metric := content["metric"]).get("primary"), str):
         raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
     analyses = _analyses(file, content.get("analyses") or [])
-    claims = tuple(parse_claim(file, i, text, axes) for i, text in enumerate(content.get("claims") or ()))
-    _check_metrics(file, metric, claims, analyses)
+    claims = _claims(file, axes)
+    secondary = tuple(name for name in file.texts("metric.secondary", "[acc5]") if name != metric["primary"])
+    _check_metrics(file, (metric["primary"], *secondary), claims, analyses)
     seeds = _seeds(file, content.get("seeds", 3))
     return Ablation(
         file=file,
@@ -85,7 +86,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
         baseline=baseline,
         primary=metric["primary"],
         mode=metric.get("mode", "max"),
-        secondary=tuple(metric.get("secondary") or ()),
+        secondary=secondary,
         evaluate=content.get("evaluate", "val"),
         analyses=analyses,
         checkpoint=content.get("checkpoint", "last"),
@@ -95,7 +96,7 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
         wandb=content.get("wandb"),
         claims=claims,
         tune=read_tune(file, axes, seeds),
-        trust_imports=read_packages(file),
+        trust_imports=file.texts("trust_imports", "[my_package]"),
     )
 
 
@@ -106,8 +107,16 @@ def _analyses(file: File, value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value))
 
 
-def _check_metrics(file: File, metric: Mapping[str, Any], claims: tuple[Claim, ...], analyses: tuple[str, ...]) -> None:
-    names = [("metric", name) for name in (metric["primary"], *(metric.get("secondary") or ()))]
+def _claims(file: File, axes: Mapping[str, Mapping[str, Any]]) -> tuple[Claim, ...]:
+    value = file.content.get("claims") or []
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list):
+        raise file.mistake("claims", f"`claims` must be a list, as in [learned > none], got {value!r}")
+    return tuple(parse_claim(file, i, text, axes) for i, text in enumerate(found))
+
+
+def _check_metrics(file: File, metrics: Sequence[str], claims: Sequence[Claim], analyses: tuple[str, ...]) -> None:
+    names = [("metric", name) for name in metrics]
     for where, name in names + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
         analysis, slash, _ = (name or "").partition("/")
         if slash and analysis not in analyses:

@@ -3,12 +3,11 @@
 import itertools
 import math
 import random
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitlab.ablation.file.schema import File
+from vitlab.ablation.file.schema import File, as_number
 from vitlab.errors import did_you_mean
 
 OPTIONS = ("search", "budget", "seeds", "split", "per", "halving", "floor")
@@ -137,11 +136,11 @@ def _values(file: File, axes: Mapping[str, Mapping[str, Any]], key: str, values:
     if not isinstance(values, list) or len({str(v) for v in values}) < max(2, len(values)):
         text = f"`{key}` needs a list of two different values or more, or a range {{low: 1e-4, high: 1e-2, log: true}}"
         raise file.mistake(place, f"{text}, got {values!r}")
-    return tuple(_number(value) for value in values)
+    return tuple(as_number(value) for value in values)
 
 
 def _range(file: File, place: str, key: str, values: Mapping[str, Any]) -> Range:
-    low, high = (_number(values.get(name)) for name in ("low", "high"))
+    low, high = (as_number(values.get(name)) for name in ("low", "high"))
     log = values.get("log", False)
     is_right = values.keys() <= {"low", "high", "log"} and type(log) is bool and _is_number(low) and _is_number(high)
     if not is_right or not (0 if log else -math.inf) < low < high:
@@ -152,9 +151,3 @@ def _range(file: File, place: str, key: str, values: Mapping[str, Any]) -> Range
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _number(value: Any) -> Any:
-    """Return 1e-3 as a number; YAML 1.1 reads it as a string and expects 1.0e-3."""
-    is_text = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
-    return float(value) if is_text else value
