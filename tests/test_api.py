@@ -1,5 +1,6 @@
 """The library: what a notebook calls does what the command does."""
 
+import datetime
 import subprocess
 import sys
 import typing
@@ -224,3 +225,10 @@ def test_text_is_passed_on_as_it_would_be_typed(text):
 def test_numbers_without_an_end_are_passed_on_as_numbers():
     words = as_arguments({"a": float("inf"), "b": -float("inf"), "c": float("nan")})
     assert words == ["--a=.inf", "--b=-.inf", "--c=.nan"]
+    assert as_arguments({"a": [float("inf"), {"b": (float("nan"), 1)}]}) == ['--a=[.inf, {"b": [.nan, 1]}]']
+
+
+def test_dates_and_paths_are_passed_on_as_text():
+    day = datetime.date(2026, 11, 23)
+    words = as_arguments({"data.root": day, "data.folders": [day, Path("ü"), "a: b"]})
+    assert words == ["--data.root=2026-11-23", '--data.folders=["2026-11-23", "ü", "a: b"]']

@@ -1,6 +1,7 @@
 """Command-line arguments: the parser that every command uses, and helpers to find and remove arguments."""
 
 import argparse
+import datetime
 import json
 import math
 import os
@@ -95,13 +96,18 @@ def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     return [f"--{key}={_as_yaml(value)}" for key, value in (values or {}).items()]
 
 
-def _as_yaml(value: Any) -> str:
+def _as_yaml(value: Any, is_inside: bool = False) -> str:
+    """Return a value as a flag takes it; text inside of a list or mapping needs quotes."""
     import yaml
 
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if isinstance(value, str):
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {_as_yaml(one, True)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_as_yaml(one, True) for one in value)}]"
+    if isinstance(value, os.PathLike | datetime.date):
+        value = str(value)
+    if isinstance(value, str) and not is_inside:
         return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
     if isinstance(value, float) and not math.isfinite(value):
         return yaml.safe_dump(value).split()[0]  # JSON's NaN and Infinity are text in YAML
-    return json.dumps(value)  # which is YAML too
+    return json.dumps(value, ensure_ascii=False)  # which is YAML too
