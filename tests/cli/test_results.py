@@ -42,6 +42,27 @@ def test_seeds_of_one_command_share_a_line_with_their_interval(tmp_path, capsys)
     assert "| 1 | 50.0 % of 360 |" in second  # nothing follows from one seed
 
 
+def test_an_interval_of_two_seeds_ends_where_an_accuracy_ends(tmp_path, capsys) -> None:
+    runs = [make_run(tmp_path / f"a{i}", i, acc1) for i, acc1 in enumerate((0.96, 0.98))]
+    assert main(["results", *runs]) == 0
+    assert "| 2 | 97.0 % [84.3, 100.0] of 360 |" in capsys.readouterr().out  # 1 * 12.706 = 12.7 points
+
+
+def test_runs_without_a_seed_do_not_replace_each_other_or_seed_0(tmp_path, capsys) -> None:
+    values = [(0, 0.90), (False, 0.91), (False, 0.92), (False, 0.92), (0, 0.93)]
+    runs = [make_run(tmp_path / f"a{i}", seed, acc1) for i, (seed, acc1) in enumerate(values)]
+    assert main(["results", *runs]) == 0
+    assert "| 4 | 92.0 % " in capsys.readouterr().out  # the later run of seed 0, and three
+
+
+def test_a_network_of_the_users_own_has_a_line_too(tmp_path, capsys) -> None:
+    path = Path(make_run(tmp_path / "a", 0, 0.9))
+    (path / "config.yaml").write_text("{model: {class_path: mypkg.Net}, trainer: {max_epochs: 7}}")
+    RunDir(path).write("model.json", {"parameters": 1_234_567})
+    assert main(["results", str(path)]) == 0
+    assert "| - | - | 1.23 M | - | Digits, 1,200 images | 7 | 1 | 90.0 % of 360 |" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("command", "published"),
     [
@@ -75,6 +96,8 @@ def test_kept_records_give_the_same_table_and_are_kept_once(tmp_path, capsys) ->
     [
         (lambda path: make_run(path / "a", 0, None), "no accuracy on its test split; run `vitlab test"),
         (lambda path: (path / "a.jsonl").write_text("{") and str(path / "a.jsonl"), "cannot be read as records"),
+        (lambda path: (path / "a.jsonl").write_text('{"step": 3}') and None, "a line has no `command`"),
+        (lambda path: (path / "a.jsonl").write_text("[3]") and None, "a line has no `command`"),
         (lambda path: str(path / "absent"), "no run or checkpoint called"),
     ],
 )
@@ -84,6 +107,11 @@ def test_what_has_no_result_is_refused_in_one_line(tmp_path, capsys, write, mess
     assert main(["results", source]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_records_are_kept_in_a_file_that_can_be_read_again(tmp_path, capsys) -> None:
+    assert main(["results", make_run(tmp_path / "a", 0, 0.9), "--keep", str(tmp_path / "a.json")]) == 2
+    assert "`--keep` must end with .jsonl" in capsys.readouterr().err and not (tmp_path / "a.json").exists()
 
 
 def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitlab.config.arguments import CommandParser
 from vitlab.errors import UsageError
-from vitlab.jobs.results import markdown, record
+from vitlab.jobs.results import check_record, markdown, record
 from vitlab.runs.directory import RUNS, all_runs, find_directory, write_text
 from vitlab.tables import marks, replace_section
 
@@ -28,6 +28,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--into", metavar="FILE.md", help="write the table between {} and {}".format(*marks("results")))
     options = parser.parse_args(argv)
     records = [record for text in options.runs for record in _read(text)] or _tested()
+    if options.keep and not options.keep.endswith(".jsonl"):
+        raise UsageError(f"`--keep` must end with .jsonl, got {options.keep}")
     if options.keep:
         known = list(_read(options.keep)) if Path(options.keep).is_file() else []
         new = [record for record in records if record not in known]
@@ -51,6 +53,6 @@ def _read(text: str) -> Iterator[dict[str, Any]]:
         yield record(find_directory(text))
         return
     try:
-        yield from map(json.loads, Path(text).read_text().splitlines())
+        yield from map(check_record, map(json.loads, Path(text).read_text().splitlines()))
     except (OSError, ValueError) as error:
         raise UsageError(f"{text} cannot be read as records: {error}") from error

@@ -28,6 +28,8 @@ _COLUMNS = {
     "published": "{published}",
     "measured on": "{places}",
 }
+_SAME = ("command", "data", "train_n", "epochs", "parameters")  # in the runs of a row
+_NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
 
 def record(run: RunDir) -> dict[str, Any]:
@@ -37,17 +39,17 @@ def record(run: RunDir) -> dict[str, Any]:
         raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
     facts, model, data = run.record, run.model, run.data
     config = yaml.safe_load(run.config.read_text())
-    network = config["model"]["init_args"]
+    network = config["model"].get("init_args") or {}  # of a network of the user's, anything
     overrides = run.path / "overrides.yaml"
     return {
         "command": _command(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]),
-        "tokenizer": choice_text(network["tokenizer"]),
-        "pos_embed": choice_text(network["pos_embed"]),
+        "tokenizer": choice_text(network.get("tokenizer", "-")),
+        "pos_embed": choice_text(network.get("pos_embed", "-")),
         "parameters": model["parameters"],
-        "macs": model["macs"],
+        "macs": model.get("macs"),
         "data": data["data"],
         "train_n": data["splits"]["train"]["n"],
         "epochs": config["trainer"]["max_epochs"],
@@ -56,12 +58,24 @@ def record(run: RunDir) -> dict[str, Any]:
     }
 
 
+def check_record(one: Any) -> dict[str, Any]:
+    """Return a record that was read from a file; refuse anything else.
+
+    Raises:
+        ValueError: It is not what :func:`record` returns.
+    """
+    if missing := [key for key in _NEEDED if not isinstance(one, dict) or key not in one]:
+        raise ValueError(f"a line has no `{missing[0]}`; `vitlab results --keep` writes such files")
+    return one
+
+
 def markdown(records: list[dict[str, Any]]) -> str:
     """Return the records as a table, in the order of each command's first run."""
-    groups: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
-    for one in records:
-        same = tuple(one[key] for key in ("command", "data", "train_n", "epochs", "parameters"))
-        groups.setdefault(same, {})[one["seed"]] = one  # a later run replaces an earlier one of the same seed
+    groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
+    for i, one in enumerate(records):
+        seed = one["seed"] if type(one["seed"]) is int else f"none, run {i}"  # without a seed, each run is another
+        same = tuple(one[key] for key in _SAME)
+        groups.setdefault(same, {})[seed] = one  # a later run replaces an earlier one of the same seed
     return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
 
 
@@ -69,7 +83,7 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
     places = sorted({f"{run['hardware']}, commit {run['commit']}" for run in runs})
     return runs[0] | {
         "parameters_m": runs[0]["parameters"] / 1e6,
-        "macs_m": runs[0]["macs"] / 1e6,
+        "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "seeds": len(runs),
         "accuracy": _accuracy([run["acc1"] for run in runs]),
         "published": _published(runs[0]["command"]),
@@ -83,8 +97,8 @@ def _accuracy(values: list[float]) -> str:
     mean = f"{100 * statistics.mean(values):.1f} %"
     if len(values) < 2:
         return mean
-    low, high = interval(values)
-    return f"{mean} [{100 * low:.1f}, {100 * high:.1f}]"
+    low, high = interval(values)  # an accuracy ends at 0 and 1, and so does its interval, at the same coverage
+    return f"{mean} [{100 * max(low, 0):.1f}, {100 * min(high, 1):.1f}]"
 
 
 def _published(command: str) -> str:
