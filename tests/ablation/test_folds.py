@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.ablation.conftest import TOY
-from vitlab.ablation.folds import Folds
+from vitlab.ablation.folds import Folds, cross_validate
+from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.status import Status
 from vitlab.cli.main import main
 from vitlab.data import Table
@@ -41,12 +42,28 @@ def test_folds_are_trained_once_and_collected_in_one_table(toy, capsys):
     assert main(words) == 0 and _starts(toy) == 6
 
 
+@pytest.mark.slow
+def test_a_name_with_a_comma_is_one_column_of_the_file(toy, monkeypatch):
+    def collected(*args):
+        results = collect(*args)
+        for numbers in results.numbers.values():
+            numbers["mae/width, in cm"] = 1.5
+        return results
+
+    monkeypatch.setattr("vitlab.ablation.folds.collect", collected)
+    file = cross_validate(["base.yaml"], folds=2, workers=2).file
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["mae/width, in cm"] for row in rows] == ["1.5", "1.5"] and None not in rows[0]
+
+
 def test_the_table_has_mean_spread_and_interval_of_what_is_done(tmp_path):
     rows = [{"fold": f"fold{i}of5", "n": 1000, "acc1": x, "r2": np.nan} for i, x in enumerate((0.5, 0.6, 0.7))]
     lines = str(Folds(Status([], []), rows, tmp_path)).splitlines()
     assert lines[4].split() == ["mean", "0.6"] and lines[5].split() == ["sd", "0.1"]
     assert lines[6].split() == ["95", "%", "0.3516", "to", "0.8484"]  # 0.6 +- 4.3027 x 0.1 / sqrt(3)
     assert len(str(Folds(Status([], []), rows[:1], tmp_path)).splitlines()) == 3
+    two = [{"fold": f"fold{i}of2", "n": 10, "acc1": x, "mae/w, cm": 9 * x} for i, x in enumerate((0.9, 0.98))]
+    assert "0.4318 to 1 " in str(Folds(Status([], []), two, tmp_path))  # 0.94 +- 0.508: no accuracy is above 1
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Cross-validation: an ablation whose arms are folds, and their results in one table."""
 
+import csv
+import io
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ from typing import Any
 import yaml
 
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.verdict.measured import NO_METRICS, collect
+from vitlab.ablation.verdict.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.work.resolve import known, nested
 from vitlab.ablation.work.status import Status
 from vitlab.errors import UsageError
@@ -45,10 +47,15 @@ class Folds:
         lines.append(["mean", "", *(f"{statistics.mean(x):.4g}" if x else "" for x in values.values())])
         if len(self.rows) > 1:
             spread = [f"{statistics.stdev(x):.2g}" if len(x) > 1 else "" for x in values.values()]
-            ends = [interval(x) if len(x) > 1 else None for x in values.values()]
             lines.append(["sd", "", *spread])
-            lines.append(["95 %", "", *(f"{e[0]:.4g} to {e[1]:.4g}" if e else "" for e in ends)])
+            lines.append(["95 %", "", *(_interval(name, x) for name, x in values.items())])
         return columns(lines, range(1, len(lines[0])))
+
+
+def _interval(name: str, values: Sequence[float]) -> str:
+    """Return the interval of a metric's mean, which ends where the metric ends."""
+    (low, high), (bottom, top) = interval(values), bounds_of(name)
+    return f"{max(low, bottom):.4g} to {min(high, top):.4g}" if len(values) > 1 else ""
 
 
 def cross_validate(
@@ -102,8 +109,9 @@ def cross_validate(
         raise UsageError(f"no fold of {lab.ablation.name} is done: {status}")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     rows = [{key: row.get(key, math.nan) for key in keys} for row in rows]
-    lines = [keys, *([str(value) for value in row.values()] for row in rows)]
-    write_text(folder / "folds.csv", "".join(",".join(line) + "\n" for line in lines))
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([keys, *(row.values() for row in rows)])
+    write_text(folder / "folds.csv", table.getvalue())
     return Folds(status, rows, folder / "folds.csv")
 
 
