@@ -53,7 +53,7 @@ class Estimate:
 
     def p_outside(self, margin: float) -> float:
         """Return a p that is small if the difference is beyond the margin, on either side."""
-        return min(1.0, 2 * float(special.stdtr(self.freedom, -(abs(self.value) - margin) / self.error)))
+        return float(np.minimum(1.0, 2 * special.stdtr(self.freedom, -(abs(self.value) - margin) / self.error)))
 
     def interval(self, level: float) -> tuple[float, float]:
         """Return the interval of the confidence ``level``."""

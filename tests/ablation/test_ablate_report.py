@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,15 @@ import pandas as pd
 import pytest
 import yaml
 
+from vitlab.ablation.evidence.verify import verify
 from vitlab.ablation.file.spec import read
+from vitlab.ablation.report import write
 from vitlab.ablation.report.send import send_report
 from vitlab.ablation.report.write import write_report
 from vitlab.ablation.verdict import images
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved, cells_of
+from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -248,6 +252,76 @@ def test_figures_say_what_they_show_in_text_and_tables_come_for_papers(folder):
     table = (folder / "tables.tex").read_text()
     assert table.count(r"\begin{tabular}") == table.count(r"\bottomrule") > 4 and r" $\pm$ " in table
     assert not re.search(r"(?<!\\)[%_&#]", "".join(c for row in cells(table) for c in row))
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A finished ablation: its file, arms and cells; its reports without figures, which are most of their time."""
+    monkeypatch.chdir(tmp_path)
+    for drawn in ("figures", "panels"):
+        monkeypatch.setattr(write, drawn, lambda *found: {})
+    Path("base.yaml").write_text("{}\n")
+    Path("made-up.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
+    ablation = read("made-up.yaml")
+    arms = list(resolved(ablation))
+    for cell in cells_of(ablation, arms):
+        finish(cell, images=50)
+    return ablation, arms, cells_of(ablation, arms)
+
+
+def set_result(cell, **values):
+    results = cell.run.read("results.json")
+    cell.run.write("results.json", {"test": {**results["test"], **values}})
+
+
+def test_a_finished_cell_without_its_metric_is_named(finished):
+    ablation, arms, cells = finished
+    (cell,) = [cell for cell in cells if (cell.arm.name, cell.seed) == ("learned", 1)]
+    set_result(cell, acc1=float("nan"))
+    write_report(ablation, arms, None, False)
+    page = (ablation.directory / "report/report.md").read_text()
+    assert "| learned | 2/3 |" in page and "| learned | 1 | done | acc1 is nan |" in page
+
+
+def test_a_report_of_one_arm_alone_and_the_next_of_all(finished):
+    ablation, arms, cells = finished
+    for cell in cells:
+        if cell.arm.name != "learned":
+            cell.run.path.rename(cell.run.path.with_name(f"away{cell.seed}"))
+    found = write_report(ablation, arms, None, False)
+    assert {v.word for v in found.verdicts} == {"inconclusive"}
+    for cell in cells:
+        if cell.arm.name != "learned":
+            cell.run.path.with_name(f"away{cell.seed}").rename(cell.run.path)
+    assert write_report(ablation, arms, None, False).verdicts[0].word != "inconclusive"
+
+
+def test_a_report_of_nothing_but_stale_cells_is_refused_with_the_way_out(finished):
+    ablation, arms, _ = finished
+    now = [replace(arm, code="other") for arm in arms]
+    with pytest.raises(UsageError, match=r"no cell of made-up is done .* --accept-stale includes the 9"):
+        write_report(ablation, now, None, False)
+    assert write_report(ablation, now, None, True).verdicts[0].word == "supported"
+
+
+def test_a_verification_notices_no_number_and_no_config(finished):
+    ablation, arms, cells = finished
+    for cell in cells[1:]:
+        cell.run.config.write_text(f"seed_everything: {cell.seed}\n")
+    set_result(cells[1], acc1=float("nan"))
+    cells[2].run.config.write_text("a: [\n")
+    found = verify(ablation, arms, cells)
+    assert list(found.problems) == [cell.name for cell in cells[:3]]
+    assert "acc1 is nan, its predictions give" in str(found) and str(found).count("config.yaml cannot be read") == 2
+
+
+def test_a_class_may_be_called_none(finished):
+    ablation, arms, cells = finished
+    for cell in cells:
+        path = cell.run.path / "analysis/confusion.csv"
+        path.write_text("class,recall,precision,f1\nNone,0.25,0.5,\nNA,0.5,0.5,0.5\n")
+    rows = write_report(ablation, arms, None, False).summary.query("analysis == 'confusion' and arm == 'none'")
+    assert list(rows["line"]) == ["None", "None", "NA", "NA", "NA"]  # without an f1
 
 
 def cells(table):

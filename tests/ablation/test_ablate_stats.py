@@ -74,7 +74,9 @@ def test_the_interval_of_three_values_by_hand():
 
 def test_one_value_has_no_interval_and_no_test():
     assert np.isnan(stats.interval([1.0])).all()
-    assert not contrast([[1.0], [2.0, 3.0]], [1, -1]).is_testable
+    nothing = contrast([[1.0], [2.0, 3.0]], [1, -1])
+    assert not nothing.is_testable
+    assert np.isnan([nothing.p(), nothing.p_equivalent(1.0), nothing.p_outside(1.0)]).all()  # no part of a family
 
 
 def test_values_without_any_spread_are_not_tested():

@@ -59,16 +59,22 @@ def _check(cell: Cell) -> tuple[list[str], int]:
     words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
     if digest(cell.run.read("data.json")) != cell.parts["data"]:
         words.append("data.json differs from the plan: it was trained on other images")
-    config = yaml.safe_load(cell.run.config.read_text())
-    if config.get("seed_everything") != cell.seed:
-        words.append(f"config.yaml has seed {config.get('seed_everything')}")
+    try:
+        seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]
+        words += [f"config.yaml has seed {seed}"] if seed != cell.seed else []
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        words.append(f"config.yaml cannot be read: {' '.join(str(error).split())[:200]}")
     path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
     if words or not path.is_file():
         return words or [f"there is no {path.name} of predictions"], 0
     found, stated = _numbers(path), cell.run.measured(cell.ablation.evaluate)
     both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
-    words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if abs(a - b) > CLOSE]
+    words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if not _agree(a, b)]
     return words, len(both)
+
+
+def _agree(a: float, b: float) -> bool:
+    return abs(a - b) <= CLOSE or (a != a and b != b)
 
 
 def _numbers(path: Path) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawin
     height = 1.1 + 0.34 * len(results.ablation.arms)
     ci, split = f"{results.ablation.stats.ci:.0%}", results.ablation.evaluate
     title = f"{primary} on the {split} split: every seed, mean and {ci} t interval of the mean (n of planned seeds)"
-    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)}
+    found = {"dots": (title, draw(height, lambda ax: _dots(ax, results, mine), title), dots)} if mine else {}
     compared = [row.record() for row in mine if row.test]
     if compared:
         data = [{k: r[k] for k in ("arm", "difference", "difference_low", "difference_high")} for r in compared]

@@ -33,9 +33,8 @@ def sections(found: Findings) -> list[Section]:
     parts += tuning_section(results)
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
     lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
-    lost = [row for row in lost if row[2] != "done"] + [
-        [arm, "all", "given up", why] for arm, why in lost_arms(results)
-    ]
+    lost = [row for row in lost if row[2] != "done" or row[3]]
+    lost += [[arm, "all", "given up", why] for arm, why in lost_arms(results)]
     if lost:
         parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
     else:
@@ -147,5 +146,8 @@ def _fairness_table(found: Findings) -> Table:
 def _why(results: Results, name: str, seed: int) -> str:
     if note := results.notes.get((name, seed)):
         return note
-    failure = results.cells[name, seed].failure()
-    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""
+    if failure := results.cells[name, seed].failure():
+        return f"{failure['stage']}, {failure['kind']}: {failure['last']}"
+    primary, found = results.ablation.primary, results.numbers.get((name, seed), {})
+    is_there = (name, seed) not in results.runs or seed in dict(results.by_seed(name, primary))
+    return "" if is_there else f"{primary} is {found.get(primary, 'not among its numbers')}"

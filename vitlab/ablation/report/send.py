@@ -26,7 +26,7 @@ def send_report(name: str, project: str, mode: str | None, folder: Path, page: P
 
         names: Any = {"project": project, "group": name, "job_type": "report", "name": f"{name} report"}
         with wandb.init(**names, mode=way, dir=str(folder)) as run:
-            table = pd.read_csv(summary).astype(object)
+            table = pd.read_csv(summary, keep_default_na=False, na_values=[""]).astype(object)
             table = table.where(table.notna(), None)
             run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
     except Exception as error:  # the files are the record; W&B may fail in many ways

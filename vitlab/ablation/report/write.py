@@ -44,6 +44,11 @@ class Report:
 def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> Report:
     """Write the report on the finished cells, and return it."""
     results = collect(ablation, resolved, accept_stale)
+    if not results.runs:
+        stale = sum(state == "stale" for state in results.states.values())
+        ways = [f"--accept-stale includes the {stale} that other code trained"] if stale else []
+        text = f"no cell of {ablation.name} is done with the present code and readable"
+        raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
     if results.mixed:
         cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
         raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")

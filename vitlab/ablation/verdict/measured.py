@@ -117,7 +117,7 @@ def bounds_of(metric: str) -> tuple[float, float]:
 def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
     """Return the table of an analysis of a run; None if there is none."""
     path = run.path / "analysis" / f"{name}.csv"
-    return pd.read_csv(path) if path.is_file() else None
+    return pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.is_file() else None  # a class may be "None"
 
 
 def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
