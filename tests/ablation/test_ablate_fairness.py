@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from vitlab.ablation.file.spec import read
-from vitlab.ablation.verdict.audit import flags, shares
+from vitlab.ablation.verdict.audit import flags, shares, steps
 from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import check, gate_of, linear
@@ -53,6 +53,33 @@ def test_arms_must_match_within_the_levels_that_the_file_says(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"within": ["tokenizer"], "flops": 0.02})
     assert flags(found, resolved(found, FLOPS)) == {"t2t-learned": ["+15.0% flops than t2t-none"]}
+
+
+def test_an_arm_that_is_not_trained_is_compared_too(tmp_path):
+    found = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    base, arm = resolved(found, [100, 100])
+    still = replace(base, config={**base.config, "model": {"lr": 0.0}})
+    unlike = flags(found, [still, arm])
+    assert unlike == {"learned": ["sum of learning rates 1, none has 0"]}
+    assert flags(found, [still, replace(arm, config=still.config)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("trainer", "expected"),  # of 640 images in batches of 64
+    [
+        ({"max_epochs": 3}, 30),
+        ({"max_epochs": 3, "accumulate_grad_batches": 4}, 6),
+        ({"max_epochs": 3, "max_steps": 7}, 7),
+        ({"max_epochs": -1, "max_steps": 50}, 50),
+        ({"max_epochs": None, "max_steps": 50}, 50),
+        ({"max_epochs": 3, "limit_train_batches": 2}, 6),
+        ({"max_epochs": 3, "limit_train_batches": 0.5}, 15),
+        ({"max_epochs": 3, "limit_train_batches": 1.0}, 30),
+    ],
+)
+def test_the_steps_of_a_training_are_those_that_its_limits_leave(tmp_path, trainer, expected):
+    arm = resolved(ablation(tmp_path, {"pos_embed": POS_EMBED}), [100, 100])[0]
+    assert steps(replace(arm, config={**arm.config, "trainer": trainer})) == expected
 
 
 def test_without_within_all_arms_must_match_the_baseline(tmp_path):

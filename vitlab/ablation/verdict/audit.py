@@ -14,11 +14,14 @@ PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 def steps(arm: Resolved) -> int:
     """Return the number of optimizer steps of a run, without incomplete last batches."""
     trainer = arm.config["trainer"]
-    per_epoch = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
-    per_epoch = max(1, per_epoch // int(trainer.get("accumulate_grad_batches") or 1))
-    total = per_epoch * int(trainer.get("max_epochs") or 0)
-    limit = int(trainer.get("max_steps") or -1)
-    return min(total, limit) if limit > 0 else total
+    batches = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
+    if (most := trainer.get("limit_train_batches")) is not None:  # a number of them, or a share
+        batches = min(batches, most) if isinstance(most, int) else int(batches * most)
+    per_epoch = max(1, batches // int(trainer.get("accumulate_grad_batches") or 1))
+    epochs, limit = int(trainer.get("max_epochs") or 0), int(trainer.get("max_steps") or -1)
+    if limit > 0 and (epochs < 0 or trainer.get("max_epochs") is None):  # without an end
+        return limit
+    return min(per_epoch * epochs, limit) if limit > 0 else per_epoch * max(0, epochs)
 
 
 def sum_lr(arm: Resolved) -> float:
@@ -89,7 +92,7 @@ def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
             words.append(f"{mine['tokens']} tokens, {matched.name} has {other['tokens']}")
         if mine["lr_scheduler"] != other["lr_scheduler"]:
             words.append(f"lr_scheduler {mine['lr_scheduler']}, {matched.name} has {other['lr_scheduler']}")
-        if abs(mine["sum_lr"] / other["sum_lr"] - 1) > 1e-6:
+        if abs(mine["sum_lr"] - other["sum_lr"]) > 1e-6 * abs(other["sum_lr"]):
             words.append(f"sum of learning rates {mine['sum_lr']:.3g}, {matched.name} has {other['sum_lr']:.3g}")
         scale, usual = mine["pos_embed_lr_scale"], other["pos_embed_lr_scale"] or 1.0
         if scale is not None and abs(scale / usual - 1) > 1e-6:
