@@ -162,6 +162,22 @@ def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write
     assert ablation.secondary == ("loss",)  # the primary metric is one family, not two
 
 
+def test_a_date_is_text_as_in_a_config(write):
+    path = write(tune={"model.schedule": ["x", "y"]})
+    path.write_text(path.read_text().replace("name: toy", "name: 2026-11-23").replace("- token", "- 2026-11-22"))
+    path.write_text(path.read_text().replace("- x", "- 2026-11-21"))
+    ablation = read(path)
+    assert (ablation.name, ablation.arms[0].overrides["model.global_pool"]) == ("2026-11-23", "2026-11-22")
+    assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
+
+
+def test_a_file_without_an_end_is_refused(tmp_path):
+    for text in ("a: &a {b: *a}\n", f"{'[' * 2000}{']' * 2000}\n"):
+        (tmp_path / "deep.yaml").write_text(text)
+        with pytest.raises(UsageError):
+            read(tmp_path / "deep.yaml")
+
+
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "weights.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not YAML"):

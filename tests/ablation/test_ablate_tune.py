@@ -3,13 +3,16 @@
 import shutil
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.file.spec import read
 from vitlab.ablation.lab import Lab
+from vitlab.ablation.report.tuned import _response
 from vitlab.ablation.work.tuning import at_border, choices, trials
 from vitlab.errors import UsageError
 
@@ -181,3 +184,13 @@ def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
     with pytest.raises(UsageError) as caught:
         read("toy.yaml")
     assert words in str(caught.value) and "toy.yaml, line " in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [[None, 0.1], [[0.9, 0.95], [0.9, 0.999]], [{"a": 1}, "b"], [True, False]])
+def test_candidates_of_any_kind_are_drawn(values):
+    rows = [{"arm": "a", "k": value, "to_best": -0.1 * i, "chosen": i == 0} for i, value in enumerate(values)]
+    axes = Figure().subplots()
+    arm = SimpleNamespace(name="a", levels={"x": "a"})
+    ablation = SimpleNamespace(mode="max", arms=[arm], axes={"x": {"a": {}}}, baseline={"x": "a"})
+    _response(axes, SimpleNamespace(ablation=ablation), rows, "k", tuple(values))
+    assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]

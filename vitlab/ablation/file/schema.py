@@ -3,7 +3,7 @@
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -35,6 +35,15 @@ MOST = sys.float_info.max
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
+class _Loader(yaml.SafeLoader):
+    """A reader for which a date such as 2026-11-23 is text, as for that of configs."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in kinds if tag != "tag:yaml.org,2002:timestamp"]
+        for first, kinds in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
 class File:
     """A YAML file whose mistakes are reported with their line.
 
@@ -49,12 +58,12 @@ class File:
             raise UsageError(f"there is no file {self.path}")
         try:
             self.root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
-            self.content = yaml.safe_load(self.path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            self.content = yaml.load(self.path.read_text(), Loader=_Loader)
+            self._refuse_doubles(self.root)
+        except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{self.path} is not YAML: {' '.join(str(error).split())}") from error
         if not isinstance(self.content, dict):
             raise UsageError(f"{self.path}: expected keys such as `name:` and `axes:`, got {self.content!r}")
-        self._refuse_doubles(self.root)
 
     def mistake(self, where: str, text: str) -> UsageError:
         """Return the mistake ``text`` about the dotted place ``where``, with file and line."""
