@@ -32,3 +32,16 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
     assert "not tested against each other" in page and f"| {other} |" in page and "## Claims" in page
     means = [float(row.split("|")[4]) for row in page.split("## acc1\n")[1].split("\n## ")[0].splitlines()[3:] if row]
     assert means == sorted(means, reverse=True)
+
+
+def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"arm,{name},loss,{n},3,{mean}" for name, n, mean in (("a", 3, 9.5), ("b", 0, ""), ("c", 2, 10.25))]
+    Path("mine").mkdir()
+    Path("mine/summary.csv").write_text("\n".join(["kind,arm,metric,n,planned,mean", *lines, "arm,d,loss,1,3,-1"]))
+    assert main(["compare", "mine"]) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| mine")]
+    assert [(row[1], row[3]) for row in rows] == [("c", "10.2500"), ("a", "9.5000"), ("d", "-1.0000"), ("b", "-")]
+    Path("mine/summary.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(UsageError, match="is not of `vitlab ablate report`: it has no column `kind`"):
+        main(["compare", "mine"])

@@ -1,5 +1,7 @@
 """Errors, confusion and calibration, against answers that are known."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -63,6 +65,18 @@ def test_analyses_of_digits_agree_with_each_other_and_with_the_network(small_sub
     assert (calibration["n"] * calibration["accuracy"]).sum() == pytest.approx(right.sum().item())
     subject.split = "test"
     assert len(outcome_of(subject)) == len(subject.data.splits["test"])
+
+
+def test_a_probability_of_0_is_in_the_interval_of_its_bin(monkeypatch):
+    outputs = torch.tensor([[0.0, 0.04], [0.0, 0.9]])
+    found = Outcome("multilabel", torch.tensor([[0, 0], [0, 1]]), outputs, ["cat", "dog"], ["a", "b"])
+    monkeypatch.setattr("vitlab.analysis.outcomes.calibration.outcome_of", lambda subject: found)
+    table = analyze_calibration(SimpleNamespace(split="val", name="toy")).table
+    first = table.iloc[0]
+    assert (first["n"], first["confidence"]) == (3, pytest.approx(0.04 / 3))
+    assert first["confidence_low"] < first["confidence"] < first["confidence_high"]
+    outputs.clamp_(max=0.0)  # alone in its bin
+    assert analyze_calibration(SimpleNamespace(split="val", name="toy")).table["confidence_high"].tolist() == [0.0]
 
 
 def test_labels_and_numbers_are_as_wrong_as_their_cross_entropy_and_their_error():

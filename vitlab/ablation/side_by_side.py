@@ -48,7 +48,7 @@ def compare_ablations(names: Sequence[str]) -> str:
     }
     head |= {"difference to its baseline": "{difference}", "adjusted p": "{adjusted_p}", "verdict": "{verdict}"}
     for metric in dict.fromkeys(row["metric"] for row in arms):
-        mine = sorted((row for row in arms if row["metric"] == metric), key=lambda row: row["mean"], reverse=True)
+        mine = sorted((row for row in arms if row["metric"] == metric), key=_mean, reverse=True)
         parts += ["", f"## {metric}", "", table(mine, head)]
     if claims := [row for row in rows if row["kind"] == "claim"]:
         head = {"ablation": "{ablation}", "claim": "`{claim}`", "where": "{setting}", "n": "{n}/{planned}"}
@@ -67,8 +67,14 @@ def _summary(name: str) -> list[dict[str, str]]:
         )
     with found.open() as file:
         rows = list(csv.DictReader(file))
+    if lost := [key for key in ("kind", "metric", "mean") if rows and key not in rows[0]]:
+        raise UsageError(f"{found} is not of `vitlab ablate report`: it has no column `{lost[0]}`")
     short = ("mean", "low", "high", "difference", "adjusted_p")
     return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+
+
+def _mean(row: dict[str, str]) -> float:
+    return float(row["mean"]) if row["mean"] != "-" else float("-inf")
 
 
 def _whole(row: dict[str, str]) -> dict[str, str]:

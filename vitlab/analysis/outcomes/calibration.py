@@ -13,6 +13,15 @@ from vitlab.errors import UsageError
 BINS = 15
 
 
+def bins_of(confidence: NDArray[np.floating], bins: int = BINS) -> NDArray[np.int64]:
+    """Return the bin of each confidence; a bin holds its upper edge, and the first one 0.
+
+    >>> bins_of(np.array([0.0, 0.5, 0.51, 1.0]), 2).tolist()
+    [0, 0, 1, 1]
+    """
+    return np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+
+
 def reliability(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins: int = BINS) -> pd.DataFrame:
     """Return number, mean confidence and share of right answers in bins of equal width, empty ones left out.
 
@@ -22,7 +31,7 @@ def reliability(confidence: NDArray[np.floating], right: NDArray[np.bool_], bins
     1  0.5   1.0  2         0.8       0.5
     """
     edges = np.linspace(0, 1, bins + 1)
-    of = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)  # a bin holds its upper edge
+    of = bins_of(confidence, bins)
     found = pd.DataFrame({"bin": of, "confidence": confidence.astype(float), "accuracy": right.astype(float)}).groupby(
         "bin"
     )
@@ -43,7 +52,7 @@ def expected_calibration_error(table: pd.DataFrame) -> float:
 def ece_interval(confidence: NDArray[np.floating], right: NDArray[np.bool_]) -> tuple[float, float]:
     """Return a 95 % interval of the error over images: the middle of 200 bootstraps, less their upward bias."""
     rng, n = np.random.default_rng(0), len(right)
-    bins, gap = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1), confidence - right
+    bins, gap = bins_of(confidence), confidence - right
     draws = [rng.integers(n, size=n) for _ in range(200)]
     sums = np.array([np.bincount(bins[i], weights=gap[i], minlength=BINS) for i in [np.arange(n), *draws]])
     own, *found = np.abs(sums).sum(axis=1) / n
@@ -69,7 +78,8 @@ def analyze_calibration(subject: Subject) -> Finding:
         confidence, right = outcome.outputs.flatten(), outcome.targets.flatten() > 0
     said = confidence.double().numpy()
     table = reliability(said, right.numpy())
-    means = [over_images("confidence", said[(said > row.low) & (said <= row.high)]) for row in table.itertuples()]
+    of = bins_of(said)
+    means = [over_images("confidence", said[of == i]) for i in np.unique(of)]
     table = table.assign(**pd.DataFrame(means)[["confidence_low", "confidence_high"]])
     ends = [share_interval(round(a * n), int(n)) for a, n in zip(table["accuracy"], table["n"], strict=True)]
     table["accuracy_low"], table["accuracy_high"] = zip(*ends, strict=True)
