@@ -177,6 +177,8 @@ def test_an_interval_never_reaches_beyond_what_can_be(tmp_path):
     rows = find(fill(results, [[0.1, 0.9, 0.99], [0.97, 0.99, 1.0]], "acc1"), all_at_once(3)).arms
     assert (rows[0].low, rows[0].high, rows[1].high) == (0.0, 1.0, 1.0)
     assert rows[1].answer.difference.low >= -1 and rows[1].answer.difference.high <= 1
+    rows = find(fill(results, [[70.0, 75.0, 72.0], [74.0, 76.5, 75.0]], "acc1"), all_at_once(3)).arms  # in percent
+    assert rows[0].low < 72.3 < rows[0].high and rows[1].answer.difference.high > rows[1].answer.estimate.value > 1
 
 
 def test_two_seeds_are_tested_and_one_is_not(tmp_path):

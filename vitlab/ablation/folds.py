@@ -54,7 +54,7 @@ class Folds:
 
 def _interval(name: str, values: Sequence[float]) -> str:
     """Return the interval of a metric's mean, which ends where the metric ends."""
-    (low, high), (bottom, top) = interval(values), bounds_of(name)
+    (low, high), (bottom, top) = interval(values), bounds_of(name, values)
     return f"{max(low, bottom):.4g} to {min(high, top):.4g}" if len(values) > 1 else ""
 
 

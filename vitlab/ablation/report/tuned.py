@@ -94,7 +94,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
     """Draw each candidate of each arm over one key, and a line through the best at each value."""
     numbers = all(isinstance(row[key], int | float) and not isinstance(row[key], bool) for row in rows)
     rows = rows if numbers else [{**row, key: str(row[key])} for row in rows]  # lists and null among them
-    values = sorted({row[key] for row in rows}) if numbers else list(dict.fromkeys(map(str, space)))
+    values: list[Any] = sorted({row[key] for row in rows}) if numbers else list(dict.fromkeys(map(str, space)))
     place: dict[Any, Any] = {v: v if numbers else i for i, v in enumerate(values)}
     best = min if results.ablation.mode == "min" else max
     for arm in dict.fromkeys(row["arm"] for row in rows):

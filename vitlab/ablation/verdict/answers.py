@@ -5,6 +5,7 @@ are the family of Holm's adjustment. Arms of one seed share the order of batches
 parameters they have in common, so seeds are pairs by design, and the paired test is the declared one.
 """
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ class _Estimates:
 
     declared: Estimate
     unpaired: Estimate
+    bounds: tuple[float, float]  # of each value
     is_paired: bool = False
     correlation: float = NAN
     note: str = ""
@@ -123,7 +125,8 @@ def _estimate(results: Results, seeds: Sequence[int], q: Question) -> _Estimates
     if not declared.is_testable:
         note = "fewer than two seeds: no inference" if declared.n < 2 else "all seeds agree exactly: no test applies"
     r = stats.correlation(*pairs) if len(q.terms) == 2 else NAN
-    return _Estimates(declared, unpaired, is_paired, r, note)
+    bounds = bounds_of(q.metric, itertools.chain(*values))
+    return _Estimates(declared, unpaired, bounds, is_paired, r, note)
 
 
 def _is_paired(results: Results, arms: list[str]) -> bool:
@@ -152,13 +155,13 @@ def _family(
         (total, factor), estimate = adjusted[key], estimates[q].declared if is_declared else estimates[q].unpaired
         share = p / total if total and p else 1 / factor  # so that the interval agrees with the adjusted p
         low, high = estimate.interval(1 - alpha * share) if estimate.is_testable else (NAN, NAN)
-        tests[q] = Test(p, total, *_clip(q, low, high), factor)
+        tests[q] = Test(p, total, *_clip(q, estimates[q].bounds, low, high), factor)
     return tests
 
 
-def _clip(q: Question, low: float, high: float) -> tuple[float, float]:
+def _clip(q: Question, bounds: tuple[float, float], low: float, high: float) -> tuple[float, float]:
     """Clip an interval to possible values, such as a difference in accuracy of at most 1; coverage does not change."""
-    bottom, top = bounds_of(q.metric)
+    bottom, top = bounds
     positive = sum(w for _, w in q.terms if w > 0)
     negative = -sum(w for _, w in q.terms if w < 0)
     least = positive * bottom - (negative * top if negative else 0) - q.number

@@ -103,7 +103,7 @@ def _row(
 ) -> ArmRow:
     x = results.values(arm, metric)
     low, high = stats.interval(x, results.ablation.stats.ci)
-    bottom, top = bounds_of(metric)
+    bottom, top = bounds_of(metric, x)
     facts = next((r for r in results.resolved if r.arm.name == arm.name), None)
     return ArmRow(
         arm=arm.name,

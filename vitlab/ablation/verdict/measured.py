@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,11 +108,14 @@ def unreadable(run: RunDir, ablation: Ablation) -> str:
     return ""
 
 
-def bounds_of(metric: str) -> tuple[float, float]:
-    """Return the range of possible values of a metric."""
+def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
+    """Return the range of possible values of a metric; no end where values are beyond it, such as those in percent."""
+    bottom, top = -math.inf, math.inf
     if re.search(r"(^|/)(acc\d+(_macro)?|f1_\w+|map|accuracy|flipped|agreement)(@|/|$)", metric):
-        return 0.0, 1.0
-    return (0.0 if re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric) else -math.inf), math.inf
+        bottom, top = 0.0, 1.0
+    elif re.fullmatch(r"(.*/)?(loss|mse|rmse|mae)", metric):
+        bottom = 0.0
+    return (bottom, top) if all(bottom <= value <= top for value in values) else (-math.inf, math.inf)
 
 
 def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
