@@ -69,12 +69,8 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
     baseline = pick(file, "baseline", axes, content["baseline"])
     if not any(baseline.items() <= dict(arm.levels).items() for arm in arms):
         raise file.mistake("baseline", f"the baseline {content['baseline']} is not an arm: `exclude` removes it")
-    if not isinstance((metric := content["metric"]).get("primary"), str):
-        raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
-    analyses = _analyses(file, content.get("analyses") or [])
-    claims = _claims(file, axes)
-    secondary = tuple(name for name in file.texts("metric.secondary", "[acc5]") if name != metric["primary"])
-    _check_metrics(file, (metric["primary"], *secondary), claims, analyses)
+    analyses, claims = file.texts("analyses", "[resolution, scramble]"), _claims(file, axes)
+    primary, *secondary = _metrics(file, claims, analyses)
     seeds = _seeds(file, content.get("seeds", 3))
     return Ablation(
         file=file,
@@ -84,9 +80,9 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
         arms=arms,
         seeds=seeds,
         baseline=baseline,
-        primary=metric["primary"],
-        mode=metric.get("mode", "max"),
-        secondary=secondary,
+        primary=primary,
+        mode=content["metric"].get("mode", "max"),
+        secondary=tuple(secondary),
         evaluate=content.get("evaluate", "val"),
         analyses=analyses,
         checkpoint=content.get("checkpoint", "last"),
@@ -100,13 +96,6 @@ def read(path: str | Path, is_alone: bool = False) -> Ablation:
     )
 
 
-def _analyses(file: File, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        text = f"`analyses` must be a list of names of `vitlab analyze`, as in [resolution, scramble], got {value!r}"
-        raise file.mistake("analyses", text)
-    return tuple(dict.fromkeys(value))
-
-
 def _claims(file: File, axes: Mapping[str, Mapping[str, Any]]) -> tuple[Claim, ...]:
     value = file.content.get("claims") or []
     found = [value] if isinstance(value, str) else value
@@ -115,12 +104,17 @@ def _claims(file: File, axes: Mapping[str, Mapping[str, Any]]) -> tuple[Claim, .
     return tuple(parse_claim(file, i, text, axes) for i, text in enumerate(found))
 
 
-def _check_metrics(file: File, metrics: Sequence[str], claims: Sequence[Claim], analyses: tuple[str, ...]) -> None:
+def _metrics(file: File, claims: Sequence[Claim], analyses: tuple[str, ...]) -> list[str]:
+    """Return the primary metric and the others; refuse those of an analysis that the file does not ask for."""
+    if not isinstance(primary := file.content["metric"].get("primary"), str):
+        raise file.mistake("metric", "`metric.primary` is missing, as in {primary: acc1}")
+    metrics = list(dict.fromkeys([primary, *file.texts("metric.secondary", "[acc5]")]))
     names = [("metric", name) for name in metrics]
     for where, name in names + [(f"claims/{i}", claim.metric) for i, claim in enumerate(claims)]:
         analysis, slash, _ = (name or "").partition("/")
         if slash and analysis not in analyses:
             raise file.mistake(where, f"the metric `{name}` comes from an analysis: add {analysis} to `analyses`")
+    return metrics
 
 
 def _seeds(file: File, value: Any) -> tuple[int, ...]:

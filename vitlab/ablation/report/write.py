@@ -16,7 +16,7 @@ from vitlab.ablation.report.tuned import responses
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import linear
 from vitlab.ablation.verdict.looks import take_look
-from vitlab.ablation.verdict.measured import collect
+from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.verdicts import Verdict
 from vitlab.ablation.verdict.words import Section
 from vitlab.ablation.work.cells import Resolved
@@ -44,14 +44,7 @@ class Report:
 def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> Report:
     """Write the report on the finished cells, and return it."""
     results = collect(ablation, resolved, accept_stale)
-    if not results.runs:
-        stale = sum(state == "stale" for state in results.states.values())
-        ways = [f"--accept-stale includes the {stale} that other code trained"] if stale else []
-        text = f"no cell of {ablation.name} is done with the present code and readable"
-        raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
-    if results.mixed:
-        cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
-        raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
+    _refuse_useless(results)
     place = ablation.directory / "report"
     place.mkdir(parents=True, exist_ok=True)
     table, found = (
@@ -87,6 +80,18 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
         answers=parts[0][1],
         files=[place / name for name in names],
     )
+
+
+def _refuse_useless(results: Results) -> None:
+    """Refuse results of no cell, and of cells that read different images."""
+    if not results.runs:
+        stale = sum(state == "stale" for state in results.states.values())
+        ways = [f"--accept-stale includes the {stale} that other code trained"] if stale else []
+        text = f"no cell of {results.ablation.name} is done with the present code and readable"
+        raise UsageError("; ".join([text, *ways, *list(results.notes.values())[:1]]))
+    if results.mixed:
+        cells = ", ".join(results.mixed[:4]) + (f" and {len(results.mixed) - 4} more" if len(results.mixed) > 4 else "")
+        raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
 
 
 def _keep(drawn: dict[str, tuple[str, Drawing, Rows]], folder: Path) -> None:
