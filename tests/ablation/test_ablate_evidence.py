@@ -190,6 +190,7 @@ def test_a_metric_that_nobody_measures_is_found_before_any_cell(toy, lab):
     text = (lab.path / "toy.yaml").read_text()
     for wrong, words in {
         text.replace("primary: acc1", "primary: accuracy"): "no arm measures a metric `accuracy`",
+        text.replace("primary: acc1", "primary: mae/height"): "no arm measures a metric `mae/height`",
         text.replace("learned > none", "learned > none on topk"): "no arm measures a metric `topk`; there are acc1, ",
     }.items():
         (lab.path / "toy.yaml").write_text(wrong)

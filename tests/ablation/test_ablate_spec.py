@@ -108,6 +108,7 @@ WRONG = {  # what is changed, and words of the message
         {"claims": ["gap(learned, none | global_pool=avg) < gap(none, learned | global_pool=token)"]},
         ["same two levels"],
     ),
+    "a metric of an analysis": ({"metric": {"primary": "resolution/acc1@12"}}, ["add resolution to `analyses`"]),
     "analyses": ({"analyses": {"scramble": {}}}, ["`analyses` must be a list"]),
     "timeout": ({"run": {"timeout": "soon"}}, ["`run.timeout`", "20m"]),
     "negative retries": ({"run": {"retries": -1}}, ["`run.retries`", "whole number"]),
@@ -160,6 +161,13 @@ def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write
     assert (ablation.match.within, ablation.match.flops) == (("global_pool",), 0.1)
     ablation = read(write(metric={"primary": "acc1", "secondary": ["loss", "acc1", "loss"]}))
     assert ablation.secondary == ("loss",)  # the primary metric is one family, not two
+
+
+def test_a_metric_of_one_target_is_not_of_an_analysis(write):
+    tune = {"model.lr": [1, 2]}
+    ablation = read(write(metric={"primary": "mae/height", "mode": "min"}, analyses=["resolution"], tune=tune))
+    assert ablation.primary == "mae/height" and not ablation.is_analyzed("mae/height")
+    assert ablation.is_analyzed("resolution/acc1@12")
 
 
 def test_a_date_is_text_as_in_a_config(write):

@@ -73,7 +73,8 @@ def read_tune(file: File, axes: Mapping[str, Mapping[str, Any]], seeds: tuple[in
     for name, only in (("split", "val"), ("per", "arm")):
         if content.get(name, only) != only:
             raise file.mistake(f"tune/{name}", f"`tune.{name}` must be {only}, got {content[name]!r}")
-    if "/" in str((file.content.get("metric") or {}).get("primary")):
+    primary = str((file.content.get("metric") or {}).get("primary"))
+    if primary.partition("/")[0] in file.texts("analyses", "[resolution, scramble]"):
         raise file.mistake("tune", "`tune` chooses by `metric.primary` on the validation split; an analysis is not it")
     search, budget = _search(file, content, space)
     own = content.get("seeds", [max(seeds) + 100])

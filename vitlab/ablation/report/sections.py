@@ -25,7 +25,7 @@ def sections(found: Findings) -> list[Section]:
     parts: list[Section] = [("Answers", [*answers, *found.looks.sentences()], [])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
-        title = f"{metric} on the {'val' if '/' in metric else ablation.evaluate} split"
+        title = f"{metric} on the {'val' if ablation.is_analyzed(metric) else ablation.evaluate} split"
         words = [*(_gate_words(found) if metric == ablation.primary else []), *_cautions(found, metric, mine)]
         parts.append((title, words, _main_tables(mine)))
     parts += images.section(results, found.pairs, found.joint)

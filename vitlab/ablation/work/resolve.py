@@ -134,7 +134,7 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
     asked = [("metric/primary", ablation.primary), *(("metric/secondary", name) for name in ablation.secondary)]
     asked += [(f"claims/{i}", claim.metric) for i, claim in enumerate(ablation.claims) if claim.metric]
     for where, name in asked:
-        if known and "/" not in name and not any(name in names for names in known):
+        if known and not ablation.is_analyzed(name) and not any(name in names for names in known):
             there = sorted(set.union(*known))
             hint = did_you_mean(name, there) or f"; there are {', '.join(there)}"
             raise ablation.file.mistake(where, f"no arm measures a metric `{name}`{hint}")
