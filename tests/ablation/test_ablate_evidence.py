@@ -73,6 +73,11 @@ def test_cells_that_read_other_images_are_no_results_and_are_not_mixed(done, lab
     assert done().report().results["value"].notna().all()
 
 
+def test_a_report_is_not_copied_over_a_file(done, lab):
+    with pytest.raises(UsageError, match=r"`--output` must be a folder, and base.yaml is a file"):
+        done().report("base.yaml")
+
+
 def test_a_report_refuses_cells_that_are_mixed(done, lab):
     path = cell(lab) / "data.json"
     path.write_text(path.read_text().replace("640", "480"))
@@ -102,6 +107,12 @@ def test_a_registered_protocol_cannot_change_in_silence(done, lab):
     done().report()
     assert "CHANGED since, see below" in page.read_text()
     assert "`the file: -- learned > none`, `the file: +- none > learned`" in page.read_text()
+    protocol.record_version(done().ablation)  # as a run would
+    change(lab, "- none > learned", "- learned > none")
+    done().report()  # back again, and both ways are told
+    assert "CHANGED since, see below" in page.read_text()
+    assert "`the file: -- none > learned`, `the file: +- learned > none`" in page.read_text()
+    change(lab, "- learned > none", "- none > learned")
     with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
         done().register()
 

@@ -135,10 +135,12 @@ class Lab:
             accept_stale: Include cells that another version of the code trained.
 
         Raises:
-            UsageError: No cell is done.
+            UsageError: No cell is done, or ``output`` is a file.
         """
         from vitlab.ablation.report.write import write_report
 
+        if output and Path(output).is_file():
+            raise UsageError(f"`--output` must be a folder, and {output} is a file")
         if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
         report = write_report(self.ablation, self._known(), str(output) if output else None, accept_stale)

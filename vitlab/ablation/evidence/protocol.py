@@ -61,14 +61,14 @@ def registered(ablation: Ablation) -> dict[str, Any]:
 
 
 def versions(ablation: Ablation) -> list[dict[str, Any]]:
-    """Return the stored versions, oldest first, and the present one if it is new."""
+    """Return the stored versions, oldest first, and the present one if it is not the last."""
     kept = [{**read_json(path), "digest": path.stem} for path in (ablation.directory / "history").glob("*.json")]
     kept.sort(key=lambda version: (version["time"], version["digest"]))
     try:
         present = texts(ablation)
     except FileNotFoundError:  # exported evidence without its configs
         return kept
-    if digest(present) not in [version["digest"] for version in kept]:
+    if not kept or digest(present) != kept[-1]["digest"]:
         kept.append({"time": "now", "texts": present, "digest": digest(present)})
     return kept
 
@@ -80,8 +80,9 @@ def sentences(ablation: Ablation) -> list[str]:
     if old:
         there = f"{old['cells_done']} cells were done" if old["cells_done"] else "before any cell was done"
         words.append(f"registered at {old['time']}, commit {old['commit']}, digest {old['digest']}; {there}")
-        last = kept[-1]["digest"] if kept else old["digest"]
-        words.append("nothing has changed since" if last == old["digest"] else "CHANGED since, see below")
+        later = [version["digest"] for version in kept]
+        later = later[later.index(old["digest"]) :] if old["digest"] in later else later
+        words.append("nothing has changed since" if {*later} <= {old["digest"]} else "CHANGED since, see below")
     else:
         words.append("not registered: `vitlab ablate register` freezes claims and protocol before the first cell")
     for before, after in itertools.pairwise(kept):

@@ -69,12 +69,12 @@ def history(ablation: Ablation) -> Path:
 
 
 def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
-    """Record a report on ``seeds``, and return the looks including it."""
+    """Record a report on ``seeds``, and return the looks including it; exported evidence stays as it is."""
     path = history(ablation)
     lines = path.read_text().splitlines() if path.is_file() else []
     known = [json.loads(line) for line in lines]
     looks, entry = next_look(known, seeds, ablation.stats.seeds_max or len(ablation.seeds))
-    if entry and seeds:
+    if entry and seeds and not ablation.home:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
         write_text(path, "".join(f"{line}\n" for line in [*lines, text]))
