@@ -11,6 +11,7 @@ from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
+from vitlab.ablation.work import pool
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -150,6 +151,22 @@ def test_a_damaged_file_takes_nobody_else_down(done, lab, name):
         assert not done().run(say=said.append).failed
         assert any(line.startswith("damaged  learned/s0") for line in said)
         assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
+
+
+def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, monkeypatch):
+    change(lab, "seeds: 2", "seeds: 3")
+    work, told = pool.process_cell, []
+
+    def damaged(cell, *args):
+        if cell.arm.name == "none":
+            raise UsageError("run.json is damaged")
+        return work(cell, *args)
+
+    monkeypatch.setattr(pool, "process_cell", damaged)
+    status = done().run(workers=1, say=told.append)
+    assert [name.split("-")[0] for name in status.failed] == ["none/s2"]
+    assert any("failed   none/s2" in line and "run.json is damaged" in line for line in told)
+    assert dict(status.cells["state"].value_counts()) == {"done": 5, "missing": 1}
 
 
 def test_a_damaged_file_of_an_arm_is_made_again(done, lab):

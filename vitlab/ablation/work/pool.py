@@ -11,6 +11,7 @@ from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.gpus import slot, visible_devices
 from vitlab.ablation.work.progress import Board, Progress
 from vitlab.ablation.work.worker import Outcome, process_cell
+from vitlab.errors import UsageError
 from vitlab.runs import lock
 
 Say = Callable[[str], None]
@@ -89,7 +90,7 @@ class Pool:
                 began = time.monotonic()
                 try:
                     outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
-                except OSError as error:  # such as a full disk
+                except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
                     outcome = Outcome("failed", "system", str(error))
                 finally:
                     claim.release()
