@@ -88,6 +88,11 @@ def test_an_activation_in_place_is_kept(monkeypatch):
     assert torch.equal(x.grad, expected)
 
 
+def test_inference_has_nothing_to_keep():
+    with torch.inference_mode():
+        assert network()(torch.randn(2, 3, 16, 16)).shape == (2, 3)
+
+
 def test_second_derivatives_and_functional_transforms(monkeypatch):
     monkeypatch.setattr(recompute, "LEAST", 1)
     linear = nn.Linear(6, 6).double()
