@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vitlab.layers import recompute
 from vitlab.layers.recompute import recomputed
@@ -91,6 +92,15 @@ def test_an_activation_in_place_is_kept(monkeypatch):
 def test_inference_has_nothing_to_keep():
     with torch.inference_mode():
         assert network()(torch.randn(2, 3, 16, 16)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, lambda: torch.device("meta")], ids=["fake", "meta"])
+def test_shapes_without_data_pass(mode, monkeypatch):
+    monkeypatch.setattr(recompute, "LEAST", 1)
+    with mode():
+        linear, x = nn.Linear(8, 2), torch.empty(3, 8, requires_grad=True)
+        recomputed(nn.GELU(), x, linear).sum().backward()
+    assert x.grad.shape == (3, 8)
 
 
 def test_second_derivatives_and_functional_transforms(monkeypatch):

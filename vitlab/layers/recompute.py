@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as whole
 
+from vitlab.layers.precision import without_autocast
+
 T = TypeVar("T")
 CHEAP = (nn.GELU, nn.SiLU, nn.LayerNorm, nn.RMSNorm)  # they draw no random numbers, and keep their input
 LEAST = 2**19  # values; the hooks take longer than they are worth below 2 MiB
@@ -42,20 +44,19 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
     """
     y = module(x)
     is_cheap = type(module) in CHEAP and not getattr(module, "inplace", False)
-    if not is_cheap or y.numel() < LEAST or not y.requires_grad or _is_off():
+    if not is_cheap or y.numel() < LEAST or not y.requires_grad or y.is_meta or _is_off():
         return use(y)
-    device = x.device.type
-    autocast = torch.is_autocast_enabled(device) and not shared
-    cast = torch.get_autocast_dtype(device) if autocast else y.dtype
+    autocast = torch.is_autocast_enabled(y.device.type) and not shared
+    cast = torch.get_autocast_dtype(y.device.type) if autocast else y.dtype
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it
-    place = y.untyped_storage().data_ptr()
+    place = y.untyped_storage()._cdata  # also of a fake tensor
 
     def again() -> Tensor:
-        with torch.no_grad(), torch.autocast(device, enabled=False):
+        with torch.no_grad(), without_autocast(source):
             return module.forward(source).to(cast)
 
     def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
-        if kept.untyped_storage().data_ptr() != place:
+        if kept.untyped_storage()._cdata != place:
             return kept
         size, stride, offset = kept.size(), kept.stride(), kept.storage_offset()
         return lambda: again().as_strided(size, stride, offset)
