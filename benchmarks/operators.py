@@ -14,7 +14,7 @@ import vitlab
 from vitlab.bench.report import machine_line
 from vitlab.runs.machine import facts
 
-COMMAND = "python benchmarks/profile.py"
+COMMAND = "python benchmarks/operators.py"
 STEPS = 5
 CASES = (("vit_s16", 8), ("t2t_vit_7", 8), ("t2t_vit_14", 4), ("t2t_vit_t_14", 4))  # network, batch of 224 x 224
 KINDS = {
