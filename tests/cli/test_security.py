@@ -164,9 +164,15 @@ CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let thr
 }
 
 
+def _bases(node):
+    return [ast.unparse(base) for base in node.bases]
+
+
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
 def test_the_source_has_no_call_that_runs_what_it_reads(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    safe = {node.name for node in tree.body if isinstance(node, ast.ClassDef) and "yaml.SafeLoader" in _bases(node)}
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = ast.unparse(node.func)
@@ -176,7 +182,7 @@ def test_the_source_has_no_call_that_runs_what_it_reads(path):
         assert "shell" not in words, where
         assert words.get("allow_pickle", "False") == "False", where
         if name == "yaml.load":
-            assert ast.unparse(node.args[1]) == "_UniqueKeys", where
+            assert words["Loader"] in safe, where
         if name == "torch.load" or "ckpt_path" in words:
             assert words["weights_only"] == "True", where
         if name == "importlib.import_module":

@@ -44,7 +44,7 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
     """
     y = module(x)
     is_cheap = type(module) in CHEAP and not getattr(module, "inplace", False)
-    if not is_cheap or y.numel() < LEAST or not y.requires_grad or y.is_meta or _is_off():
+    if not is_cheap or not y.requires_grad or y.is_meta or _is_off() or y.numel() < LEAST:
         return use(y)
     autocast = torch.is_autocast_enabled(y.device.type) and not shared
     cast = torch.get_autocast_dtype(y.device.type) if autocast else y.dtype
