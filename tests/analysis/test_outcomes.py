@@ -83,9 +83,9 @@ def test_labels_and_numbers_are_as_wrong_as_their_cross_entropy_and_their_error(
     targets, outputs = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[0.9, 0.2], [0.3, 0.6]])
     labels = Outcome("multilabel", targets, outputs, ["cat", "dog"], ["a", "b"])
     expected = torch.nn.functional.binary_cross_entropy(outputs, targets.float(), reduction="none").mean(1)
-    assert torch.allclose(labels.badness(), expected) and labels.wrong().tolist() == [False, True]
+    assert torch.allclose(labels.image_errors(), expected) and labels.wrong().tolist() == [False, True]
     numbers = Outcome("number", torch.tensor([[0.0], [10.0], [20.0]]), torch.tensor([[1.0], [10.0], [5.0]]), ["x"], [])
-    assert torch.allclose(numbers.badness(), torch.tensor([0.1, 0.0, 1.5]))
+    assert torch.allclose(numbers.image_errors(), torch.tensor([0.1, 0.0, 1.5]))
 
 
 def test_intervals_of_means_over_classes_hold_the_truth_as_often_as_they_say():

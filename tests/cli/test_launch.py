@@ -71,9 +71,9 @@ def test_torchrun_trains_one_run_that_has_no_name(tmp_path):
 MEET = """
 import os, signal, sys, time
 import torch.distributed as dist
-from vitlab.runs.launch import join_own_store
+from vitlab.runs.launch import join_group_store
 again, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", os.environ["RANK"]
-join_own_store()
+join_group_store()
 time.sleep(2 if again and rank == "1" else 0)  # process 0 looks for its address before it stands there
 dist.init_process_group("gloo")
 dist.barrier()
@@ -107,7 +107,7 @@ def test_a_process_that_waits_in_vain_for_another_says_for_which(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(launch, "PATIENCE", 0.1)
     with pytest.raises(UsageError, match="process 0 waited 0 s in vain for process 1 to join"):
-        launch.join_own_store()
+        launch.join_group_store()
 
 
 @pytest.mark.rare

@@ -108,4 +108,4 @@ def _count(ablation: Ablation) -> int:
 
 def _forget_failures(cells: Sequence[Cell]) -> None:
     for cell in cells:
-        cell.beside(".failed.json").unlink(missing_ok=True)
+        cell.sibling(".failed.json").unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitlab.analysis.views.pictures import OwnPictures, as_tensor
+from vitlab.analysis.views.pictures import PreparedPictures, as_tensor
 from vitlab.classes import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
@@ -77,7 +77,7 @@ class Subject:
     def __post_init__(self) -> None:
         self.net = as_transformer(self.net, self.name).eval()
         if not isinstance(self.data, ImageData):
-            self.data, self.classifies = OwnPictures(self.data, self.net.img_size, self.net.in_chans), False
+            self.data, self.classifies = PreparedPictures(self.data, self.net.img_size, self.net.in_chans), False
         if self.pictures is not None:
             self.pictures = as_tensor(self.pictures, self.data)
         depth, num_heads = len(self.net.blocks), self.net.blocks[0].attn.num_heads  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ class Subject:
             limit: Largest number of images; default: ``num_images``.
             pipeline: Preprocessing; default: the network's, without augmentation.
         """
-        if isinstance(self.data, OwnPictures):
+        if isinstance(self.data, PreparedPictures):
             return self._of_pictures(split, self.num_images if limit is None else limit)
         try:
             self.data.build(split)
@@ -131,7 +131,7 @@ class Subject:
     @property
     def has_pictures(self) -> bool:
         """Whether there are images to draw maps for."""
-        return self.pictures is not None or not isinstance(self.data, OwnPictures)
+        return self.pictures is not None or not isinstance(self.data, PreparedPictures)
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return the result of ``make``, which is called once and cached for other analyses."""
@@ -183,14 +183,14 @@ class Subject:
 
     def check_classes(self) -> None:
         """Refuse to measure accuracy on images without classes, or with classes that the network does not know."""
-        if isinstance(self.data, OwnPictures):
+        if isinstance(self.data, PreparedPictures):
             raise UsageError(f"the images for {self.name} have no classes, so accuracy cannot be measured")
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
     def need_classes(self, name: str) -> None:
         """Refuse an analysis of accuracy for a network or images without classes."""
-        if isinstance(self.data, OwnPictures):
+        if isinstance(self.data, PreparedPictures):
             raise UsageError(f"{name} measures accuracy, and the images for {self.name} have no classes")
         self.check_classes()
         if not self.classifies:

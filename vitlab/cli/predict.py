@@ -92,11 +92,11 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
 
 def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], options: Any, output: Path | None) -> int:
     with quick_imports():
-        from vitlab.jobs.predict import predict_own
+        from vitlab.jobs.predict import predict_from_data
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    table = predict_own(run, checkpoint, rest, options.quiet)
+    table = predict_from_data(run, checkpoint, rest, options.quiet)
     _show(table, output)
     say(line)
     return 0

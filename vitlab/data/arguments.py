@@ -6,7 +6,7 @@ from vitlab.data.loading.order import Sampling
 from vitlab.data.loading.transforms import Augment, Interpolation
 
 
-class OwnRuleArgs(TypedDict, total=False):
+class FixedTestRuleArgs(TypedDict, total=False):
     """Arguments of :class:`vitlab.data.files.splits.SplitRule` for data with a given test split."""
 
     split_seed: int
@@ -15,14 +15,14 @@ class OwnRuleArgs(TypedDict, total=False):
     subset: float
 
 
-class RuleArgs(OwnRuleArgs, total=False):
+class RuleArgs(FixedTestRuleArgs, total=False):
     """Arguments of :class:`vitlab.data.files.splits.SplitRule`."""
 
     val_share: float
     test_share: float
 
 
-class FrameArgs(OwnRuleArgs, total=False):
+class FrameArgs(FixedTestRuleArgs, total=False):
     """Arguments of every data set; see :class:`vitlab.data.base.ImageData`."""
 
     batch_size: int
@@ -40,7 +40,7 @@ class FrameArgs(OwnRuleArgs, total=False):
     max_pixels: int
 
 
-class OwnTestArgs(FrameArgs, total=False):
+class FixedTestArgs(FrameArgs, total=False):
     """Arguments of a data set in memory that has a test split of its own."""
 
     img_size: int | list[int] | None
@@ -49,13 +49,13 @@ class OwnTestArgs(FrameArgs, total=False):
     val_share: float
 
 
-class DataArgs(OwnTestArgs, total=False):
+class DataArgs(FixedTestArgs, total=False):
     """Arguments of a data set in memory whose test split is cut off."""
 
     test_share: float
 
 
-class CIFARArgs(OwnTestArgs, total=False):
+class CIFARArgs(FixedTestArgs, total=False):
     """Arguments of :class:`vitlab.data.known.cifar.CIFAR10`."""
 
     root: str
@@ -69,7 +69,7 @@ class EncodedArgs(FrameArgs, total=False):
     test_share: float
 
 
-class OwnPhotoArgs(FrameArgs, total=False):
+class AnyPhotoArgs(FrameArgs, total=False):
     """Arguments of photos of any size."""
 
     img_size: int | list[int] | None
@@ -91,7 +91,7 @@ class TableArgs(EncodedArgs, total=False):
     crop_pct: float | None
 
 
-class PhotoArgs(OwnPhotoArgs, total=False):
+class PhotoArgs(AnyPhotoArgs, total=False):
     """Arguments of photos of any size, with `val_share`."""
 
     val_share: float

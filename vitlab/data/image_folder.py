@@ -6,9 +6,9 @@ from typing import NamedTuple, Unpack
 
 import torch
 
-from vitlab.data.arguments import OwnPhotoArgs, PhotoArgs
+from vitlab.data.arguments import AnyPhotoArgs, PhotoArgs
 from vitlab.data.files import ilsvrc
-from vitlab.data.files.folders import class_folders, deeper, files_below, is_flat, some_files, visible
+from vitlab.data.files.folders import class_folders, deeper, files_below, is_flat, sample_files, visible
 from vitlab.data.files.scan import Folder, sizes_of
 from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
@@ -57,7 +57,7 @@ class ImageFolder(Photos):
         parts = {part: folder.name for part, folder in self.folders.items()}
         notes = [f"folders that are no split are left out: {', '.join(left_out)}"] if left_out else []
         notes += [f"folders without images are no classes: {', '.join(empty)}"] if empty else []
-        return Survey(parts, class_names, sizes_of(Folder(Path()), some_files(self.first)), notes)
+        return Survey(parts, class_names, sizes_of(Folder(Path()), sample_files(self.first)), notes)
 
     def layout(self) -> tuple[dict[str, Path], list[str]]:
         """Return the folder of each part, and the names of other folders."""
@@ -105,7 +105,7 @@ class ImageNet(ImageFolder):
 
     statistics_from = "published"
 
-    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[OwnPhotoArgs]) -> None:
+    def __init__(self, root: str, val_share: float = 0.01, **folder: Unpack[AnyPhotoArgs]) -> None:
         super().__init__(root, val_share=val_share, **folder)
 
     def survey(self) -> Survey:

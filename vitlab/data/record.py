@@ -90,7 +90,7 @@ class Trained:
                 "trained on: keep the split as it was, or evaluate it anyway with --with_training_images"
             )
 
-    def among(self, table: "pd.DataFrame") -> dict[str, float]:
+    def accuracy_of_others(self, table: "pd.DataFrame") -> dict[str, float]:
         """Return how many of the images were trained on, and the accuracy on the others.
 
         Args:

@@ -96,7 +96,7 @@ def evaluate(
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", []), values)
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
-    seen = trained.among(table)
+    seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     _save(run, name, {**values, **seen, **recall, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
     return Measured(name, values, table, sentences + trained.sentences(seen, len(table)), recall.get("recall", {}))

@@ -11,7 +11,7 @@ from typing import Any
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import RunFailed, UsageError
 from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
-from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.restore import check_parts_of_vitlab, restore
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.tasks import Regressor
@@ -73,7 +73,7 @@ def _need_packages() -> None:
 def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
-    check_ours(cli, "vitlab export")
+    check_parts_of_vitlab(cli, "vitlab export")
     if isinstance(cli.model, Regressor):
         cli.model.net = cli.model.network_in_units()
     net = cli.model.net.float()

@@ -14,7 +14,7 @@ from vitlab.config.parts import import_parts
 from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.restore import check_parts_of_vitlab, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
@@ -55,7 +55,7 @@ def load_trained(source: str) -> Loaded:
         )
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
-    check_ours(cli, "vitlab.load")
+    check_parts_of_vitlab(cli, "vitlab.load")
     net = cli.model.network_in_units() if isinstance(cli.model, Regressor) else cli.model.net
     return Loaded(net.eval(), cli.datamodule.eval_transform)
 

@@ -22,7 +22,7 @@ from vitlab.data.files.decode import ImageError
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import one_device
-from vitlab.jobs.restore import check_ours, restore
+from vitlab.jobs.restore import check_parts_of_vitlab, restore
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 from vitlab.tasks.base import Task
@@ -61,7 +61,7 @@ def predict(
         names, targets = None, cli.datamodule.class_names
     net: Any = network(cli.model)
     if features or getattr(net, "num_classes", None) == 0:  # a network without a head
-        check_ours(cli, "vitlab embed")
+        check_parts_of_vitlab(cli, "vitlab embed")
         net.reset_head(0)
         names, targets = None, [f"feature_{k + 1}" for k in range(net.num_features)]
     collector.num_classes = len(names or [])
@@ -102,7 +102,7 @@ def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
     return [os.path.basename(os.path.dirname(os.path.abspath(files[i]))) for i in chosen]
 
 
-def predict_own(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
+def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: bool) -> pd.DataFrame:
     """Return the outputs for the samples of the data's ``predict_dataloader``, one row each, in order."""
     cli = restore(
         run, checkpoint, [*one_device(run), *rest], [EvaluationConsole(quiet)], default_root_dir=str(run.path)

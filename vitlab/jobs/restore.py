@@ -94,7 +94,7 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def check_ours(cli: VitlabCLI, what: str) -> None:
+def check_parts_of_vitlab(cli: VitlabCLI, what: str) -> None:
     """Refuse a run whose network or data are not vitlab's."""
     for part, known in ((cli.model, has_grid(cli.model)), (cli.datamodule, isinstance(cli.datamodule, ImageData))):
         if not known:

@@ -51,7 +51,7 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it
     place = y.untyped_storage()._cdata  # also of a fake tensor
 
-    def again() -> Tensor:
+    def compute() -> Tensor:
         with torch.no_grad(), without_autocast(source):
             return module.forward(source).to(cast)
 
@@ -59,7 +59,7 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
         if kept.untyped_storage()._cdata != place:
             return kept
         size, stride, offset = kept.size(), kept.stride(), kept.storage_offset()
-        return lambda: again().as_strided(size, stride, offset)
+        return lambda: compute().as_strided(size, stride, offset)
 
     with saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept):
         return use(y)

@@ -92,7 +92,7 @@ def _elastic_store() -> tuple[Any, str]:
     return store, f"vitlab/run/{os.environ['TORCHELASTIC_RUN_ID']}"
 
 
-def join_own_store() -> None:
+def join_group_store() -> None:
     """Give the processes that torchrun started together a store of their own, and wait until all have joined.
 
     torchrun keeps one store for all its groups: a restarted group would find the addresses of the one before

@@ -51,11 +51,11 @@ class Claim:
         """Release the claim."""
         self._end.set()
         self._beat.join()
-        if self.is_mine():
+        if self.is_owned():
             self.path.unlink(missing_ok=True)
         os.close(self.fd)
 
-    def is_mine(self) -> bool:
+    def is_owned(self) -> bool:
         """Return whether this process still owns the claim."""
         with suppress(FileNotFoundError):
             return self.path.stat().st_ino == os.fstat(self.fd).st_ino
@@ -64,7 +64,7 @@ class Claim:
     def _stay_alive(self) -> None:
         while not self._end.wait(TOUCH):
             os.utime(self.fd)
-            self.lost = self.lost or not self.is_mine()
+            self.lost = self.lost or not self.is_owned()
 
 
 def take(path: Path) -> Claim | None:
@@ -80,7 +80,7 @@ def take(path: Path) -> Claim | None:
         with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
         claim = Claim(path, fd)
-        if claim.is_mine():
+        if claim.is_owned():
             return claim
         claim.release()  # another worker took it over before it was signed
     return None

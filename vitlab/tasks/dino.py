@@ -14,7 +14,7 @@ from vitlab.models import start
 from vitlab.tasks import dino_loss as losses
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
-from vitlab.tasks.mae import beside_network, covered, refuse_supervised
+from vitlab.tasks.mae import covered, parameters_outside, refuse_supervised
 from vitlab.tasks.meter import Meter
 
 
@@ -212,7 +212,10 @@ class DINO(Task):
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups of the student, and of its head at the peak rate."""
-        return [*super().optimizer_groups(factor), *beside_network(self, ("net.", "student.", "teacher_head."), factor)]
+        return [
+            *super().optimizer_groups(factor),
+            *parameters_outside(self, ("net.", "student.", "teacher_head."), factor),
+        ]
 
     def log_dict(self, values: Any, *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Log the evaluation loss as cross_entropy, because it is not a criterion for the best epoch."""

@@ -128,7 +128,7 @@ class MAE(Task):
 
     def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
         """Return the parameter groups of the network, and of the decoder at the peak rate."""
-        return [*super().optimizer_groups(factor), *beside_network(self, ("net.",), factor)]
+        return [*super().optimizer_groups(factor), *parameters_outside(self, ("net.",), factor)]
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> None:  # type: ignore[override]
         images = batch[0]
@@ -202,7 +202,7 @@ def _mean_and_std(values: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (variance + 1e-6).sqrt()
 
 
-def beside_network(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:
+def parameters_outside(task: Task, networks: tuple[str, ...], factor: float) -> list[dict[str, Any]]:
     """Return parameter groups for all parameters outside ``networks``, at the peak rate; only matrices decay."""
     groups = []
     for decays in (True, False):

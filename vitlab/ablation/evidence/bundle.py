@@ -49,7 +49,7 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     for cell in collected.cells.values():
         if cell.run.exists():
             _copy(cell.run.path, folder / cell.name, OF_A_CELL)
-        if (failed := cell.beside(".failed.json")).is_file():
+        if (failed := cell.sibling(".failed.json")).is_file():
             _copy(failed.parent, (folder / cell.name).parent, (failed.name,))
     for path in folder.rglob("predictions/*.parquet"):
         _drop_probabilities(path)

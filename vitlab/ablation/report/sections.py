@@ -4,7 +4,7 @@ from typing import Any
 
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.provenance import provenance
-from vitlab.ablation.report.tuned import lost_arms, tuning_section
+from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.audit import flags
@@ -34,7 +34,7 @@ def sections(found: Findings) -> list[Section]:
     parts.append(("Fairness", _fairness_words(results), [_fairness_table(found)]))
     lost = [[name, str(seed), state, _why(results, name, seed)] for (name, seed), state in results.states.items()]
     lost = [row for row in lost if row[2] != "done" or row[3]]
-    lost += [[arm, "all", "given up", why] for arm, why in lost_arms(results)]
+    lost += [[arm, "all", "given up", why] for arm, why in given_up_arms(results)]
     if lost:
         parts.append(("Cells without a result", [], [[["arm", "seed", "state", "why"], *lost]]))
     else:

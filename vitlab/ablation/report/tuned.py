@@ -24,7 +24,7 @@ def tuning_section(results: Results) -> list[Section]:
     for arm, trial in chosen.items():
         for key in at_border(ablation, trial.values):
             words.append(f"{arm}: the best `{key}`, {trial.values[key]}, is at the border of the search space.")
-    words += [f"{arm} is not measured: {why}." for arm, why in lost_arms(results)]
+    words += [f"{arm} is not measured: {why}." for arm, why in given_up_arms(results)]
     rows = []
     for t in tried:
         shown = f"{t.score():.4f}" if t.score() == t.score() else "diverged" if t.has_diverged else "-"
@@ -50,7 +50,7 @@ def _rules(tune: Tune, tried: list[Trial]) -> list[str]:
     return words
 
 
-def lost_arms(results: Results) -> list[tuple[str, str]]:
+def given_up_arms(results: Results) -> list[tuple[str, str]]:
     """Return the arms that tuning has given up, and why."""
     if results.ablation.tune is None:
         return []

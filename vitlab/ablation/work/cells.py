@@ -89,14 +89,14 @@ class Cell:
         """Its run directory."""
         return RunDir(self.ablation.directory / self.name)
 
-    def beside(self, suffix: str) -> Path:
+    def sibling(self, suffix: str) -> Path:
         """Return the path of a file beside the run directory."""
         return self.run.path.with_name(self.run.path.name + suffix)
 
     @property
     def claim(self) -> Path:
         """The claim file of the worker that owns the cell."""
-        return self.beside(".claim.json")
+        return self.sibling(".claim.json")
 
     def result(self) -> dict[str, Any] | None:
         """Return the evaluation that the file asks for; None if it is missing."""
@@ -105,7 +105,7 @@ class Cell:
 
     def failure(self) -> dict[str, Any]:
         """Return the record of a failure; empty if there is none."""
-        path = self.beside(".failed.json")
+        path = self.sibling(".failed.json")
         return read_json(path) if path.is_file() and not self.is_finished() else {}
 
     def is_done(self) -> bool:
@@ -135,7 +135,7 @@ class Cell:
         """Return a message about an unreadable file; empty if all are readable."""
         try:
             _ = self.run.record, self.run.results, self.run.read("done.json"), self.run.read("analysis/notes.json")
-            _ = self.run.rows(), read_json(self.beside(".failed.json"))
+            _ = self.run.rows(), read_json(self.sibling(".failed.json"))
         except (UsageError, ValueError) as error:
             return f"damaged: {error}" if isinstance(error, UsageError) else f"{self.run.metrics} is damaged: {error}"
         return ""
@@ -149,10 +149,10 @@ class Cell:
             except UsageError:
                 path.rename(path.with_name(f"damaged-{path.name}"))
         with suppress(UsageError):
-            read_json(self.beside(".failed.json"))
+            read_json(self.sibling(".failed.json"))
             if not self.damage():
                 return
-        self.beside(".failed.json").unlink(missing_ok=True)
+        self.sibling(".failed.json").unlink(missing_ok=True)
         if self.damage():
             self.run.path.rename(self.run.path.with_name(f"damaged-{time.time_ns()}-{self.run.path.name}"))
 

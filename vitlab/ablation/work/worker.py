@@ -46,7 +46,7 @@ def fit_command(cell: Cell) -> list[str]:
     start = [*command(cell.ablation), "fit"]
     if cell.run.config.is_file() and cell.run.has_checkpoint():
         return [*start, "--resume", "--run_dir", str(cell.run.path), "--quiet"]
-    given = fit_args(cell.ablation, cell.arm, cell.beside(".yaml"))
+    given = fit_args(cell.ablation, cell.arm, cell.sibling(".yaml"))
     return [*start, *given, *start_args(cell.arm, cell.seed), "--run_dir", str(cell.run.path), "--quiet"]
 
 
@@ -77,14 +77,14 @@ def remaining_commands(cell: Cell) -> list[list[str]]:
 def write_overrides(cell: Cell) -> None:
     """Write the settings of a cell, for ``vitlab fit --config``."""
     text = yaml.safe_dump(overrides(cell.ablation, cell.arm, cell.seed), sort_keys=False)
-    write_text(cell.beside(".yaml"), text)
+    write_text(cell.sibling(".yaml"), text)
 
 
 def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started = time.time()
     env = process.environment(workers, slot.device, **_wandb(cell))
-    log, timeout = cell.beside(".log"), cell.ablation.run.timeout
+    log, timeout = cell.sibling(".log"), cell.ablation.run.timeout
     attempts = 0
     while True:
         if cell.is_waiting():
@@ -165,7 +165,7 @@ def _done(cell: Cell, started: float) -> None:
 
 
 def _finished(cell: Cell) -> Outcome:
-    cell.beside(".failed.json").unlink(missing_ok=True)
+    cell.sibling(".failed.json").unlink(missing_ok=True)
     if cell.ablation.run.keep != "all":
         shutil.rmtree(cell.run.checkpoints, ignore_errors=True)
     if cell.ablation.run.keep == "none":
@@ -179,7 +179,7 @@ def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str]
     last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}, no output")
     repeat = shlex.join(words)
     RunDir(cell.run.path.parent).write(
-        cell.beside(".failed.json").name,
+        cell.sibling(".failed.json").name,
         {
             "stage": stage,
             "kind": kind,

@@ -23,10 +23,10 @@ def analyze_errors(subject: Subject) -> Finding:
         ['image', 'target', 'prediction', 'probability', 'probability_of_target']
     """
     outcome = outcome_of(subject)
-    badness, wrong = outcome.badness(), outcome.wrong()
-    order = badness.argsort(descending=True, stable=True)
+    image_errors, wrong = outcome.image_errors(), outcome.wrong()
+    order = image_errors.argsort(descending=True, stable=True)
     order = order[wrong[order]]
-    table = pd.DataFrame([_row(outcome, i, float(badness[i])) for i in order.tolist()], columns=_columns(outcome))
+    table = pd.DataFrame([_row(outcome, i, float(image_errors[i])) for i in order.tolist()], columns=_columns(outcome))
     shown = order[: _COLUMNS * _ROWS].numpy()
     figure, axes = grid_of_axes(max(1, -(-len(shown) // _COLUMNS)), _COLUMNS, size=1.6)
     for ax in axes.flat:
@@ -53,7 +53,7 @@ def _columns(outcome: Outcome) -> list[str]:
     return ["image", *(f"{kind}/{name}" for name in outcome.names for kind in ("target", "prediction")), "error"]
 
 
-def _row(outcome: Outcome, i: int, badness: float) -> list[Any]:
+def _row(outcome: Outcome, i: int, image_errors: float) -> list[Any]:
     target, output = outcome.targets[i], outcome.outputs[i]
     match outcome.kind:
         case "class":
@@ -63,11 +63,11 @@ def _row(outcome: Outcome, i: int, badness: float) -> list[Any]:
                 outcome.names[int(target)],
                 outcome.names[best],
                 float(output[best]),
-                1 - badness,
+                1 - image_errors,
             ]
         case "multilabel":
-            return [outcome.images[i], *("; ".join(names) for names in _missed_and_found(outcome, i)), badness]
-    return [outcome.images[i], *(float(v) for pair in zip(target, output, strict=True) for v in pair), badness]
+            return [outcome.images[i], *("; ".join(names) for names in _missed_and_found(outcome, i)), image_errors]
+    return [outcome.images[i], *(float(v) for pair in zip(target, output, strict=True) for v in pair), image_errors]
 
 
 def _missed_and_found(outcome: Outcome, i: int) -> tuple[list[str], list[str]]:

@@ -30,7 +30,7 @@ class Outcome:
     def __len__(self) -> int:
         return len(self.targets)
 
-    def badness(self) -> Tensor:
+    def image_errors(self) -> Tensor:
         """Return ``(N,)`` how wrong each image is: what is missing of the class's probability, the cross-entropy of the
         labels, or the mean absolute error in standard deviations of the targets."""
         if self.kind == "class":

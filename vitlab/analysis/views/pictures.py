@@ -15,7 +15,7 @@ from vitlab.data.files.sets import Statistics
 Transform = Callable[[Image.Image], Tensor]
 
 
-class OwnPictures(ImageData):
+class PreparedPictures(ImageData):
     """Replaces a data set when there is only a function that prepares images.
 
     Args:
@@ -24,7 +24,7 @@ class OwnPictures(ImageData):
         in_chans: Number of its channels.
 
     Example:
-        >>> data = OwnPictures(lambda image: torch.tensor([[[image.getpixel((0, 0)) / 255 - 0.5]]]), (1, 1), 1)
+        >>> data = PreparedPictures(lambda image: torch.tensor([[[image.getpixel((0, 0)) / 255 - 0.5]]]), (1, 1), 1)
         >>> data.statistics()  # what black and white become tells how pixels are normalized
         ((0.5,), (1.0,))
     """

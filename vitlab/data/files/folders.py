@@ -42,7 +42,7 @@ def class_folders(folder: Path) -> tuple[list[str], list[str]]:
     return names, [name for name, file in found if file is None]
 
 
-def some_files(folder: Path) -> list[str]:
+def sample_files(folder: Path) -> list[str]:
     """Return a sample of files of each class."""
     return [file for entry in visible(folder) if entry.is_dir() for file in islice(_first_files(entry.path), _FEW)]
 

@@ -5,7 +5,7 @@ from typing import Any, Unpack
 
 import torch
 
-from vitlab.data.arguments import CIFARArgs, OwnTestArgs
+from vitlab.data.arguments import CIFARArgs, FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -40,7 +40,7 @@ class CIFAR10(ImageData):
     folder = "cifar-10-batches-py"
     classes = _TEN.split()
 
-    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[OwnTestArgs]) -> None:
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
         super().__init__(native_size=(32, 32), in_chans=3, class_names=self.classes, test_share=0.5, **data)
         self.root, self.download = root, download
         if not download and not (Path(root) / self.folder).is_dir():

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.data.arguments import OwnTestArgs
+from vitlab.data.arguments import FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -32,7 +32,7 @@ class FashionMNIST(ImageData):
 
     has_test_split = True
 
-    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[OwnTestArgs]) -> None:
+    def __init__(self, root: str = "data", download: bool = False, **data: Unpack[FixedTestArgs]) -> None:
         super().__init__(native_size=(28, 28), in_chans=1, class_names=_CLASSES.split(","), test_share=0.5, **data)
         self.root, self.download = root, download
         self.folder = Path(root) / "FashionMNIST" / "raw"

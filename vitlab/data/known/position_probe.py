@@ -5,7 +5,7 @@ from typing import Literal, Unpack, get_args
 import torch
 from torch import Tensor
 
-from vitlab.data.arguments import OwnTestArgs
+from vitlab.data.arguments import FixedTestArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.sets import TensorImages
 
@@ -40,7 +40,7 @@ class PositionProbe(ImageData):
 
     has_test_split = True
 
-    def __init__(self, task: ProbeTask = "rel", **data: Unpack[OwnTestArgs]) -> None:
+    def __init__(self, task: ProbeTask = "rel", **data: Unpack[FixedTestArgs]) -> None:
         if task not in _CLASSES:
             raise ValueError(f"`data.task` must be one of {', '.join(get_args(ProbeTask))}, got {task!r}")
         side = _GRID * _CELL

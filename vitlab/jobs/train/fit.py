@@ -30,7 +30,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import is_leader, locked, prepare
-from vitlab.runs.launch import announce_run, join_own_store, watch_launcher
+from vitlab.runs.launch import announce_run, join_group_store, watch_launcher
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
@@ -118,7 +118,7 @@ def _fit(job: Job) -> None:
     if checkpoint:
         with user_mistakes():
             check_readable(checkpoint)
-    join_own_store()
+    join_group_store()
     try:
         job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
