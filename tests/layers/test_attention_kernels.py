@@ -14,7 +14,7 @@ FLOAT, BFLOAT = torch.float32, torch.bfloat16
 
 @pytest.mark.parametrize(
     ("device", "dtype", "queries", "gradients", "expected"),
-    [
+    [  # of a CPU with matrix tiles
         ("cpu", FLOAT, (8, 6, 197), (True, False), True),
         ("cpu", FLOAT, (8, 6, 197), (False, False), True),
         ("cpu", FLOAT, (8, 6, 197), (True, True), False),  # of the bias
@@ -28,8 +28,18 @@ FLOAT, BFLOAT = torch.float32, torch.bfloat16
         ("meta", BFLOAT, (1, 3, 65), (True, True), True),
     ],
 )
-def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, queries, gradients, expected):
+def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, queries, gradients, expected, monkeypatch):
+    monkeypatch.setattr(attention, "HAS_TILES", True)
     assert prefers_sdpa(device, dtype, queries, *gradients) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "expected"),
+    [(BFLOAT, 197, False), (torch.float16, 784, False), (BFLOAT, 1024, True), (FLOAT, 197, True)],
+)
+def test_a_cpu_without_matrix_tiles_multiplies_in_half_precision(dtype, tokens, expected, monkeypatch):
+    monkeypatch.setattr(attention, "HAS_TILES", False)
+    assert prefers_sdpa("cpu", dtype, (8, 6, tokens), gradient=False) == expected
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 0.3])
@@ -98,6 +108,15 @@ def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
     pairs = zip(*(torch.autograd.grad(y.square().sum(), of) for y in (short, attn(x, position, 0)[:, :1])), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_autocast_decides_the_precision_of_queries_in_float32(monkeypatch):
+    asked = []
+    monkeypatch.setattr(attention, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
+    q = torch.randn(1, 1, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):  # T2T's first token layer scales its windows in float32
+        attend(q, q, q)
+    assert asked == [("cpu", torch.bfloat16, (1, 1, 5), False, False)]
 
 
 def test_training_and_inference_take_the_kernel_that_the_rule_names(monkeypatch):

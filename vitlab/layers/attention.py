@@ -8,6 +8,9 @@ from torch import Tensor, nn
 
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.precision import product_dtype
+
+HAS_TILES = torch.cpu._is_amx_tile_supported()  # of this machine's processor; torch has no public name for it
 
 
 class Attention(nn.Module):
@@ -189,7 +192,7 @@ def attend(
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     gradients = v.requires_grad, bias is not None and bias.requires_grad
-    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, v.dtype, q.shape[:3], *gradients):
+    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, product_dtype(v), q.shape[:3], *gradients):
         return sdpa(q, k, v, bias, scale, dropout)
     return products(q, k, v, bias, scale, dropout)
 
@@ -226,9 +229,9 @@ def prefers_sdpa(
 ) -> bool:
     """Return whether the fused kernel is faster than :func:`products` for ``(B, A, L)`` queries.
 
-    It is, except in two cases on a CPU: its backward pass is slow in half precision, and it has to store the logits
-    for the gradient of a bias. ``vitlab bench attention`` measures this. It is also preferred where the logits would
-    take more than 1 GiB.
+    It is, except in two cases on a CPU: in half precision its backward pass is slow, without matrix tiles (AMX) its
+    forward pass, too, and it has to store the logits for the gradient of a bias. ``vitlab bench attention`` measures
+    this. It is also preferred where the logits would take more than 1 GiB.
 
     Example:
         >>> prefers_sdpa("cpu", torch.float32, (8, 6, 197), gradient=True)
@@ -237,4 +240,5 @@ def prefers_sdpa(
     B, A, L = queries
     if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:
         return True
-    return not bias_gradient and not (gradient and dtype.itemsize < 4 and L < 1024)
+    is_slow = dtype.itemsize < 4 and L < 1024 and (gradient or not HAS_TILES)
+    return not bias_gradient and not is_slow

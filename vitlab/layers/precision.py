@@ -16,7 +16,23 @@ def without_autocast(x: Tensor) -> torch.autocast:
         ...     torch.is_autocast_enabled("cpu")
         False
     """
-    return torch.autocast("cpu" if x.device.type == "meta" else x.device.type, enabled=False)
+    return torch.autocast(_device(x), enabled=False)
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which a matrix product of ``x`` is computed: under autocast that of autocast.
+
+    Example:
+        >>> with torch.autocast("cpu", torch.bfloat16):
+        ...     product_dtype(torch.zeros(1))
+        torch.bfloat16
+    """
+    is_cast = torch.is_autocast_enabled(_device(x)) and x.dtype is not torch.float64
+    return torch.get_autocast_dtype(_device(x)) if is_cast else x.dtype
+
+
+def _device(x: Tensor) -> str:
+    return "cpu" if x.device.type == "meta" else x.device.type
 
 
 def float32_precision(device: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as whole
 
-from vitlab.layers.precision import without_autocast
+from vitlab.layers.precision import product_dtype, without_autocast
 
 T = TypeVar("T")
 CHEAP = (nn.GELU, nn.SiLU, nn.LayerNorm, nn.RMSNorm)  # they draw no random numbers, and keep their input
@@ -46,8 +46,7 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
     is_cheap = type(module) in CHEAP and not getattr(module, "inplace", False)
     if not is_cheap or not y.requires_grad or y.is_meta or _is_off() or y.numel() < LEAST:
         return use(y)
-    autocast = torch.is_autocast_enabled(y.device.type) and not shared
-    cast = torch.get_autocast_dtype(y.device.type) if autocast else y.dtype
+    cast = y.dtype if shared else product_dtype(y)
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it
     place = y.untyped_storage()._cdata  # also of a fake tensor
 
