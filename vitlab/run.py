@@ -214,7 +214,10 @@ class Run:
     ) -> dict[str, float]:
         from vitlab.jobs.evaluate import evaluate
         from vitlab.jobs.terminal import open_terminal
+        from vitlab.runs.launch import is_launched
 
         open_terminal()
-        found = evaluate(command, self._directory, self.checkpoint, as_arguments(overrides), resize)
+        words = as_arguments(overrides)
+        alone = not is_launched()  # else Lightning would start the caller's script again for a second device
+        found = evaluate(command, self._directory, self.checkpoint, words, resize, alone=alone)
         return found.values if found else {}

@@ -390,6 +390,13 @@ def test_two_processes_share_one_run_and_count_every_image_once(tmp_path):
     assert measured.returncode == 0, output
     assert read(run / "results.json")["test"]["n"] == 359
     assert pd.read_parquet(run / "predictions/test.parquet")["index"].tolist() == list(range(359))
+    before = read(run / "results.json")["test"]
+    script = "import vitlab; print('once'); print('n', vitlab.Run('two').test()['n'])"
+    (tmp_path / "measure.py").write_text(script)  # Lightning would start it again for the second process
+    command = [sys.executable, "measure.py"]
+    output = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True).stdout
+    assert output.split() == ["once", "n", "359.0"]
+    assert read(run / "results.json")["test"] == before | {"loss": pytest.approx(before["loss"], abs=1e-6)}
 
 
 def test_help_for_fit_wraps_at_the_width_of_the_terminal(capsys, monkeypatch):

@@ -59,6 +59,7 @@ def evaluate(
     antialias: bool = True,
     quiet: bool = False,
     with_training_images: bool = False,
+    alone: bool = False,
 ) -> Measured | None:
     """Measure a run and save the result in its directory; only rank 0 returns it.
 
@@ -71,6 +72,7 @@ def evaluate(
         antialias: Whether bicubic interpolation smooths when the grid shrinks.
         quiet: Whether to hide the progress.
         with_training_images: Whether a split that changed since the training may contain training images.
+        alone: Whether to use one device, however many the training used.
     """
     split = SPLITS[command]
     _ = run.results  # refuses a damaged file before the work
@@ -80,7 +82,7 @@ def evaluate(
     conditions = dict(settings(list(arguments)))
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
-        cli = VitlabCLI(evaluation_args(run, list(arguments)), [predictions, console], default_root_dir=str(run.path))
+        cli = VitlabCLI(evaluation_args(run, arguments, alone), [predictions, console], default_root_dir=str(run.path))
         if resize or _has_moved(cli.model, run):  # Lightning cannot resize
             check_grid(cli.model)
             cli.datamodule.load_state_dict(dict(run.data))

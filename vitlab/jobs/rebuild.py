@@ -1,6 +1,7 @@
 """Command-line arguments that rebuild a run for training or evaluation."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -45,11 +46,12 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     return words
 
 
-def evaluation_args(run: RunDir, rest: list[str]) -> list[str]:
-    """Return the arguments that rebuild task and data of ``run`` without loggers and other output."""
-    if config_paths(rest):
+def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> list[str]:
+    """Return the arguments that rebuild task and data of ``run`` without other output, if ``alone`` on one device."""
+    if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
-    return ["--config", str(run.config), *_without_callbacks(run), *rest, *NO_OUTPUT]
+    devices = one_device(run) if alone else []
+    return ["--config", str(run.config), *_without_callbacks(run), *devices, *rest, *NO_OUTPUT]
 
 
 def _without_callbacks(run: RunDir) -> list[str]:

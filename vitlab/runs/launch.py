@@ -22,6 +22,12 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def is_launched() -> bool:
+    """Return whether this process is one of several that torchrun, srun or Lightning started."""
+    tasks = os.environ.get("SLURM_NTASKS") if "SLURM_STEP_ID" in os.environ else None
+    return int(os.environ.get("WORLD_SIZE") or tasks or 1) > 1
+
+
 def announce_run(run: Path) -> None:
     """Pass the run directory to the processes that Lightning will start from this one."""
     os.environ |= {"VITLAB_RUN_DIR": str(run.resolve()), "VITLAB_LAUNCHER": str(os.getpid())}
