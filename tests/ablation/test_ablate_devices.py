@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.work import gpus
+from vitlab.ablation.work import gpus, process
 from vitlab.ablation.work.gpus import one_name, slot, visible_devices
 from vitlab.ablation.work.process import environment
 
@@ -49,6 +49,15 @@ def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeyp
         assert none is None and second.device == (devices[1:] or devices)[0]
     heir.kill()
     heir.wait()
+
+
+@pytest.mark.parametrize(("asked", "threads"), [(None, "4"), ("1", "1"), ("16", "4"), ("0", "4"), ("2,1", "4")])
+def test_a_child_has_its_share_of_the_cores_and_no_more_threads_than_its_user_asked_for(monkeypatch, asked, threads):
+    monkeypatch.setattr(process, "core_count", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert environment(2)["OMP_NUM_THREADS"] == threads
 
 
 def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeypatch, tmp_path):

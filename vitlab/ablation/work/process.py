@@ -24,9 +24,10 @@ READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASH
 
 
 def environment(workers: int, device: str | None = None, **more: str) -> dict[str, str]:
-    """Return the environment of a child: its share of the cores, its device; set before Python starts."""
+    """Return the environment of a child: its share of the cores (OMP_NUM_THREADS at most), its device."""
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR" and not NAME.fullmatch(k)}
-    env["OMP_NUM_THREADS"] = str(max(1, core_count() // workers))
+    threads, asked = max(1, core_count() // workers), env.get("OMP_NUM_THREADS", "")
+    env["OMP_NUM_THREADS"] = str(min(threads, int(asked) or threads) if asked.isdigit() else threads)
     if device is not None:
         env["CUDA_VISIBLE_DEVICES"] = device
     return {**env, **more}
