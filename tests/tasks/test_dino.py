@@ -265,6 +265,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_
         assert "`model: DINO` learns from crops" in capsys.readouterr().err
         assert main([*digits, '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5}}]']) == 2
         assert "patches of 2 x 2 do not fill images of 5 x 5" in capsys.readouterr().err
+        no_small = '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5, "local_crops": 0}}]'
+        assert main([*digits, no_small, "--dry_run"]) == 0
 
 
 @pytest.mark.slow

@@ -119,7 +119,8 @@ class DINO(Task):
         if crops is None:
             raise ValueError("`model: DINO` learns from crops: set --data.augment=MultiCrop, with a data set of vitlab")
         try:
-            self.net.positions(torch.empty(1, self.net.in_chans, *crops.local_size))
+            if len(crops.parts) > 2:
+                self.net.positions(torch.empty(1, self.net.in_chans, *crops.local_size))
         except ValueError as error:
             raise ValueError(f"`data.augment`: local_size of MultiCrop: {error}") from None
         if data.batch_size // self.trainer.world_size < 2 and self.hparams["koleo_weight"]:
