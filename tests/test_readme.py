@@ -34,10 +34,10 @@ def commands(page):
 
 OWN = (
     "docs/bring_your_own.md",
-    "docs/position_embeddings.md",
     "docs/tutorial_cluster.md",
+    "docs/tutorial_positions.md",
 )  # they have tests of their own
-SELDOM = ("docs/cluster.md", "docs/ablation.md", "docs/troubleshooting.md")
+SELDOM = ("docs/cluster.md", "docs/ablation.md", "docs/troubleshooting.md", "docs/tutorial_unlabeled.md")
 RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
 RUN += [pytest.param(page, marks=pytest.mark.rare) for page in SELDOM]
 
@@ -97,9 +97,9 @@ def test_every_command_of_the_page_runs(page, desk, request, monkeypatch):
     for text in blocks(page, "yaml"):
         if text.startswith("name:"):
             (desk / "mine.yaml").write_text(text)
-    for text in blocks(page, "python"):
-        if name := re.match(r"# (\w+\.py)\n", text):
-            (desk / name[1]).write_text(text)
+    for text in blocks(page, "python") + blocks(page, "yaml"):
+        if name := re.match(r"# (\w+\.(?:py|yaml))\n", text):
+            (desk / name[1]).write_text(re.sub(r"(epochs?): \d+", r"\1: 1", text))
     monkeypatch.setattr(sys, "path", [*sys.path])  # the folder joins it where a class of the page is trusted
     for i, command in enumerate(commands(page)):
         if i == 4:  # the runs before have logged to W&B, as a reader's do
@@ -131,7 +131,7 @@ def test_the_preemption_that_the_page_rehearses_ends_in_a_run_that_was_continued
 @pytest.mark.rare
 def test_the_python_of_the_readme_runs(desk):
     pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
-    _, snippet = blocks("README.md", "python")
+    (snippet,) = blocks("README.md", "python")
     names = {}
     exec(compile(snippet, "README.md", "exec"), names)
     assert names["run"].config["model"]["init_args"]["pos_embed"] == "sincos2d"
@@ -150,6 +150,12 @@ def test_the_page_names_files_and_targets_that_exist(page):
         assert (ROOT / path).exists(), path
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", PAGES[page]):
         assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial_cluster.md"])
+def test_the_kills_of_the_page_are_those_that_were_counted(page):
+    counted = re.findall(r"(\d+) SIGKILLs", (ROOT / "benchmarks/faults.md").read_text())
+    assert f"{sum(map(int, counted))} kills" in PAGES[page]
 
 
 def test_the_page_on_ablations_names_every_key():
@@ -180,15 +186,15 @@ def test_the_page_on_positions_names_each_method():
 @pytest.mark.rare
 def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_an_ablation(desk, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
-    definition, check = blocks("docs/position_embeddings.md", "python")
+    definition, check = blocks("docs/tutorial_positions.md", "python")
     assert len([line for line in definition.splitlines()[1:] if line.strip()]) <= 15
     Path("coordinates.py").write_text(definition)
     Path("tiny.yaml").write_text("trainer: {max_epochs: 1, logger: false}\ndata: {init_args: {subset: 0.2}}\n")
-    *_, ablation = blocks("docs/position_embeddings.md", "yaml")
+    *_, ablation = blocks("docs/tutorial_positions.md", "yaml")
     shorter_one = ablation.replace("base: vit", "base: [vit, tiny.yaml]").replace("seeds: 3", "seeds: 1")
     Path("coordinates.yaml").write_text(f"{shorter_one}run: {{workers: 2}}\n")
-    lines = [line.split()[1:] for line in commands("docs/position_embeddings.md")]
-    assert [words[0] for words in lines] == ["fit", "fit", "fit", "test", "ablate", "ablate", "ablate"]
+    lines = [line.split()[1:] for line in commands("docs/tutorial_positions.md")]
+    assert [words[0] for words in lines] == ["fit", "test", *["ablate"] * 4]
     for words in lines:
         assert main([*words, *(["--config", "tiny.yaml"] if words[0] == "fit" else [])]) == 0, words
     torch.manual_seed(0)
@@ -199,7 +205,7 @@ def test_the_own_position_embedding_of_the_page_knows_its_positions_and_ends_in_
     (cell,) = folder.glob("coordinates/s0-*/config.yaml")
     assert yaml.safe_load(cell.read_text())["model"]["init_args"]["pos_embed"] == "coordinates.Coordinates"
     report = (folder / "report" / "report.md").read_text()
-    assert "| coordinates |" in report
+    assert "| coordinates |" in report and "| none |" in report
     state = torch.load("runs/own/checkpoints/last.ckpt", weights_only=True)["optimizer_states"][0]["state"]
     assert len(state) == len(list(names["net"].parameters())), "Adam has seen gradients of all"
 
