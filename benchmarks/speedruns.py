@@ -125,13 +125,13 @@ def _ideas(rows: list[dict[str, Any]]) -> str:
         accuracies = ", ".join(f"{row['val_acc1'] * 100:.2f}" for row in own)
         flags = " ".join(own[0]["change"])
         lines.append({"idea": idea, "flags": f"`{flags}`" if flags else "", "accuracies": accuracies})
-        lines[-1] |= {"minutes": f"{statistics.mean(row['seconds'] for row in own) / 60:.2f}"}
-    columns = {"idea": "{idea}", "flags": "{flags}", "accuracy, %": "{accuracies}", "minutes": "{minutes}"}
+        lines[-1] |= {"cpu": f"{statistics.mean(row['cpu'] for row in own) / 60:.2f}"}
+    columns = {"idea": "{idea}", "flags": "{flags}", "accuracy, %": "{accuracies}", "CPU minutes": "{cpu}"}
     return f"""
 ## What each idea is worth
 
 `{rows[0]["config"]}` for four epochs (`{" ".join(SHORT)}`), then with one change at a time. Accuracy on the
-3,000 validation images, a number a seed (its standard error is 0.6), and the mean time. The other values are not tuned
+3,000 validation images, a number a seed (its standard error is 0.6), and the mean CPU time. The other values are not tuned
 again for a change. `python benchmarks/speedruns.py CONFIG ideas --data.root DIR`.
 
 {table(lines, columns)}

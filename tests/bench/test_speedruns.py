@@ -49,5 +49,5 @@ def test_the_page_has_a_row_for_each_recipe_and_each_idea(script, tmp_path, monk
     script.write([*runs, *ideas])
     text = (tmp_path / "speedruns.md").read_text()
     assert f"| `{CONFIG}` | 90 % | 90.10 [90.00, 90.20] | 3 | 2.00 | 4.00 | c0ffee |" in text
-    assert "| a line | `--model.lr_scheduler=linear` | 88.00, 89.00 | 2.00 |" in text
+    assert "| a line | `--model.lr_scheduler=linear` | 88.00, 89.00 | 4.00 |" in text
     assert "seed 0: 0.80, 0.40; a machine" in text
