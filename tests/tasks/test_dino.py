@@ -267,6 +267,7 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_
         assert "patches of 2 x 2 do not fill images of 5 x 5" in capsys.readouterr().err
         no_small = '--data.augment=[{"class_path": "MultiCrop", "init_args": {"local_size": 5, "local_crops": 0}}]'
         assert main([*digits, no_small, "--dry_run"]) == 0
+        assert "trained on 2 crops of 8x8, evaluated" in capsys.readouterr().out
 
 
 @pytest.mark.slow

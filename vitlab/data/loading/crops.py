@@ -65,7 +65,8 @@ class MultiCrop:
 
     def __str__(self) -> str:
         (h, w), (y, x) = self.parts[0].size, self.local_size
-        return f"trained on 2 crops of {h}x{w} and {len(self.parts) - 2} of {y}x{x}"
+        small = f" and {len(self.parts) - 2} of {y}x{x}" if len(self.parts) > 2 else ""
+        return f"trained on 2 crops of {h}x{w}{small}"
 
     def cut(self, pixels: np.ndarray, seed: int) -> Tensor:
         """Map one image, ``(H, W)`` or ``(H, W, C)``, to ``(C, 1, S)``: the crops one after the other."""
