@@ -131,8 +131,8 @@ def _ideas(rows: list[dict[str, Any]]) -> str:
 ## What each idea is worth
 
 `{rows[0]["config"]}` for four epochs (`{" ".join(SHORT)}`), then with one change at a time. Accuracy on the
-3,000 validation images, a number a seed (its standard error is 0.6), and the mean CPU time. The other values are not tuned
-again for a change. `python benchmarks/speedruns.py CONFIG ideas --data.root DIR`.
+3,000 validation images, a number a seed (its standard error is 0.6), and the mean CPU time. The other values are not
+tuned again for a change. `python benchmarks/speedruns.py CONFIG ideas --data.root DIR`.
 
 {table(lines, columns)}
 """
