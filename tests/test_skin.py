@@ -1,0 +1,45 @@
+"""What a repository shows besides its code: workflows, image, citation, metadata."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import yaml
+
+import vitlab
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def test_the_workflow_tests_each_python_that_the_package_names_and_calls_targets_that_exist():
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text())["jobs"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert jobs["test"]["strategy"]["matrix"]["python"] == named
+    assert PROJECT["requires-python"] == f">={named[0]}"
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert commands == ["make test", "make check", "make docs", "make test-lowest"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{command.split()[1]}:" in makefile for command in commands)
+    assert all("timeout-minutes" in job for job in jobs.values())
+
+
+def test_the_image_has_a_pinned_base_no_cache_and_a_user_who_may_write():
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", "").splitlines()
+    (base,) = (line for line in lines if line.startswith("FROM "))
+    assert re.fullmatch(r"FROM python:3\.\d+\.\d+-slim-\w+", base)
+    (install,) = (line for line in lines if line.startswith("RUN "))
+    assert "--no-cache-dir" in install and "--constraint /src/constraints.txt" in install
+    assert "--owner vitlab /work" in install and "USER vitlab" in lines
+
+
+def test_the_citation_is_of_this_version_and_has_what_bibtex_needs():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == vitlab.__version__
+    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert {"title", "date-released", "license", "message"} <= set(citation)
+
+
+def test_templates_ask_for_a_command_and_a_proof():
+    assert "vitlab doctor" in (ROOT / ".github/ISSUE_TEMPLATE/bug.md").read_text()
+    assert "make check" in (ROOT / ".github/pull_request_template.md").read_text()
