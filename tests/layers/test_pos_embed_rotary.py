@@ -1,7 +1,9 @@
 import pytest
 import torch
 from timm.layers import RotaryEmbeddingCat, RotaryEmbeddingMixed, apply_rot_embed_cat
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed.rotary import RoPE2d, RoPEMixed, mixed_freqs
 
 GRIDS = [(14, 14), (3, 5)]
@@ -129,3 +131,28 @@ def test_a_trained_frequency_gets_a_gradient():
     rope.rotate(torch.randn(1, 2, 15, 16), 0).square()[..., ::2].sum().backward()
     assert rope.freqs.grad[:, 0].abs().min() > 0
     assert rope.freqs.grad[:, 1].abs().max() == 0
+
+
+class Cosines(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.cos.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("rope", "cosines"),
+    [
+        (RoPE2d((3, 5), 16), 0),
+        (RoPE2d((3, 5), 16, coordinates="normalized", shift=0.1), 1),
+        (RoPEMixed((3, 5), 16, num_heads=2, depth=3, join="every_layer"), 3),  # trained, and others in each block
+    ],
+)
+def test_tables_are_made_once_a_step_not_for_the_queries_and_keys_of_each_block(rope, cosines):
+    blocks, tokens = [Attention(32, num_heads=2) for _ in range(3)], torch.randn(2, 15, 32)
+    with Cosines() as counted:
+        tokens = rope.train()(tokens)
+        for layer, attention in enumerate(blocks):
+            tokens = attention(tokens, rope, layer)
+    assert counted.count == cosines
