@@ -1,5 +1,7 @@
 """A step on a GPU, traced with tensors that have no memory: nothing in it waits for the GPU."""
 
+from collections import Counter
+
 import pytest
 import torch
 from torch._subclasses import FakeTensorMode
@@ -11,6 +13,7 @@ from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.loading.tensor_loader import TensorLoader
 from vitlab.tasks import Classifier
+from vitlab.tasks.optimizer import build_optimizer
 
 CUDA = torch.device("cuda")
 aten = torch.ops.aten
@@ -48,6 +51,43 @@ def faked():
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def go_back(loss):
+    """Fill ``grad`` node by node: autograd's engine wants a real device."""
+    missing, found, stack = Counter(), {loss.grad_fn}, [loss.grad_fn]
+    while stack:
+        after = [node for node, _ in stack.pop().next_functions if node is not None]
+        missing.update(after)
+        stack += [node for node in dict.fromkeys(after) if node not in found]
+        found.update(after)
+    gradients, ready = {loss.grad_fn: {0: torch.ones_like(loss)}}, [loss.grad_fn]
+    while ready:
+        node = ready.pop()
+        given = gradients.pop(node)
+        if hasattr(node, "variable"):
+            node.variable.grad = given[0]
+            continue
+        results = node(*(given.get(i) for i in range(len(node._input_metadata))))
+        results = results if isinstance(results, tuple) else (results,)
+        for (after, i), gradient in zip(node.next_functions, results, strict=True):
+            if after is None:
+                continue
+            sums = gradients.setdefault(after, {})
+            if gradient is not None:
+                like = after._input_metadata[i]
+                gradient = gradient.sum_to_size(like.shape).to(like.dtype)
+                sums[i] = sums[i] + gradient if i in sums else gradient
+            missing[after] -= 1
+            ready += [] if missing[after] else [after]
+
+
+def test_the_way_back_is_that_of_autograd():
+    net = Classifier(in_chans=3, num_classes=5, img_size=32, embed_dim=48, depth=2, num_heads=3, patch_size=8)
+    losses = [net(torch.ones(2, 3, 32, 32)).square().mean() for _ in range(2)]
+    go_back(losses[0])
+    expected = torch.autograd.grad(losses[1], list(net.net.parameters()))
+    torch.testing.assert_close([p.grad for p in net.net.parameters()], list(expected))
+
+
 def test_what_waits_is_seen():
     with faked(), Waits() as waits:
         x = torch.ones(3).to(CUDA)
@@ -67,7 +107,7 @@ def test_what_waits_is_seen():
         {"pos_embed": "conv", "tokenizer": "t2t", "t2t_attn": "transformer"},
     ],
 )
-def test_a_step_from_pixels_to_the_loss_waits_for_nothing(monkeypatch, options):
+def test_a_step_from_pixels_to_the_new_weights_waits_for_nothing(monkeypatch, options):
     net = {"img_size": 32, "embed_dim": 48, "depth": 2, "num_heads": 3, "drop_path_rate": 0.1, "patch_size": 8}
     task = Classifier(in_chans=3, num_classes=5, **net | options)
     pipeline, mix = Pipeline((32, 32), (32, 32), "crop-flip", None, None, "bicubic"), Mix(0.8, 1.0, 0.9, 5)
@@ -80,9 +120,13 @@ def test_a_step_from_pixels_to_the_loss_waits_for_nothing(monkeypatch, options):
         images = torch.empty(64, 3, 32, 32, dtype=torch.uint8, device=CUDA)
         labels = torch.zeros(64, dtype=torch.int64, device=CUDA)
         loader = TensorLoader(images, labels, order, (32, 32), pad=4, augment=True)
+        optimizer = build_optimizer("adamw", task.optimizer_groups())
         for _ in range(2):  # what is made once may wait in the first
             with Waits() as waits:
                 for pixels, targets, step in loader:
                     batch = mix(pipeline.normalize(pixels, statistics), targets, step)
-                    task.training_step(batch, 0)  # autograd's engine would want a real device for the way back
+                    go_back(task.training_step(batch, 0))
+                    torch.nn.utils.clip_grad_norm_(task.parameters(), 1.0)
+                    optimizer.step()
+                    optimizer.zero_grad()
     assert waits.seen == []
