@@ -22,6 +22,12 @@ def find_shipped(text: str, folder: str = "configs") -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def as_typed(path: str) -> str:
+    """Return the path of a shipped file as it can be typed in any folder, such as ``configs/t2t.yaml``; others stay."""
+    folders = [HOME / name for name in FOLDERS]
+    return Path(path).relative_to(HOME).as_posix() if any(f in Path(path).parents for f in folders) else path
+
+
 def find_file(text: str, flag: str, folder: str = "configs") -> str:
     """Return the path of the file that a user names: their own, or else the shipped one of that name.
 

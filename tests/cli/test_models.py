@@ -48,6 +48,7 @@ def test_one_model_shows_its_size_cost_and_arguments(capsys):
         assert text in shown
     for key, value in SIZES["t2t_vit_14"].items():
         assert f"{key}: {value}" in shown
+    assert shown.endswith('in Python   vitlab.create_model("t2t_vit_14")\n')
 
 
 def test_the_table_has_a_line_for_every_model(capsys):

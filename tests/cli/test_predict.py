@@ -82,7 +82,8 @@ def test_the_best_checkpoint_is_used_unless_another_is_named(run, photos, tmp_pa
         row = json.loads((tmp_path / "out.json").read_text())[0]
         assert ((row["class_1"], row["probability_1"]) == ("3", 1.0)) is certain
     assert predict(other, photos / "a.png") == 0
-    assert "best.ckpt" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "best.ckpt" in shown and "wrote 1 prediction to" in shown
 
 
 def test_weights_as_safetensors_predict_too(run, photos, tmp_path):

@@ -70,7 +70,7 @@ def _one(name: str) -> str:
     lines.append(("config", ", ".join(_trainers(name, _configs())) or "none yet"))
     lines += [("arguments" if i == 0 else "", f"{key}: {value}") for i, (key, value) in enumerate(arguments.items())]
     text = "\n".join(f"{key:<11} {value}" for key, value in lines)
-    return f'{name}\n{text}\n\nin Python   VisionTransformer(**SIZES["{name}"])\n'
+    return f'{name}\n{text}\n\nin Python   vitlab.create_model("{name}")\n'
 
 
 def _configs() -> dict[str, dict[str, Any]]:

@@ -111,7 +111,7 @@ def _show(table: "pd.DataFrame", output: Path | None) -> None:
         say(as_text(table))
     else:
         write(table, output)
-        say(f"wrote {len(table):,} predictions to {output}")
+        say(f"wrote {len(table):,} prediction{'s' if len(table) != 1 else ''} to {output}")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

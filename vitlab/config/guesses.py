@@ -26,6 +26,8 @@ COMMANDS = {
     "val": "validate",
     "infer": "predict",
     "sweep": "ablate",
+    "runs": "results",
+    "list": "results",
 }
 VALUES = {  # what other programs call a value of trainer.precision: its name in Lightning
     "fp16": "16-mixed",

@@ -13,6 +13,7 @@ from vitlab.errors import UsageError
 from vitlab.models.published import PUBLISHED
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import Record
+from vitlab.shipped import as_typed
 from vitlab.tables import table
 
 _COLUMNS = {
@@ -111,7 +112,7 @@ def _published(command: str) -> str:
 def _command(facts: Record, overrides: dict[str, Any] | None) -> str:
     """Return the command that started the run, without its name and data folder, and what resumes changed."""
     configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
-    start = ["vitlab fit", *(f"--config {name}" for name in configs), *_words(overrides or {})]
+    start = ["vitlab fit", *(f"--config {as_typed(name)}" for name in configs), *_words(overrides or {})]
     changes = [f"resumed with {' '.join(words)}" for change in facts.get("changes", []) if (words := _words(change))]
     return ", ".join([" ".join(start), *changes])
 
