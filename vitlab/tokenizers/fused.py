@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.attention import attend
-from vitlab.layers.precision import without_autocast
+from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
-from vitlab.tokenizers.splits import Side, Split, soft_split
+from vitlab.tokenizers.splits import Side, Split
 from vitlab.tokenizers.token_layers import TokenTransformer
 
 Square = tuple[int, int, int]  # kernel, stride, padding: the splits supported here
@@ -124,14 +124,14 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(norm(soft_split(x, *split)))`` does.
 
     Let m and r be the mean and inverse deviation of a window u, and W' the weight with its columns scaled by that of
-    the normalization. Then W norm(u) + b = r W' (u - m) + shift, and W' (u - m) = W'' u, where W'' is W' minus the mean
-    of each row. So the convolution needs no m, and r comes from two box filters of one channel.
+    the normalization. Then W norm(u) + b = W' (r (u - m)) + shift. In half precision r (u - m) is made, in float32, and
+    rounded: a product of half the width is faster than a convolution. In float32, W' (u - m) = W'' u, where W'' is W'
+    minus the mean of each row. So a convolution with W'' needs no m, and r comes from two box filters of one channel.
 
     The result is as precise as normalizing first. Where an image is flat, r is large and W'' u is mostly rounding: so
-    statistics of images are float64, and their convolution is float32, even under autocast, of each pixel minus the
-    mean of its cell (:func:`_conv_by_cells`). After the first token layer no window is flat: statistics are float32,
-    and autocast may choose bfloat16 for the convolution, but not float16, in which values before normalization can
-    overflow.
+    statistics of images are float64, and their convolution is one of each pixel minus the mean of its cell
+    (:func:`_conv_by_cells`). On a GPU windows are made, as cuDNN may round to TensorFloat-32, 10 bits, before the mean
+    is subtracted. After the first token layer no window is flat.
 
     Example:
         >>> x, norm, linear = torch.randn(1, 3, 32, 32), nn.LayerNorm(147), nn.Linear(147, 64)
@@ -139,22 +139,34 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
         >>> torch.allclose(y, linear(norm(soft_split(x, 7, 4, 2))), atol=1e-5)
         True
     """
-    if is_image and x.is_cuda:  # cuDNN may round to TensorFloat-32, 10 bits, before the mean is subtracted
-        return linear(norm(soft_split(x, *split)))
-    device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
-    narrow = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    dtype = torch.bfloat16 if narrow is torch.bfloat16 and not is_image else wide
-    with torch.autocast(device, enabled=False):
+    k, dtype, wide = split[0], product_dtype(x), torch.promote_types(x.dtype, torch.float32)
+    with without_autocast(x):
         weight = linear.weight.to(wide)
         shift = weight @ norm.bias.to(wide)  # (D,)
         shift = shift if linear.bias is None else shift + linear.bias
-        weight = weight * norm.weight
-        weight = (weight - weight.mean(dim=1, keepdim=True)).unflatten(1, (-1, split[0], split[0])).to(dtype)
-        r = inverse_deviation(x.to(torch.float64 if is_image else wide), split, norm.eps).to(wide)  # (B, 1, h', w')
+        weight = (weight * norm.weight).unflatten(1, (-1, k, k))
+        if dtype.itemsize < 4 or (is_image and x.is_cuda):
+            x = _windows(x.to(wide) if is_image else x, split)
+            if is_image:  # exact where values are close: the mean of a flat window is off by more than they differ
+                x.sub_(x[..., x.shape[2] // 2, None].clone())
+            x = F.layer_norm(x, [x.shape[2]], eps=norm.eps).to(dtype)
+            return F.linear(x, weight.permute(0, 2, 3, 1).flatten(1).to(dtype), shift.to(dtype))
+        weight = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+        r = inverse_deviation(x.double() if is_image else x, split, norm.eps).to(wide)  # (B, 1, h', w')
         if is_image:
-            return _conv_by_cells(x.to(dtype), weight, r, shift, split).to(x.dtype)
-        y = F.conv2d(x.to(dtype), _channels_last(weight), stride=split[1], padding=split[2])  # (B, D, h', w')
-        return _tokens(torch.addcmul(shift[:, None, None], y, r).to(x.dtype))
+            return _conv_by_cells(x, weight, r, shift, split)
+        y = F.conv2d(x, _channels_last(weight), stride=split[1], padding=split[2])  # (B, D, h', w')
+        return _tokens(torch.addcmul(shift[:, None, None], y, r))
+
+
+def _windows(x: Tensor, split: Square) -> Tensor:
+    """Map ``(B, C, h, w)`` to a copy of its windows, ``(B, N, k k C)``: the channels of a pixel together."""
+    k, s, p = split
+    x = F.pad(x.permute(0, 2, 3, 1), (0, 0, p, p, p, p))
+    if x.requires_grad:  # slices, as the gradient of unfold takes longer
+        h, w = ((side - k) // s * s + 1 for side in x.shape[1:3])
+        return torch.cat([x[:, i : i + h : s, j : j + w : s] for i in range(k) for j in range(k)], dim=3).flatten(1, 2)
+    return x.contiguous().unfold(1, k, s).unfold(2, k, s).permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
 
 
 def _conv_by_cells(x: Tensor, weight: Tensor, r: Tensor, shift: Tensor, split: Square) -> Tensor:
@@ -191,7 +203,8 @@ def inverse_deviation(x: Tensor, split: Square, eps: float) -> Tensor:
         torch.Size([1, 1, 8, 8])
     """
     k, s, p = split
-    moments = torch.cat([x.mean(dim=1, keepdim=True), x.square().mean(dim=1, keepdim=True)], dim=1)
+    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # its gradient is one product, that of a square is two
+    moments = torch.cat([x.sum(dim=1, keepdim=True), length.square()], dim=1) / x.shape[1]
     mean, square = F.avg_pool2d(F.pad(moments, (p, p, p, p)), k, s).chunk(2, dim=1)
     return ((square - mean.square()).clamp(min=0) + eps).rsqrt()
 
