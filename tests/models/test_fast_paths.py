@@ -146,7 +146,7 @@ def test_training_takes_the_fast_way_for_both_token_layers(t2t_attn, monkeypatch
 def network_of(path):
     arguments = (yaml.safe_load(path.read_text()).get("model") or {}).get("init_args", {})
     names = inspect.signature(VisionTransformer).parameters
-    size = 224 if {"imagenet", "finetune"} & set(path.parts) else 32
+    size = 224 if {"imagenet", "finetune"} & set(path.parts) else 28 if "fashion_mnist" in path.stem else 32
     with torch.device("meta"):
         return VisionTransformer(**{k: v for k, v in arguments.items() if k in names}, img_size=size)
 
