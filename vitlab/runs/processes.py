@@ -1,5 +1,7 @@
 """Facts about the processes of this machine."""
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import time
@@ -37,6 +39,18 @@ def cpu_seconds() -> float:
     ended, ticks = os.times()[2:4], os.sysconf("SC_CLK_TCK")
     stats = [stat for child in multiprocessing.active_children() if child.pid and (stat := _stat(child.pid))]
     return time.process_time() + sum(ended) + sum(int(stat[11]) + int(stat[12]) for stat in stats) / ticks
+
+
+def keep_freed_memory() -> None:
+    """Keep freed memory in this process, so that the next training step need not ask the system for it again.
+
+    A step frees all its activations. glibc would return their pages, and the system would clear each of them before it
+    is used again: a tenth of the time of a small network on a CPU. Without glibc nothing is changed.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(-3, 32 << 20)  # M_MMAP_THRESHOLD: a mapping of its own only above 32 MiB, the most that glibc takes
+        mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD: nothing below 2 GiB is returned
 
 
 def _stat(pid: int) -> list[str] | None:

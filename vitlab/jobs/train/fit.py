@@ -31,6 +31,7 @@ from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import is_leader, locked, prepare
 from vitlab.runs.launch import announce_run, join_group_store, watch_launcher
+from vitlab.runs.processes import keep_freed_memory
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
@@ -49,6 +50,7 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     """
     started = time.perf_counter()
     watch_launcher()
+    keep_freed_memory()
     run = run_to_continue(options)
     open_terminal(options.quiet)
     try:
