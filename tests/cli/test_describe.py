@@ -1,10 +1,14 @@
 """What the first lines of a run say."""
 
+from types import SimpleNamespace as Space
+
 import numpy as np
+import pytest
+import torch
 from PIL import Image
 
-from vitlab.data import ImageFolder
-from vitlab.jobs.train.describe import _data_line
+from vitlab.data import ImageFolder, Unlabeled
+from vitlab.jobs.train.describe import _data_line, _train_line
 
 
 def _photos(root):
@@ -18,9 +22,9 @@ def _photos(root):
     return root
 
 
-def _line(root, monkeypatch, **settings):
+def _line(root, monkeypatch, kind=ImageFolder, **settings):
     monkeypatch.setenv("VITLAB_CACHE", str(root.parent / "cache"))
-    data = ImageFolder(str(root), img_size=8, num_workers=0, **settings)
+    data = kind(str(root), img_size=8, num_workers=0, **settings)
     data.setup("fit")
     return _data_line(data)
 
@@ -28,6 +32,11 @@ def _line(root, monkeypatch, **settings):
 def test_good_photos_are_counted(tmp_path, monkeypatch):
     line = _line(_photos(tmp_path / "photos"), monkeypatch)
     assert line == "ImageFolder: 8 training and 4 validation images of 3x8x8, 2 classes, whole images"
+
+
+def test_photos_without_labels_are_no_class(tmp_path, monkeypatch):
+    line = _line(_photos(tmp_path / "photos"), monkeypatch, Unlabeled, batch_size=1)
+    assert "of 3x8x8, no labels, " in line
 
 
 def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
@@ -39,3 +48,12 @@ def test_faults_of_the_data_are_told(tmp_path, monkeypatch):
         "2 classes, whole images (unreadable and left out: 1, the same in two splits: 1, "
         "the same under two labels: 1; see data.json)\n       folders without images are no classes: gnu"
     )
+
+
+@pytest.mark.parametrize(("steps", "line"), [(-1, "40 epochs, seed 0"), (5, "40 epochs, at most 5 steps, seed 0")])
+def test_a_limit_on_steps_stands_beside_the_epochs(steps, line):
+    device = Space(root_device=torch.device("cpu"))
+    trainer = Space(max_epochs=40, max_steps=steps, accelerator=0, num_devices=1, num_nodes=1, strategy=device)
+    trainer.precision = "32-true"
+    job = Space(trainer=trainer, batch=None, task=None, config=Space(seed_everything=0))
+    assert _train_line(job).startswith(line)

@@ -82,6 +82,7 @@ def _data_line(data: Any) -> str:
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
     what = "labels" if data.targets["kind"] == "multilabel" else "classes"
     kinds = f"{data.num_classes} {what}" if data.num_classes else f"{len(data.targets['names'])} numbers each"
+    kinds = "no labels" if data.class_names == ["unlabeled"] else kinds
     line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line
     leaks = [pair for pair in facts["first_duplicates"] if [name.split(":")[0] for name in pair] == ["train", "test"]]
@@ -94,6 +95,7 @@ def _train_line(job: Job) -> str:
     device = type(trainer.accelerator).__name__.removesuffix("Accelerator")
     count, unit = (trainer.max_steps, "step") if trainer.max_epochs == -1 else (trainer.max_epochs, "epoch")
     parts = [f"{count} {unit}{'s' * (count != 1)}"]
+    parts += [f"at most {trainer.max_steps} steps"] if trainer.max_steps > 0 and unit == "epoch" else []
     parts += [f"batch {batch}"] if batch else []
     parts += [_recipe(job.task, batch or 0)] if isinstance(job.task, Task) else []
     parts += [f"seed {job.config.seed_everything}", f"{trainer.num_devices * trainer.num_nodes} x {device}"]
