@@ -13,7 +13,7 @@ from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
 from vitlab.ablation.file.spec import read
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
-from vitlab.ablation.work.tuning import at_border, choices, trials
+from vitlab.ablation.work.tuning import at_border, choices, rungs, trials
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -140,6 +140,13 @@ def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
     tune = read("toy.yaml").tune
     assert len(tune.candidates) == 3 and tune == read("toy.yaml").tune
     assert all(set(c) == {"model.lr", "model.weight_decay"} for c in tune.candidates)
+
+
+@pytest.mark.parametrize(("every", "expected"), [(None, [5, 10]), (3, [6, 12]), (8, [8, 16]), (20, [])])
+def test_halving_compares_at_epochs_that_validate(every, expected):
+    arm = SimpleNamespace(config={"trainer": {"max_epochs": 20, "check_val_every_n_epoch": every}})
+    assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=2)), arm) == expected
+    assert rungs(SimpleNamespace(tune=SimpleNamespace(halving=None)), arm) == []
 
 
 def test_a_number_may_be_written_as_people_write_it(toy, lab):

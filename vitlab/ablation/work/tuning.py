@@ -98,9 +98,14 @@ def _trial(inner: Ablation, arm: Resolved, i: int, values: Mapping[str, Any]) ->
 
 
 def rungs(ablation: Ablation, arm: Resolved) -> list[int]:
-    """Return the epochs after which halving compares: a quarter and half of all, if before the end."""
-    epochs = int(arm.config.get("trainer", {}).get("max_epochs") or 0)
-    asked = {math.ceil(epochs / 4), math.ceil(epochs / 2)} if ablation.tune and ablation.tune.halving else set()
+    """Return the epochs after which halving compares: the first that validate from a quarter and half of all on.
+
+    A candidate of a recipe that validates only at its end is trained whole.
+    """
+    trainer = arm.config.get("trainer", {})
+    epochs, every = int(trainer.get("max_epochs") or 0), int(trainer.get("check_val_every_n_epoch") or 1)
+    parts = (4, 2) if ablation.tune and ablation.tune.halving else ()
+    asked = {math.ceil(epochs / part / every) * every for part in parts}
     return sorted(epoch for epoch in asked if 0 < epoch < epochs)
 
 
