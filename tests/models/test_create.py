@@ -266,6 +266,12 @@ def test_a_file_that_does_not_fit_its_own_arguments_is_refused(tmp_path):
         load_network(tmp_path / "torn.ckpt")
 
 
+def test_a_file_of_another_position_embedding_names_the_argument(tmp_path):
+    torch.save({"state_dict": VisionTransformer(**TINY, pos_embed="none").state_dict()}, tmp_path / "none.ckpt")
+    with pytest.raises(ValueError, match=r"1 missing \(pos_embed.weight\); build the model with the `model.pos_embed`"):
+        load.load_weights(VisionTransformer(**TINY, pos_embed="learned"), tmp_path / "none.ckpt")
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_every_size_says_its_width_and_step(name):
     with torch.device("meta"):

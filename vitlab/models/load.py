@@ -233,6 +233,8 @@ def _fill(model: VisionTransformer, state: State, path: str | Path) -> None:
     if reasons:
         after = "fc_norm.weight" in differences["unexpected"]
         hint = "; timm's fc_norm normalizes after pooling: set `model.fc_norm=True`" if after else ""
+        if any("pos_embed" in name for name in differences["missing"] + differences["unexpected"]):
+            hint += "; build the model with the `model.pos_embed` of the file"
         raise ValueError(f"{path} does not fit the model: {'; '.join(reasons)}{hint}")
     try:
         model.load_state_dict(state)
