@@ -70,6 +70,7 @@ def layer_from_map(layer: TokenTransformer | TokenPerformer, x: Tensor, split: S
     """Map ``(B, C, h, w)`` to ``(B, N, dim)``, as ``layer(soft_split(x, *split))`` does.
 
     Example:
+        >>> from vitlab.tokenizers.splits import soft_split
         >>> x, layer = torch.randn(1, 3, 32, 32), TokenTransformer(147, 64)
         >>> torch.allclose(layer_from_map(layer, x, (7, 4, 2), True), layer(soft_split(x, 7, 4, 2)), atol=1e-5)
         True
@@ -111,6 +112,7 @@ def split_linear(x: Tensor, split: Square, linear: nn.Linear) -> Tensor:
     """Map ``(B, C, h, w)`` to ``(B, N, D)``, as ``linear(soft_split(x, *split))`` does.
 
     Example:
+        >>> from vitlab.tokenizers.splits import soft_split
         >>> x, linear = torch.randn(1, 3, 32, 32), nn.Linear(147, 64)
         >>> torch.allclose(split_linear(x, (7, 4, 2), linear), linear(soft_split(x, 7, 4, 2)), atol=1e-5)
         True
@@ -134,6 +136,7 @@ def split_norm_linear(x: Tensor, split: Square, norm: Any, linear: nn.Linear, is
     is subtracted. After the first token layer no window is flat.
 
     Example:
+        >>> from vitlab.tokenizers.splits import soft_split
         >>> x, norm, linear = torch.randn(1, 3, 32, 32), nn.LayerNorm(147), nn.Linear(147, 64)
         >>> y = split_norm_linear(x, (7, 4, 2), norm, linear, is_image=True)
         >>> torch.allclose(y, linear(norm(soft_split(x, 7, 4, 2))), atol=1e-5)
