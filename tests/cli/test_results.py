@@ -139,8 +139,8 @@ def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_pat
     capsys.readouterr()
     assert main(["results"]) == 0  # of all runs in runs/
     command = capsys.readouterr().out.splitlines()[2].split("|")[1]
-    start = "vitlab fit --config configs/t2t.yaml --trainer.max_epochs=1 --model.depth=1 --trainer.limit_train_batches=2"
-    assert command.strip() == f"`{start}, resumed with --trainer.max_epochs=2`"
+    first = "vitlab fit --config configs/t2t.yaml --trainer.max_epochs=1 --model.depth=1"
+    assert command.strip() == f"`{first} --trainer.limit_train_batches=2, resumed with --trainer.max_epochs=2`"
 
 
 def test_results_without_a_tested_run_say_what_to_do(tmp_path, capsys, monkeypatch) -> None:
