@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from vitlab.ablation.evidence.bundle import export, load
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read
@@ -71,6 +72,20 @@ def test_a_level_starts_from_the_weights_of_the_cells_own_seed(write, tmp_path):
         ids.append(Cell(None, Resolved(arm, {}, {}, {}, (), 1.0, ""), 3).id)
     assert ids[0] != ids[1] == ids[2]
     assert start_args(arm, 3) == ["--init_from", "weights-3.pt"]
+
+
+def test_an_exported_ablation_knows_its_cells_without_the_weights_that_they_started_from(write, tmp_path):
+    levels = {"scratch": {}, "mae": {"init_from": "weights-{seed}.pt"}}
+    ablation = read(write(axes={"start": levels, **GOOD["axes"]}, seeds=1))
+    (tmp_path / "weights-0.pt").write_text("a")
+    arms = [Resolved(arm, {}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    export(ablation, arms, tmp_path / "evidence")
+    (tmp_path / "weights-0.pt").unlink()
+    again, known = load(tmp_path / "evidence")
+    (tmp_path / "weights-0.pt").write_text("a")
+    assert [Cell(again, arm, 0).id for arm in known] == [Cell(ablation, arm, 0).id for arm in arms]
+    (tmp_path / "weights-0.pt").unlink()
+    assert Cell(again, known[4], 0).name.startswith("mae-none-token/s0-")
 
 
 WRONG = {  # what is changed, and words of the message

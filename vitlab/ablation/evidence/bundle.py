@@ -13,6 +13,7 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved
+from vitlab.ablation.work.identity import weights_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir, write_text
 
@@ -40,7 +41,13 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
         raise UsageError(f"{folder} exists and is not empty; export into a new folder")
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
-    facts = [{**asdict(replace(r, arm=None)), "arm": r.arm.name} for r in resolved]  # type: ignore[arg-type]
+    seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
+    facts = []
+    for r in resolved:
+        weights = {
+            source: r.weights.get(source) or weights_digest(source) for seed in seeds if (source := r.arm.weights(seed))
+        }
+        facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.arm.name})  # type: ignore[arg-type]
     write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
     collected = collect(ablation, resolved)
     collected.table().to_csv(folder / "seeds.csv", index=False)

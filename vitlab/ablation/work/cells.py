@@ -44,6 +44,7 @@ class Resolved:
     metrics: Sequence[str] = ()  # metrics of a run; empty if unknown
     start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens and positions by content, untrained
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of host and device
+    weights: Mapping[str, str] = field(default_factory=dict)  # hashes of initial weights, where these are elsewhere
 
     @property
     def fingerprint(self) -> str:
@@ -70,7 +71,7 @@ class Cell:
     def parts(self) -> dict[str, str]:
         """The parts of the identity."""
         source = self.arm.weights(self.seed)
-        start = {"init_from": weights_digest(source)} if source else {}
+        start = {"init_from": self.resolved.weights.get(source) or weights_digest(source)} if source else {}
         config = digest({**effective(self.resolved.config), "seed": self.seed, **start})
         return {"config": config, "data": digest(self.resolved.data), "code": self.resolved.code}
 
