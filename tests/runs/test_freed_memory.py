@@ -20,7 +20,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of glibc's allocator, which other work disturbs")
+@pytest.mark.skipif(sys.platform != "linux", reason="counts page faults of glibc's allocator")
 @pytest.mark.rare
 def test_a_step_finds_the_memory_that_the_one_before_has_freed():
     faults = {}
