@@ -39,10 +39,8 @@ IDEAS = {  # of configs/fashion_mnist_speedrun.yaml
 def trained(config: str, seed: int, words: list[str], name: str) -> dict[str, Any]:
     """Train as a user does and return what the run's process took from start to end."""
     folder = f"runs/speedruns/{Path(config).stem}-{name}"
-    line = ["fit", "--config", config, f"--seed_everything={seed}", f"--run_dir={folder}", *words]
     before, begin = _cpu_seconds(), time.perf_counter()
-    environment = os.environ | {"WANDB_MODE": "offline"}
-    subprocess.run([sys.executable, "-m", "vitlab", *line], env=environment, check=True)
+    vitlab_command("fit", "--config", config, f"--seed_everything={seed}", f"--run_dir={folder}", *words)
     with contextlib.suppress(ChildProcessError):  # processes that the run's first one did not wait for
         while True:
             os.wait()
@@ -51,6 +49,11 @@ def trained(config: str, seed: int, words: list[str], name: str) -> dict[str, An
     commit = str(record.get("commit")) + ("+" if record.get("dirty") else "")
     row = {"config": config, "seed": seed, "folder": folder, "seconds": seconds, "cpu": cpu}
     return row | {"commit": commit, "machine": machine_line(facts())}
+
+
+def vitlab_command(*words: str) -> None:
+    """Run a command of vitlab in a process of its own: W&B's server of this one would never end."""
+    subprocess.run([sys.executable, "-m", "vitlab", *words], env=os.environ | {"WANDB_MODE": "offline"}, check=True)
 
 
 def _cpu_seconds() -> float:
@@ -73,7 +76,8 @@ def main(config: str, goal: str, *words: str) -> None:
             row = {"goal": float(goal)} | trained(config, seed, list(words), str(seed))
             run = vitlab.Run(row["folder"])
             losses = run.metrics.dropna(subset="train/loss").groupby("epoch")["train/loss"].mean()
-            row |= {"acc1": run.test()["acc1"], "losses": losses.round(4).tolist()}
+            vitlab_command("test", row["folder"])
+            row |= {"acc1": run.results["test"]["acc1"], "losses": losses.round(4).tolist()}
         else:
             name = f"idea{list(IDEAS).index(idea)}-{seed}"
             row = {"idea": idea, "change": change} | trained(config, seed, [*words, *SHORT, *change], name)
