@@ -30,6 +30,19 @@ def test_rows_are_means_over_the_steps_since_the_last_and_the_epochs_end(record,
     assert all(0 <= row["data_wait"] < 1 and row["images_per_second"] > 0 for row in train)
 
 
+def test_no_step_searches_for_the_driver_of_a_gpu_that_is_not_there(record, tmp_path, monkeypatch):
+    if torch.cuda.device_count():
+        pytest.skip("here there is one")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # as Lightning's import leaves it
+    model, searches = task(), []
+    search = torch.cuda._raw_device_count_nvml
+    model.on_train_start = lambda: monkeypatch.setattr(
+        torch.cuda, "_raw_device_count_nvml", lambda: searches.append(1) or search()
+    )
+    fit(tmp_path, record, model=model)
+    assert not searches
+
+
 def test_a_row_is_the_mean_of_the_losses_of_its_steps(record, tmp_path):
     model, losses = task(), []
     loss = model.train_loss

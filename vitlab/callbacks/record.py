@@ -23,7 +23,7 @@ from vitlab.callbacks.ending import broken_off, ending_of
 from vitlab.callbacks.speed import Speed
 from vitlab.callbacks.steps import Steps, logged
 from vitlab.errors import Stopped
-from vitlab.lightning_overhead import Unprofiled
+from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
 
 LOG = logging.getLogger("vitlab")
@@ -64,6 +64,7 @@ class RunRecord(Callback):
         """Write the facts of the run."""
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = Unprofiled()
+        search_no_driver()
         if trainer.is_global_zero:
             self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
