@@ -118,6 +118,30 @@ def test_a_registered_protocol_cannot_change_in_silence(done, lab):
         done().register()
 
 
+def test_a_registered_file_can_be_mended_until_a_cell_of_it_starts(toy, lab):
+    first = toy().register()
+    change(lab, "- learned > none", "- none > learned")
+    second = toy().register()
+    assert second["digest"] != first["digest"] and second == toy().register()
+    (lab.path / "runs/ablations/toy/none/s0-0123456789").mkdir(parents=True)
+    change(lab, "- none > learned", "- learned > none")
+    with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
+        toy().register()
+
+
+@pytest.mark.parametrize("change_of", ["code", "config", "seed"])
+def test_cells_outside_the_plan_are_told_with_what_differs(done, lab, change_of, monkeypatch):
+    if change_of == "code":
+        monkeypatch.setattr("vitlab.ablation.work.resolve.code_digest", lambda own: "0123456789")
+        monkeypatch.setattr("vitlab.ablation.work.cells.code_digest", lambda own: "0123456789")
+    elif change_of == "config":
+        base = lab.path / "base.yaml"
+        base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))
+    else:
+        change(lab, "seeds: 2", "seeds: [5, 6]")
+    assert f"also finished cells that are not in this plan: 4 with other {change_of}" in str(done().status())
+
+
 def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
     found = done().verify()
     assert found.is_green and str(found) == "4 cells, 8 numbers recomputed: all agree"

@@ -156,7 +156,7 @@ class Lab:
         """Freeze claims and protocol, and return digest, time and commit; reports list later changes.
 
         Raises:
-            UsageError: Another version is registered under this name.
+            UsageError: Another version is registered under this name, and a cell of it has started.
         """
         from vitlab.ablation.evidence.protocol import register
 

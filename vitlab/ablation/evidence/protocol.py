@@ -38,7 +38,7 @@ def record_version(ablation: Ablation) -> str:
 
 
 def register(ablation: Ablation, done: int) -> dict[str, Any]:
-    """Freeze claims and protocol; refuse if another version is registered.
+    """Freeze claims and protocol; refuse if another version is registered and a cell of it was started.
 
     Args:
         ablation: The ablation to register.
@@ -46,6 +46,9 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
     """
     old = registered(ablation)
     name = record_version(ablation)
+    is_started = any(ablation.directory.glob("*/s*-*"))
+    if old and old["digest"] != name and not is_started:
+        old = {}  # a mistake that was found before anything was measured
     if old and old["digest"] != name:
         text = f"{ablation.name} was registered at {old['time']} and has changed since; choose another `name`"
         raise UsageError(text)

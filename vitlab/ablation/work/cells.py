@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import digest, effective, weights_digest
+from vitlab.ablation.work.identity import code_digest, digest, effective, weights_digest
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
@@ -182,14 +182,19 @@ class Cell:
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
     """Return the finished runs that are not cells of the present plan, and which part of their identity differs."""
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
+    probed = {arm.arm.name for arm in resolved if arm}
+    code = code_digest(own=ablation.trust_imports)
     found = {}
     for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
-        name, parts = f"{path.parent.parent.name}/{path.parent.name}", _parts(RunDir(path.parent))
-        if name in planned or path.parent.parent.name not in [arm.name for arm in ablation.arms]:
+        arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
+        name = f"{arm}/{path.parent.name}"
+        if name in planned or arm not in [arm.name for arm in ablation.arms]:
             continue
         same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
         differing = [k for k in ("config", "data", "code") if same and parts.get(k) != same[0].parts[k]]
-        found[name] = " and ".join(differing) or "config or seed"
+        if arm not in probed:  # nothing else is known of an arm that was not built since
+            differing = ["code" if parts["code"] != code else "config"]
+        found[name] = " and ".join(differing) or "seed"
     return found
 
 
