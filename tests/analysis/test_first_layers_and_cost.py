@@ -19,9 +19,9 @@ def test_components_are_orthonormal_and_rebuild_the_filters():
     components, shares = filter_components(filters)
     flat = components.flatten(1)
     torch.testing.assert_close(flat @ flat.T, torch.eye(18).double())
-    centerd = (filters - filters.mean(dim=0)).flatten(1).double()
-    torch.testing.assert_close(centerd @ flat.T @ flat, centerd)
-    variance = (centerd @ flat.T).square().sum(dim=0)
+    centered = (filters - filters.mean(dim=0)).flatten(1).double()
+    torch.testing.assert_close(centered @ flat.T @ flat, centered)
+    variance = (centered @ flat.T).square().sum(dim=0)
     torch.testing.assert_close(shares, variance / variance.sum())
     assert (shares.diff() <= 0).all()
 

@@ -73,7 +73,9 @@ def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(di
     assert (whole["agreement"] == 1).all() and (whole["agreement_low"] < 1).all()
 
 
-def test_constant_features_classify_at_chance_and_show_no_place(digits):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_constant_features_classify_at_chance_and_show_no_place(digits, threads):
+    torch.set_num_threads(threads)
     net = small_net(pos_embed="none")
     with torch.no_grad():
         net.tokenizer.proj.weight.zero_()

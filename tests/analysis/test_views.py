@@ -32,7 +32,9 @@ def test_colors_are_the_principal_components_whatever_the_rotation():
     assert min(both) < 1e-3  # a sign is arbitrary
 
 
-def test_constant_features_have_one_color(small_subject):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_constant_features_have_one_color(small_subject, threads):
+    torch.set_num_threads(threads)
     subject = small_subject(pos_embed="none")
     with torch.no_grad():
         subject.net.tokenizer.proj.weight.zero_()

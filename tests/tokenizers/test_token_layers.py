@@ -13,8 +13,8 @@ def randomized(layer):
 
 
 def layer_norm(x, norm):
-    centerd = x - x.mean(-1, keepdim=True)
-    return centerd / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    centered = x - x.mean(-1, keepdim=True)
+    return centered / (x.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def test_token_transformer_is_the_formula():

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.features import centered
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.vit import VisionTransformer
@@ -30,7 +31,7 @@ def unbiased_hsic(k: Tensor, m: Tensor) -> Tensor:
 
 
 def cka(k: Tensor, m: Tensor) -> float:
-    """Return the centerd kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
+    """Return the centered kernel alignment of two ``(n, n)`` kernels: 1 is equal up to rotation and scale, 0 unrelated.
 
     Kornblith et al. 2019 (arXiv:1905.00414), with the estimator of Nguyen et al. 2021 (arXiv:2010.15327) that does not
     grow where there are more features than images.
@@ -46,9 +47,8 @@ def jackknife(k: Tensor, m: Tensor) -> float:
 
 
 def linear_kernel(x: Tensor) -> Tensor:
-    """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centerd."""
-    x = x.flatten(1).double()
-    x = x - x.mean(dim=0)
+    """Map ``(n, ...)`` features to their ``(n, n)`` scalar products, centered."""
+    x = centered(x.flatten(1))
     return x @ x.T
 
 

@@ -60,8 +60,8 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     y, x = y.flatten().to(logits.device), x.flatten().to(logits.device)
     index = (y - y[:, None] + h - 1) * (2 * w - 1) + x - x[:, None] + w - 1  # (N, N): key minus query
     count = torch.bincount(index.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
-    centerd = logits - logits.mean(dim=(1, 2), keepdim=True)
-    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centerd.flatten(1))
+    centered = logits - logits.mean(dim=(1, 2), keepdim=True)
+    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centered.flatten(1))
     return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
 
 

@@ -4,6 +4,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.features import centered
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import block_tokens
@@ -20,8 +21,7 @@ def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
         >>> colors.shape, bool(shares.sum() <= 1)
         (torch.Size([2, 16, 3]), True)
     """
-    flat = tokens.detach().double().flatten(0, 1).cpu()
-    flat = flat - flat.mean(dim=0)
+    flat = centered(tokens.detach().flatten(0, 1).cpu())
     _, singular, components = torch.linalg.svd(flat, full_matrices=False)
     components = components[:3] * components[:3].gather(1, components[:3].abs().argmax(dim=1)[:, None]).sign()
     values = torch.nn.functional.pad(flat @ components.T, (0, 3 - len(components)))
