@@ -136,7 +136,8 @@ def test_csv_json_and_parquet_say_the_same(run, photos, tmp_path):
 
 @pytest.mark.slow
 def test_embed_writes_the_pooled_features_of_each_file(run, photos, tmp_path, capsys):
-    assert main(["embed", str(run), str(photos / "b"), "-o", str(tmp_path / "features.parquet"), "--quiet"]) == 0
+    assert main(["embed", str(run), str(photos / "b"), "-o", str(tmp_path / "features.parquet")]) == 0
+    assert "wrote 3 feature vectors to" in capsys.readouterr().out
     table = pd.read_parquet(tmp_path / "features.parquet")
     assert list(table) == ["path", *[f"feature_{k + 1}" for k in range(24)]]
     cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")

@@ -143,6 +143,13 @@ def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_pat
     assert command.strip() == f"`{first} --trainer.limit_train_batches=2, resumed with --trainer.max_epochs=2`"
 
 
+def test_an_unknown_option_is_refused_with_those_that_exist(capsys) -> None:
+    assert main(["results", "--json"]) == 2
+    assert "unrecognized arguments: --json; there is --keep, --into; see" in capsys.readouterr().err
+    assert main(["results", "--kep=a.jsonl"]) == 2
+    assert 'unrecognized arguments: --kep=a.jsonl; did you mean "--keep"?' in capsys.readouterr().err
+
+
 def test_results_without_a_tested_run_say_what_to_do(tmp_path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["results"]) == 2

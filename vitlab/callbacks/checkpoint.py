@@ -12,7 +12,7 @@ from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
 from vitlab import contract
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
 from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, NotSaved, rotate, sweep
@@ -123,7 +123,8 @@ class Checkpoint(callbacks.Checkpoint):
         for name, metric in monitors if trainer.sanity_checking else ():
             if metric not in trainer.callback_metrics:
                 known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
-                raise UsageError(f"`{name}` must be one of {known}, got {metric}")
+                hint = did_you_mean(metric, trainer.callback_metrics)
+                raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
         self.mode = self.mode or contract.better(pl_module, self.monitor)
         if self.monitor in trainer.callback_metrics and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")

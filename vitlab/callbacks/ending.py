@@ -23,7 +23,8 @@ def ending_of(trainer: Any, run: RunDir) -> Ending:
     total = f" of {trainer.max_epochs}" if trainer.max_epochs >= 0 else ""
     epoch = f"epoch {trainer.current_epoch}{total} was the last"
     if 0 <= trainer.max_steps <= trainer.global_step:
-        return {"why": "steps", "text": f"trainer.max_steps={trainer.max_steps}"}
+        limit = "fast_dev_run" if trainer.fast_dev_run else "max_steps"
+        return {"why": "steps", "text": f"trainer.{limit}={trainer.max_steps}"}
     is_cut = trainer.should_stop and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
     if 0 <= trainer.max_epochs <= trainer.current_epoch and not is_cut:
         return {"why": "finished", "text": f"all {trainer.max_epochs} epochs" if trainer.max_epochs > 1 else "1 epoch"}

@@ -56,7 +56,7 @@ def _predict(
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet, features)
     if table is None:  # not rank 0; a code other than 0 would end rank 0 too
         return 0
-    _show(table, output)
+    _show(table, output, "feature vector" if features else "prediction")
     say(line)
     unreadable |= found
     for path, reason in unreadable.items():
@@ -102,7 +102,7 @@ def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], opti
     return 0
 
 
-def _show(table: "pd.DataFrame", output: Path | None) -> None:
+def _show(table: "pd.DataFrame", output: Path | None, what: str = "prediction") -> None:
     """Write the table to ``output``, or print it."""
     from vitlab.jobs.terminal import say
     from vitlab.tables import as_text, write
@@ -111,7 +111,7 @@ def _show(table: "pd.DataFrame", output: Path | None) -> None:
         say(as_text(table))
     else:
         write(table, output)
-        say(f"wrote {len(table):,} prediction{'s' if len(table) != 1 else ''} to {output}")
+        say(f"wrote {len(table):,} {what}{'s' if len(table) != 1 else ''} to {output}")
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[str]]:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
 FLAGS = Path(__file__).with_name("flags.json")
@@ -26,6 +26,11 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the mistake as :class:`UsageError`."""
+        kind, _, words = message.partition(": ")
+        if kind == "unrecognized arguments" and words.startswith("--"):
+            flags = [flag for action in self._actions[1:] for flag in action.option_strings if flag.startswith("--")]
+            there_are = f"; there is {', '.join(flags)}" if flags else ""
+            message += did_you_mean(words.split()[0], flags) or there_are
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 

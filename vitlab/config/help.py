@@ -54,7 +54,8 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
         "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)"]],
         **flags()["help"],
     }
-    text = "\n\n".join("\n".join([title, *(_line(*row) for row in rows)]) for title, rows in sections.items())
+    parts = [[*_wrapped(title), *(_line(*row) for row in rows)] for title, rows in sections.items()]
+    text = "\n\n".join("\n".join(lines) for lines in parts)
     sys.stdout.write(f"{text}\n\n{examples}")
     return 0
 
@@ -130,8 +131,16 @@ def _words(kind: Any) -> list[str]:
     return [word for part in typing.get_args(kind) for word in _words(part)]
 
 
+def _columns() -> int:
+    return max(_WIDTH + 24, shutil.get_terminal_size((120, 24)).columns)
+
+
+def _wrapped(title: str) -> list[str]:
+    return textwrap.wrap(title, _columns() - 1, break_on_hyphens=False, subsequent_indent="    ")
+
+
 def _line(flag: str, text: str) -> str:
-    width = max(_WIDTH + 24, shutil.get_terminal_size((120, 24)).columns)
+    width = _columns()
     lines = textwrap.wrap(" ".join(text.split()), width - _WIDTH - 1, break_on_hyphens=False)
     first = f"  {flag:<{_WIDTH - 3}} " if len(flag) <= _WIDTH - 3 else f"  {flag}\n{' ' * _WIDTH}"
     return first + f"\n{' ' * _WIDTH}".join(lines)

@@ -45,7 +45,7 @@ def render(
         live: Split and predictions of runs that go on, in place of what they measured last; then maps are few, small.
     """
     by_name = {subject.name: subject for subject in subjects}
-    told = [_run(name, run, by_name.get(name), (live or {}).get(name)) for name, run in runs.items()]
+    facts = [_run(name, run, by_name.get(name), (live or {}).get(name)) for name, run in runs.items()]
     pairs = [(a, b, paired(runs[a], runs[b])) for a, b in combinations(runs, 2)]
     share = (BUDGET if live is None else BUDGET // 8) // max(1, len(subjects))
     maps = [
@@ -55,7 +55,7 @@ def render(
     ]
     shown = [{"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps]
     content: dict[str, Any] = {
-        "runs": told,
+        "runs": facts,
         "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": curves_of(runs),
@@ -64,7 +64,7 @@ def render(
         "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
     }
     names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
-    sections = [(f"run{i}", one["name"]) for i, one in enumerate(told)]
+    sections = [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
     sections += [(key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer") if content[key]]
     sections += [("drawings", "architecture")] if subjects else []
     sections += [("analyses", "analyses")] if content["analyses"] else []
