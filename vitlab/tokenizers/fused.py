@@ -206,8 +206,7 @@ def inverse_deviation(x: Tensor, split: Square, eps: float) -> Tensor:
         torch.Size([1, 1, 8, 8])
     """
     k, s, p = split
-    length = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # its gradient is one product, that of a square is two
-    moments = torch.cat([x.sum(dim=1, keepdim=True), length.square()], dim=1) / x.shape[1]
+    moments = torch.cat([x.sum(dim=1, keepdim=True), x.square().sum(dim=1, keepdim=True)], dim=1) / x.shape[1]
     mean, square = F.avg_pool2d(F.pad(moments, (p, p, p, p)), k, s).chunk(2, dim=1)
     return ((square - mean.square()).clamp(min=0) + eps).rsqrt()
 
