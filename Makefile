@@ -69,6 +69,7 @@ benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's
 results: setup  ## the tables of accuracy (README.md) and speed (benchmarks/README.md), out of the files in benchmarks/
 	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md
 	$(BENCH) table --readme benchmarks/README.md
+	$(BENCH) table --saved benchmarks/epyc --readme benchmarks/epyc/README.md
 
 docs: setup  ## the site, into site/index.html; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

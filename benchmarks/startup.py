@@ -10,6 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from vitlab.bench.report import machine_line
+from vitlab.runs.machine import facts
 from vitlab.tables import table
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +86,8 @@ turn, one thread: `python benchmarks/startup.py FILE`. "By hand" is a script tha
 scikit-learn, builds the same network with `vitlab.models` and takes one step.
 
 {table(rows, columns)}
+
+{machine_line(facts())}
 """
     Path(path).write_text(text)
     sys.stdout.write(text)

@@ -1,6 +1,7 @@
 """The benchmark measures what it says; nothing here depends on how fast the machine is."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -289,13 +290,26 @@ def test_the_readmes_table_is_made_of_saved_runs_against_the_fastest_of_the_othe
     assert "`make benchmarks` must first measure cpu-fp32.json" in capsys.readouterr().err
 
 
-def test_the_readme_says_what_the_saved_runs_say():
-    readme = (ROOT / "benchmarks" / "README.md").read_text()
+def test_the_readmes_say_what_the_saved_runs_say():
     begin, end = tables.marks("speed")
-    between = readme.split(begin)[1].split(end)[0]
-    assert between.strip() == saved.speed_table(ROOT / "benchmarks")
-    steps = [float(row.split("|")[5].split()[0]) for row in between.splitlines() if row.startswith("| ") and "[" in row]
+    steps = []
+    for folder in (ROOT / "benchmarks", ROOT / "benchmarks" / "epyc"):
+        between = (folder / "README.md").read_text().split(begin)[1].split(end)[0]
+        assert between.strip() == saved.speed_table(folder)
+        rows = [row.split("|") for row in between.splitlines() if row.startswith("| ") and "[" in row]
+        steps += [float(row[5].split()[0]) for row in rows]
     assert f"[{min(steps):.2f} to {max(steps):.2f} times]" in (ROOT / "README.md").read_text()
+
+
+def test_the_second_set_says_how_fast_the_official_code_is():
+    rows = json.loads((ROOT / "benchmarks" / "epyc" / "cpu-bf16.json").read_text())["rows"]
+    words = []
+    for name in ("t2t_vit_7", "t2t_vit_14", "t2t_vit_t_14"):
+        for mode in ("fwd", "train"):
+            both = {r["contender"]: r["all_seconds"] for r in rows if (r.get("model"), r.get("mode")) == (name, mode)}
+            words.append(f"{pairs.compare(both, 'official')['vitlab']['ratio']:.2f}")
+    text = (ROOT / "benchmarks" / "epyc" / "README.md").read_text().split("Relative to the official code")[1]
+    assert re.findall(r"\d\.\d\d", text) == words
 
 
 @pytest.mark.rare
