@@ -25,7 +25,7 @@ test-lowest: .venv-lowest/ready  ## with the lowest versions that pyproject.toml
 	$(PYTHON) -m venv .venv-lowest
 	.venv-lowest/bin/python -c 'import re, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 		[print(*re.match(r"([\w-]+).*?>=([\w.]+)", one).groups(), sep="==") for one in project["dependencies"]]' > .venv-lowest/lowest.txt
-	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/lowest.txt -e ".[dev]"
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/lowest.txt -e ".[dev,export]"
 	touch $@
 
 check: setup  ## the fast part: lint, format, types, unit tests

@@ -54,6 +54,7 @@ def test_a_logger_that_is_not_installed_is_named_in_one_line(capsys, monkeypatch
 
 @pytest.mark.slow
 def test_loggers_monitors_reports_and_an_early_stop_work_by_name_and_are_seen(capsys):
+    pytest.importorskip("psutil", reason="DeviceStatsMonitor needs it")
     callbacks = ["LearningRateMonitor", "DeviceStatsMonitor", "ModelSummary", "EarlyStopping"]
     words = [
         *FIT,

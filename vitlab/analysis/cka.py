@@ -7,8 +7,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vitlab.analysis.features import centered
 from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens

@@ -28,20 +28,6 @@ def features(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -
     return torch.cat(x).double(), torch.cat(y)
 
 
-def centered(x: Tensor) -> Tensor:
-    """Return ``(n, D)`` features less their mean, in double precision.
-
-    Features that vary by no more than the rounding of float32 are constant: several threads round equal rows apart.
-
-    Example:
-        >>> bool(centered(torch.tensor([[3.0], [3.0 + 2e-6]])).any()), float(centered(torch.tensor([[3.0], [4.0]]))[1])
-        (False, 0.5)
-    """
-    x = x.double()
-    spread = x - x.mean(dim=0)
-    return spread if spread.norm() > 1e-5 * x.norm() else torch.zeros_like(x)
-
-
 def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> float:
     """Return the accuracy of a ridge regression to {-1, 1} on whitened features and a constant of 100.
 

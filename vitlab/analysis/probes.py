@@ -30,6 +30,31 @@ def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
     return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
 
 
+def steady(x: Tensor) -> Tensor:
+    """Return ``(n, D)`` features in double precision, all equal if they vary by no more than the rounding of float32.
+
+    Several threads round equal rows apart, which a probe would read.
+
+    Example:
+        >>> x = steady(torch.tensor([[3.0], [3.0 + 2e-6]]))
+        >>> bool(x[0] == x[1])
+        True
+    """
+    x = x.double()
+    return x if (x - x.mean(dim=0)).norm() > 1e-5 * x.norm() else x[:1].expand_as(x)
+
+
+def centered(x: Tensor) -> Tensor:
+    """Return ``(n, D)`` features less their mean, in double precision; see :func:`steady`.
+
+    Example:
+        >>> centered(torch.tensor([[3.0], [4.0]])).tolist()
+        [[-0.5], [0.5]]
+    """
+    x = steady(x)
+    return x - x.mean(dim=0) if (x != x[0]).any() else torch.zeros_like(x)
+
+
 class PositionProbe:
     """Ridge regression from a token to its cell: which of N, and its row and column.
 
@@ -56,6 +81,7 @@ class PositionProbe:
     def score(self, tokens: Tensor) -> None:
         """Score ``(B, N, D)`` held-out tokens."""
         guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
+        guess = guess.round(decimals=9)  # equal tokens get equal guesses: threads round rows of a product apart
         self.right.append((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).double().mean(dim=1))
         self.missed.append((guess[..., -2:] - self.places).square().sum(dim=(1, 2)))
 
@@ -162,4 +188,4 @@ def _noise(subject: Subject, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _with_bias(tokens: Tensor) -> Tensor:
-    return F.pad(tokens.double(), (0, 1), value=1.0)
+    return F.pad(steady(tokens.flatten(0, 1)).view(tokens.shape), (0, 1), value=1.0)

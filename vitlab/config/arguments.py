@@ -30,7 +30,7 @@ class CommandParser(argparse.ArgumentParser):
         if kind == "unrecognized arguments" and words.startswith("--"):
             flags = [flag for action in self._actions[1:] for flag in action.option_strings if flag.startswith("--")]
             there_are = f"; there is {', '.join(flags)}" if flags else ""
-            message += did_you_mean(words.split()[0], flags) or there_are
+            message += did_you_mean(words.split()[0].partition("=")[0], flags) or there_are
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 

@@ -92,7 +92,9 @@ def write(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, grou
         return {name: file_digest(folder / name) for name in names}
 
     alone, writer = group is None, dcp.FileSystemWriter(folder)
-    failed = attempt(lambda: dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=alone))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # of torch 2.10 itself
+        failed = attempt(lambda: dcp.save(tensors, storage_writer=writer, process_group=group, no_dist=alone))
     parts = [own := attempt(digests)]
     if not alone:
         parts *= group.size()

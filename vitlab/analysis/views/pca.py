@@ -4,8 +4,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vitlab.analysis.features import centered
 from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import block_tokens
 

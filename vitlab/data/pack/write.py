@@ -92,7 +92,7 @@ def _listed(data: ImageFolder, size: int | None) -> Source:
         if name in data.parts:
             images = data.list_files([name])
             some = np.zeros(len(images), dtype=ROW)
-            some["label"], some["part"] = images.labels, number
+            some["label"], some["part"] = images.labels.numpy(), number
             for row, file in zip(some, images.files, strict=True):
                 with contextlib.suppress(OSError):  # a file that has vanished is unreadable
                     row["facts"]["bytes"], row["facts"]["modified"] = images.store.stamp(file)
