@@ -1,6 +1,8 @@
 """The script that times recipes to a stated accuracy."""
 
 import importlib.util
+import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,18 @@ def test_every_idea_changes_the_recipe(script, tmp_path):
         assert config["trainer"]["max_epochs"] == 4
         seen.append(str(config))
     assert len(set(seen)) == len(seen)
+
+
+def test_the_readme_and_the_config_state_what_was_measured():
+    rows = json.loads((ROOT / "benchmarks" / "speedruns.json").read_text())
+    rows = [row for row in rows if row["config"] == CONFIG and "acc1" in row]
+    accuracies = sorted(100 * row["acc1"] for row in rows)
+    minutes = statistics.median(row["seconds"] for row in rows) / 60
+    assert len(rows) == 5 and accuracies[2] >= rows[0]["goal"]
+    readme, config = (ROOT / "README.md").read_text(), (ROOT / CONFIG).read_text()
+    assert f"[{minutes:.1f} minutes](benchmarks/speedruns.md) to {accuracies[2]:.1f} % of" in readme
+    stated = f"{accuracies[2]:.1f} % of the 10,000 test images in {minutes:.1f} minutes"
+    assert f"{stated}: median of five seeds, {accuracies[0]:.1f} to {accuracies[-1]:.1f} %" in config
 
 
 def test_the_page_has_a_row_for_each_recipe_and_each_idea(script, tmp_path, monkeypatch, capsys):
