@@ -89,7 +89,7 @@ def split_grids(
                 f"t2t_kernels={[k for k, _, _ in splits]}; "
                 f"use larger images, or smaller `t2t_kernels` or `t2t_strides`"
             )
-        if any(p > side - (mode == "reflect") for side, _, _, p, _ in axes) and mode in ("reflect", "circular"):
+        if mode in ("reflect", "circular") and any(p > side - int(mode == "reflect") for side, _, _, p, _ in axes):
             raise ValueError(
                 f"`t2t_padding={mode}` takes {padding} cells around a grid of {sides[0]} x {sides[1]}, too few: "
                 f"use larger images, smaller `t2t_kernels`, or zero or replicate"
