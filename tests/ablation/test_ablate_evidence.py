@@ -121,9 +121,13 @@ def test_a_registered_protocol_cannot_change_in_silence(done, lab):
 def test_a_registered_file_can_be_mended_until_a_cell_of_it_starts(toy, lab):
     first = toy().register()
     change(lab, "- learned > none", "- none > learned")
+    home = lab.path / "runs/ablations/toy"
+    (home / "arms").mkdir()
+    (home / "arms" / "sincos2d-0123456789.json").touch()  # a probe is no cell
     second = toy().register()
     assert second["digest"] != first["digest"] and second == toy().register()
-    (lab.path / "runs/ablations/toy/none/s0-0123456789").mkdir(parents=True)
+    (home / "none/s0-0123456789").mkdir(parents=True)
+    (home / "none/s0-0123456789/run.json").write_text("{}")
     change(lab, "- none > learned", "- learned > none")
     with pytest.raises(UsageError, match=r"toy was registered at .* and has changed since"):
         toy().register()

@@ -46,9 +46,8 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
     """
     old = registered(ablation)
     name = record_version(ablation)
-    is_started = any(ablation.directory.glob("*/s*-*"))
-    if old and old["digest"] != name and not is_started:
-        old = {}  # a mistake that was found before anything was measured
+    if old and old["digest"] != name and not any(ablation.directory.glob("*/s*-*/run.json")):
+        old = {}  # a mistake that was found before a cell started
     if old and old["digest"] != name:
         text = f"{ablation.name} was registered at {old['time']} and has changed since; choose another `name`"
         raise UsageError(text)
