@@ -195,6 +195,7 @@ MISTAKES = [
     ([*T2T, "--model.num_classes=4"], "Digits has a class count of 10, got 4"),
     ([*T2T, "--model.img_size=32"], "Digits has an image size of [8, 8], got 32; set `data.img_size` instead"),
     ([*T2T, "--checkpoint.monitor=val/nothing"], "`checkpoint.monitor` must be one of val/acc1, val/acc5, val/loss"),
+    ([*T2T, "--trainer.callbacks={}"], "`trainer.callbacks` must be list["),
     ([*T2T, "--checkpoint.monitor=val/los"], 'got val/los; did you mean "val/loss"?'),
     ([*T2T, "--trainer.accelerator=cuda"], "the accelerator is not available"),
     (["--config", str(CONFIGS / "t2.yaml")], "t2t.yaml"),

@@ -27,7 +27,8 @@ def explain(message: str, keys: Iterable[str], class_names: Iterable[str]) -> st
     known = set(keys)
     found = re.search(r'Parser key "([\w.]+)"', message) or re.search(r"Group '([\w.]+)'", message)
     outer = found[1] if found else ""
-    if found := re.search(r"Importing '([^']+)' is not allowed", message):
+    given = re.findall(r"Given value: (.*)", message)
+    if (found := re.search(r"Importing '([^']+)' is not allowed", message)) and (not given or found[1] in str(given)):
         return not_allowed(found[1])
     if found := re.search(r"unrecognized arguments: --([^\s=]+)", message):
         key = found[1] if not outer or found[1].startswith(outer) else f"{outer}.{found[1]}"
