@@ -30,10 +30,22 @@ def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
     return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
 
 
-def steady(x: Tensor) -> Tensor:
-    """Return ``(n, D)`` features in double precision, all equal if they vary by no more than the rounding of float32.
+def centered(x: Tensor) -> Tensor:
+    """Return ``(n, D)`` features less their mean, in double precision.
 
-    Several threads round equal rows apart, which a probe would read.
+    They are 0 if the features vary by no more than the rounding of float32: several threads round equal rows apart.
+
+    Example:
+        >>> centered(torch.tensor([[3.0], [4.0]])).tolist(), centered(torch.tensor([[3.0], [3.0 + 2e-6]])).tolist()
+        ([[-0.5], [0.5]], [[0.0], [0.0]])
+    """
+    x = x.double()
+    spread = x - x.mean(dim=0)
+    return spread if spread.norm() > 1e-5 * x.norm() else torch.zeros_like(x)
+
+
+def steady(x: Tensor) -> Tensor:
+    """Return ``(n, D)`` features in double precision, all equal where :func:`centered` is 0.
 
     Example:
         >>> x = steady(torch.tensor([[3.0], [3.0 + 2e-6]]))
@@ -41,18 +53,7 @@ def steady(x: Tensor) -> Tensor:
         True
     """
     x = x.double()
-    return x if (x - x.mean(dim=0)).norm() > 1e-5 * x.norm() else x[:1].expand_as(x)
-
-
-def centered(x: Tensor) -> Tensor:
-    """Return ``(n, D)`` features less their mean, in double precision; see :func:`steady`.
-
-    Example:
-        >>> centered(torch.tensor([[3.0], [4.0]])).tolist()
-        [[-0.5], [0.5]]
-    """
-    x = steady(x)
-    return x - x.mean(dim=0) if (x != x[0]).any() else torch.zeros_like(x)
+    return x if centered(x).any() else x[:1].expand_as(x)
 
 
 class PositionProbe:

@@ -182,13 +182,13 @@ class Cell:
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:
     """Return the finished runs that are not cells of the present plan, and which part of their identity differs."""
     planned = {cell.name: cell for cell in cells_of(ablation, [arm for arm in resolved if arm])}
-    probed = {arm.arm.name for arm in resolved if arm}
-    code = code_digest(own=ablation.trust_imports)
+    probed, names = {arm.arm.name for arm in resolved if arm}, {arm.name for arm in ablation.arms}
+    code = code_digest(own=ablation.trust_imports) if probed < names else ""
     found = {}
     for path in sorted(ablation.directory.glob("*/s*-*/done.json")):
         arm, parts = path.parent.parent.name, _parts(RunDir(path.parent))
         name = f"{arm}/{path.parent.name}"
-        if name in planned or arm not in [arm.name for arm in ablation.arms]:
+        if name in planned or arm not in names:
             continue
         same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
         differing = [k for k in ("config", "data", "code") if same and parts.get(k) != same[0].parts[k]]
