@@ -13,7 +13,6 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.identity import weights_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir, write_text
 
@@ -44,9 +43,7 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
     facts = []
     for r in resolved:
-        weights = {
-            source: r.weights.get(source) or weights_digest(source) for seed in seeds if (source := r.arm.weights(seed))
-        }
+        weights = {source: r.digest_of(source) for seed in seeds if (source := r.arm.weights(seed))}
         facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.arm.name})  # type: ignore[arg-type]
     write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
     collected = collect(ablation, resolved)

@@ -52,6 +52,10 @@ class Resolved:
         start = {"init_from": self.arm.init_from} if self.arm.init_from else {}
         return digest({**effective(self.config), **start})
 
+    def digest_of(self, source: str) -> str:
+        """Return the hash of initial weights: as it was exported, or of the file."""
+        return self.weights.get(source) or weights_digest(source)
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -71,7 +75,7 @@ class Cell:
     def parts(self) -> dict[str, str]:
         """The parts of the identity."""
         source = self.arm.weights(self.seed)
-        start = {"init_from": self.resolved.weights.get(source) or weights_digest(source)} if source else {}
+        start = {"init_from": self.resolved.digest_of(source)} if source else {}
         config = digest({**effective(self.resolved.config), "seed": self.seed, **start})
         return {"config": config, "data": digest(self.resolved.data), "code": self.resolved.code}
 
