@@ -34,7 +34,8 @@ def test_without_positions_displacement_is_noise_though_content_draws_a_pattern(
     for _, head in table.groupby(["layer", "head"]):
         found, floor = spread(head)
         content, _ = spread(head, "logit")
-        assert found < 3 * floor and content > 4 * floor
+        most = 3 if torch.__version__ < "2.14" else 2  # torch 2.10 draws other weights
+        assert found < most * floor and content > 4 * floor
 
 
 def test_a_head_that_looks_left_is_seen_to(digits):

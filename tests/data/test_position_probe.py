@@ -141,7 +141,8 @@ def test_none_and_alibi2d_stay_at_chance(pos_embed, task, global_pool):
 @pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", ["rope2d", pytest.param("rope_mixed", marks=pytest.mark.rare)])
 def test_a_class_token_reads_absolute_positions_from_rotations(pos_embed):
-    assert accuracy("abs", pos_embed) >= 80  # with other draws of the weights up to 100; chance is 25
+    least = 80 if torch.__version__ < "2.14" else 97  # torch 2.10 draws other weights: 84; chance is 25
+    assert accuracy("abs", pos_embed) >= least
 
 
 @pytest.mark.slow
