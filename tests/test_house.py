@@ -105,11 +105,6 @@ def modules_of(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_that_passes_fourteen_modules_has_become_two(folder):
-    assert sum(path.name != "__init__.py" for path in folder.glob("*.py")) <= 14
-
-
 def test_no_two_files_of_tests_share_a_name_which_pytest_cannot_collect():
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert sorted(names) == sorted(set(names))
@@ -122,15 +117,12 @@ def test_the_network_imports_torch_alone(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_tail_stays_short(path):
+def test_a_file_and_a_function_can_be_read_at_once(path):
     text = path.read_text()
-    assert text.count("\n") <= 250, "a file is one concept: split it"
+    assert text.count("\n") <= 500, "a file is one idea: split it"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            where = f"{node.name}, line {node.lineno}"
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             if path.name == "vit.py" and node.name == "__init__":
                 continue
-            docstring = len((ast.get_docstring(node) or "").splitlines())
-            assert node.end_lineno - node.lineno + 1 - docstring <= 40, f"{where}: a function fits a screen"
-            assert len(arguments) - 1 <= 20, f"{where}: too many arguments"
+            lines = node.end_lineno - node.lineno + 1 - len((ast.get_docstring(node) or "").splitlines())
+            assert lines <= 60, f"{node.name}, line {node.lineno}: a function fits a screen"
