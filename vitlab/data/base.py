@@ -45,7 +45,8 @@ class ImageData(Named, L.LightningDataModule):
             a list: crop-flip (only first), these words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area in a random crop; default: .08.
         sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), equally (balanced).
-        repeats: Differently augmented copies of each image in a row; the length of an epoch does not change.
+        repeats: Differently augmented copies of each image in a batch, in different processes if there are as many;
+            an epoch is as long as without, and shows one in `repeats` images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 turns mixup off.
         cutmix: Parameter of cutmix's beta distribution; 0 turns cutmix off.
@@ -173,7 +174,8 @@ class ImageData(Named, L.LightningDataModule):
         """Return the training batches of this process."""
         self.build("train")
         place, images = self._place(), self.splits["train"]
-        self.mix.check(self.batch_size, place[1], self.targets["kind"], self.sample_weights is not None)
+        weighted = self.sample_weights is not None
+        self.mix.check(self.batch_size, place[1], self.targets["kind"], weighted, self.repeats)
         how = (self.batch_size, self.seed, *place, self.repeats, self.pipeline.tokens(images))
         return self._loader("train", TrainOrder(Draw(images.labels, self.sampling, self.targets["kind"]), *how))
 
