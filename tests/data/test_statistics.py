@@ -92,6 +92,23 @@ def test_a_run_is_not_continued_on_another_training_split():
         other.load_state_dict(trained.state_dict())
 
 
+@pytest.mark.parametrize("changed", [{"repeats": 3}, {"sampling": "balanced"}, {}], ids=str)
+def test_a_run_from_before_copies_were_spread_says_so_when_it_goes_on(changed):
+    trained, later = FakeData(batch_size=8, **changed), FakeData(batch_size=8, **changed)
+    for data in (trained, later):
+        data.setup("fit")
+    later.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    later.trainer.state.fn = "fit"
+    state = trained.state_dict()
+    later.load_state_dict(state)
+    assert not later.notes
+    del state["order"]
+    later.load_state_dict(state)
+    assert [note for note in later.notes if "other partners" in note] == later.notes and len(later.notes) == len(
+        changed
+    )
+
+
 def test_hashes_change_with_seed_and_data_and_not_with_batch_size_or_workers():
     def hashes(**settings):
         data = FakeData(**settings)

@@ -24,7 +24,7 @@ from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
 from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.transforms import Augment, Interpolation, as_size
-from vitlab.data.record import RUN, check_same_training, record, state_of, statistics_of
+from vitlab.data.record import RUN, changed_order, check_same_training, record, state_of, statistics_of
 from vitlab.signature import Named
 
 
@@ -225,6 +225,7 @@ class ImageData(Named, L.LightningDataModule):
             self.adopt_classes(list(state_dict["class_names"]))
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             check_same_training(self.splits, state_dict)
+            self.notes += changed_order(self, state_dict)
         self._restored = dict(state_dict)
         self._statistics = statistics_of(state_dict) or self._statistics
 

@@ -16,6 +16,7 @@ from vitlab.data.files.twins import twins
 if TYPE_CHECKING:
     import pandas as pd
 
+ORDER = 2  # version of the order of training, in checkpoints; 1, which they lack, had copies of an image side by side
 TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `numbers`
 
 
@@ -43,7 +44,7 @@ def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
     """Return the state that later stages must share with a training run, as plain values."""
     known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
     train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
-    return {"class_names": data.class_names, "seed": data.seed, **known, **train}
+    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **train}
 
 
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
@@ -56,6 +57,16 @@ def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, 
     if "train" in splits and "split_hash" in state and splits["train"].split_hash != state["split_hash"]:
         now, then = splits["train"].split_hash, state["split_hash"]
         raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
+
+
+def changed_order(data: Any, state: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if the batches of a resumed run are arranged otherwise than before its checkpoint."""
+    if state.get("order", 1) == ORDER or (data.repeats == 1 and data.sampling == "natural"):
+        return []
+    return [
+        "an earlier vitlab began this run and arranged copies of an image otherwise: from here on each step has the "
+        "same images as it would have had, but other partners in mixup and cutmix, and others in each process"
+    ]
 
 
 class Trained:
