@@ -23,8 +23,16 @@ from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
 from vitlab.data.loading.pipeline import Pipeline, check_at_least
 from vitlab.data.loading.prefetch import send
-from vitlab.data.loading.transforms import Augment, Interpolation, as_size
-from vitlab.data.record import RUN, changed_order, check_same_training, record, state_of, statistics_of
+from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
+from vitlab.data.record import (
+    RUN,
+    changed_order,
+    check_same_training,
+    given_statistics,
+    record,
+    state_of,
+    statistics_of,
+)
 from vitlab.signature import Named
 
 
@@ -52,6 +60,10 @@ class ImageData(Named, L.LightningDataModule):
         cutmix: Parameter of cutmix's beta distribution; 0 turns cutmix off.
         crop_pct: Share of a photo's shorter side that evaluation uses; default: .875.
         interpolation: How images are resized, bilinear or bicubic.
+        crop_mode: How evaluation cuts photos: center is timm's and torchvision's way, squash and border are timm's;
+            box cuts before it resizes, as runs of vitlab before this option.
+        mean: Mean of each channel in [0, 1], for normalization; default: that of the training split.
+        std: Standard deviation of each channel; given together with the mean.
         value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
         max_pixels: Largest number of pixels of a file.
         **split: Passed to :class:`SplitRule`.
@@ -96,6 +108,9 @@ class ImageData(Named, L.LightningDataModule):
         cutmix: float = 0.0,
         crop_pct: float | None = None,
         interpolation: Interpolation = "bicubic",
+        crop_mode: CropMode = "center",
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
         value_range: list[float] | None = None,
         max_pixels: int = 50_000_000,
         **split: Unpack[RuleArgs],
@@ -111,12 +126,14 @@ class ImageData(Named, L.LightningDataModule):
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
         check_native(native_patch, native_size, mixes | draws)
-        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch)
+        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         if (run := RUN.get()) and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
+        if (given := given_statistics(mean, std, in_chans)) is not None:
+            self._statistics, self.statistics_from = given, "given"
 
     @property
     def num_classes(self) -> int:
@@ -227,7 +244,8 @@ class ImageData(Named, L.LightningDataModule):
             check_same_training(self.splits, state_dict)
             self.notes += changed_order(self, state_dict)
         self._restored = dict(state_dict)
-        self._statistics = statistics_of(state_dict) or self._statistics
+        if self.statistics_from != "given":
+            self._statistics = statistics_of(state_dict) or self._statistics
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Use the class numbers of a trained run."""

@@ -1,6 +1,6 @@
 """The record of a run's data, and the comparison of that record with data that the run is evaluated on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -50,6 +50,24 @@ def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
     """Return mean and standard deviation from a state, or None."""
     return (tuple(state["mean"]), tuple(state["std"])) if "mean" in state else None
+
+
+def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, in_chans: int) -> Statistics | None:
+    """Return the mean and standard deviation that a user gave, or None; refuse one alone and wrong numbers.
+
+    >>> given_statistics([0.5], [0.25], in_chans=1)
+    ((0.5,), (0.25,))
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise ValueError(f"`data.mean` and `data.std` belong together: give `data.{'mean' if mean is None else 'std'}`")
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != in_chans:
+            raise ValueError(f"`data.{name}` must have a value for each of {in_chans} channels, got {list(values)}")
+    if min(std) <= 0:
+        raise ValueError(f"`data.std` must be above 0, got {list(std)}")
+    return tuple(mean), tuple(std)
 
 
 def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:
