@@ -8,10 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
+import vitlab
 from vitlab.cli.main import main
+from vitlab.data.image_folder import ImageFolder
+from vitlab.jobs.rebuild import former_ways
 from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -192,3 +196,85 @@ def test_a_dry_run_refuses_what_training_would_refuse(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"train": 8, "test": 2})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=1000", "--dry_run") == 2
     assert "`data.batch_size` must not exceed the number of training images" in capsys.readouterr().err
+
+
+def _odd_photos(root):
+    rng = np.random.default_rng(3)
+    for part, n in {"train": 6, "test": 4}.items():
+        for name in ("ant", "bee"):
+            (root / part / name).mkdir(parents=True)
+            for i in range(n):
+                coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+                coarse.resize(tuple(2 * rng.integers(16, 60, 2) + 1)).save(root / part / name / f"{i}.png")
+    return root
+
+
+def _as_of_old(run):
+    """Take out of a run what runs did not state before there was `data.crop_mode`."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for key in ("crop_mode", "mean", "std"):
+        del config["data"]["init_args"][key]
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(
+        json.dumps({k: v for k, v in facts.items() if k not in ("crop_mode", "interpolation")})
+    )
+
+
+def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys):
+    root = _odd_photos(tmp_path / "photos")
+    size = ("--data.img_size=20", "--data.crop_scale=0.3", "--data.crop_pct=0.8", "--data.batch_size=4")
+    size += ("--data.augment=crop-flip",)
+    photos = ("--data=ImageFolder", f"--data.root={root}", *size, "--model.patch_size=4")
+    numbers, cards = {}, {}
+    for name in ("center", "box"):
+        way = () if name == "center" else ("--data.crop_mode=box",)
+        assert _fit(*photos, *way, config="cifar10_vit", name=name) == 0
+        run, other = RunDir(f"runs/{name}"), next(root.glob("test/bee/*"))
+        assert run.data["crop_mode"] == name
+        if name == "box":
+            _as_of_old(run.path)
+        assert main(["test", name]) == 0 and main(["predict", name, str(root / "test"), "-o", f"{name}.csv"]) == 0
+        stated = {"img_size": [20, 20], "crop": name, "crop_pct": 0.8, "interpolation": "bicubic"}
+        assert run.measured("test")["images"] == run.measured("val")["images"] == stated
+        numbers[name] = Path(f"{name}.csv").read_text(), run.measured("test")["loss"]
+        assert main(["export", name, "--to", "safetensors", "-o", f"{name}.safetensors"]) == 0
+        cards[name] = json.loads(Path(f"{name}.safetensors.json").read_text())["images"]
+        pixels = [vitlab.load(source).transform(Image.open(other)) for source in (name, f"{name}.safetensors")]
+        assert torch.equal(*pixels) and cards[name]["crop_mode"] == name
+    assert numbers["center"] != numbers["box"]
+    assert main(["test", "box", "--data.crop_mode=center"]) == 0
+    run = RunDir("runs/box")
+    (variation,) = run.results["variations"]
+    assert variation["images"]["crop"] == "center" and run.measured("test")["loss"] == numbers["box"][1]
+    for mode, loss in (("center", variation["loss"]), ("box", run.measured("test")["loss"])):
+        net, data = vitlab.load("box").net, ImageFolder(str(root), img_size=20, crop_pct=0.8, crop_mode=mode, num_workers=0,
+                                                         mean=run.data["mean"], std=run.data["std"])  # fmt: skip
+        data.setup("test")
+        x, y = (torch.cat(parts) for parts in zip(*data.iterate_batches(data.test_dataloader()), strict=True))
+        assert torch.nn.functional.cross_entropy(net(x), y).item() == pytest.approx(loss, abs=1e-5)
+    assert main(["fit", "--resume", "box", "--trainer.max_epochs=2"]) == 0
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["data"]["init_args"]["crop_mode"] == "box"
+    assert run.data["crop_mode"] == "box" and run.measured("val")["images"]["crop"] == "box"
+    old = json.loads(Path("box.safetensors.json").read_text())
+    del old["images"]["crop_mode"]  # a card of old
+    Path("box.safetensors.json").write_text(json.dumps(old))
+    assert torch.equal(vitlab.load("box.safetensors").transform(Image.open(other)), pixels[1])
+
+
+def test_only_a_run_of_old_has_the_former_crop(tmp_path):
+    data = {"class_path": "vitlab.data.ImageFolder", "init_args": {"root": "photos", "crop_pct": None}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
+    run = RunDir(tmp_path)
+    assert former_ways(run) == {}  # a recipe
+    (tmp_path / "run.json").write_text("{}")
+    assert former_ways(run) == {"crop_mode": "box"}
+    for changes in (
+        {"crop_mode": "center"},
+        {"class_path": "subprocess.Popen"},
+        {"class_path": "vitlab.data.record.Trained"},
+    ):
+        path = changes.get("class_path", data["class_path"])
+        other = {"class_path": path, "init_args": {**data["init_args"], **changes}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": other}))
+        assert former_ways(run) == {}

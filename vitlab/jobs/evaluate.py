@@ -18,7 +18,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.restore import misfit
-from vitlab.jobs.train.close import checkpoint_facts
+from vitlab.jobs.train.close import checkpoint_facts, protocol_of
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
@@ -100,7 +100,8 @@ def evaluate(
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
-    _save(run, name, {**values, **seen, **recall, **checkpoint_facts(checkpoint), "overrides": conditions}, table)
+    facts = {**checkpoint_facts(checkpoint), **protocol_of(cli.datamodule), "overrides": conditions}
+    _save(run, name, {**values, **seen, **recall, **facts}, table)
     return Measured(name, values, table, sentences + trained.sentences(seen, len(table)), recall.get("recall", {}))
 
 
