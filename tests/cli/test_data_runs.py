@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 from PIL import Image
@@ -248,8 +249,8 @@ def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys)
     (variation,) = run.results["variations"]
     assert variation["images"]["crop"] == "center" and run.measured("test")["loss"] == numbers["box"][1]
     for mode, loss in (("center", variation["loss"]), ("box", run.measured("test")["loss"])):
-        net, data = vitlab.load("box").net, ImageFolder(str(root), img_size=20, crop_pct=0.8, crop_mode=mode, num_workers=0,
-                                                         mean=run.data["mean"], std=run.data["std"])  # fmt: skip
+        how = {"img_size": 20, "crop_pct": 0.8, "crop_mode": mode, "num_workers": 0}
+        net, data = vitlab.load("box").net, ImageFolder(str(root), **how, **{k: run.data[k] for k in ("mean", "std")})
         data.setup("test")
         x, y = (torch.cat(parts) for parts in zip(*data.iterate_batches(data.test_dataloader()), strict=True))
         assert torch.nn.functional.cross_entropy(net(x), y).item() == pytest.approx(loss, abs=1e-5)
@@ -278,3 +279,35 @@ def test_only_a_run_of_old_has_the_former_crop(tmp_path):
         other = {"class_path": path, "init_args": {**data["init_args"], **changes}}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": other}))
         assert former_ways(run) == {}
+
+
+def test_a_network_with_weights_of_timm_sees_images_as_timm_prepared_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, make=timm.create_model: make(name))
+    net = vitlab.create_model("vit_ti16", weights="timm:vit_tiny_patch16_224", img_size=96)
+    how = timm.data.resolve_model_data_config(net)
+    assert (how["input_size"], how["crop_pct"], how["mean"]) == ((3, 96, 96), 0.9, (0.5, 0.5, 0.5))
+    root, start = _odd_photos(tmp_path / "photos"), ["--init_from=timm:vit_tiny_patch16_224", "--data=ImageFolder"]
+    size = [f"--data.root={root}", "--data.img_size=32", "--data.batch_size=4"]
+    tiny = [*TINY[:3], "--data.num_workers=0", "--model.embed_dim=192", "--model.depth=12"]
+    fit = ["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), *tiny, "--model.num_heads=3", *start, *size]
+    fit += ["--model.patch_size=16", "--model.mlp_ratio=4"]
+    assert main([*fit, "--name", "theirs"]) == 0
+    assert (
+        "images as for the weights of timm:vit_tiny_patch16_224: mean [0.5, 0.5, 0.5], std" in capsys.readouterr().out
+    )
+    run = RunDir("runs/theirs")
+    assert (run.data["mean"], run.data["statistics_from"], run.data["crop_pct"]) == ([0.5] * 3, "given", 0.9)
+    config = yaml.safe_load(run.config.read_text())["data"]["init_args"]
+    assert (config["mean"], config["crop_pct"], config["crop_mode"]) == ([0.5] * 3, 0.9, "center")
+    assert main(["test", "theirs"]) == 0 and run.measured("test")["images"]["crop_pct"] == 0.9
+    theirs = timm.data.create_transform(
+        (3, 32, 32), **{k: how[k] for k in ("mean", "std", "crop_pct", "interpolation")}
+    )
+    image = Image.open(next(root.glob("test/*/*")))
+    assert torch.allclose(vitlab.load("theirs").transform(image), theirs(image), atol=1e-5)
+    capsys.readouterr()
+    own = ["--data.crop_pct=0.7", "--data.mean=[0.1,0.2,0.3]", "--data.std=[1,1,1]"]
+    assert main([*fit, "--name", "own", *own]) == 0
+    assert "trained with mean [0.5, 0.5, 0.5] and not [0.1, 0.2, 0.3], std" in capsys.readouterr().out
+    facts = RunDir("runs/own").data
+    assert (facts["mean"], facts["crop_pct"]) == ([0.1, 0.2, 0.3], 0.7)

@@ -1,7 +1,7 @@
 """The base of every image data set: three splits, statistics of the training split, loaders."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import lightning as L
@@ -149,6 +149,21 @@ class ImageData(Named, L.LightningDataModule):
     def std(self) -> tuple[float, ...]:
         """Standard deviation of each channel over the training split."""
         return self.statistics()[1]
+
+    def take_images(self, known: Mapping[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
+        """Normalize and cut images as ``known``, arguments of this class, says, except for what was ``asked`` for.
+
+        Returns:
+            The arguments that apply: mean and std for as many channels, crop_pct unless whole images are evaluated.
+        """
+        taken: dict[str, Any] = {}
+        if not {"mean", "std"} & set(asked) and len(known.get("mean", ())) == self.in_chans:
+            taken |= {name: known[name] for name in ("mean", "std")}
+            self._statistics = given_statistics(known["mean"], known["std"], self.in_chans)
+            self.statistics_from = "given"
+        if "crop_pct" in known and "crop_pct" not in asked and not (self.pipeline.native_size or self.pipeline.native):
+            taken["crop_pct"] = self.pipeline.crop_pct = known["crop_pct"]
+        return taken
 
     def read(self, part: Part) -> Images:
         """Return block 1 (train), block 2 (test), or, without a given test split, all images."""

@@ -18,10 +18,12 @@ from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.keys import check_same_config, recipe_name
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, class_of, flatten
+from vitlab.config.parser import VitlabCLI, class_of, flatten, settings, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.contract import deals_samples, recipe
+from vitlab.data.base import ImageData
+from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import print_error, say
@@ -60,7 +62,10 @@ class FitCLI(VitlabCLI):
         self.resumed = run is not None
         self.run = run or RunDir(".")
         self.wandb_id = os.urandom(4).hex()
+        self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
+        self.asked: set[str] = set()  # what of it is given
         super().__init__(args)
+        self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
         saves = self.config.trainer.enable_checkpointing is not False
@@ -85,6 +90,7 @@ class FitCLI(VitlabCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
         check_callbacks(self.config.trainer)
+        self._read_images_of_weights()
         self.config_text = self._as_text()
         values = flatten(yaml.safe_load(self.config_text))
         if self.resumed:
@@ -99,6 +105,33 @@ class FitCLI(VitlabCLI):
             self.recipe = self.run.record.get("recipe") or self.recipe
         redirect_into_run(self.config.trainer, self.run.path)
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
+
+    def _read_images_of_weights(self) -> None:
+        """Learn how images were prepared for timm's initial weights; resize and cut them so, unless told otherwise."""
+        source, cls = self.options.init_from or "", class_of(self.config.data.class_path)
+        if self.resumed or not source.startswith("timm:") or not issubclass(cls, ImageData):
+            return
+        with user_mistakes():
+            taken = signature(cls).parameters
+            self.known = {k: v for k, v in images_of_timm(source).items() if k in taken}
+        given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
+        self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
+        for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
+            self.config.data.init_args[name] = self.known[name]
+
+    def _prepare_as_the_weights(self) -> None:
+        """Take the rest of what timm's initial weights need, now that the images are known; say what differs."""
+        if not self.known:
+            return
+        arguments = self.config.data.init_args
+        for name, value in self.datamodule.take_images(self.known, self.asked).items():
+            arguments[name] = value
+        self.config_text = self._as_text()
+        source, now = self.options.init_from, {name: arguments[name] for name in self.known}
+        same = [f"{name} {value}" for name, value in self.known.items() if now[name] == value]
+        others = [f"{k} {v} and not {now[k]}" for k, v in self.known.items() if k in self.asked and now[k] != v]
+        self.datamodule.notes += [f"images as for the weights of {source}: {', '.join(same)}"] if same else []
+        self.datamodule.notes += [f"the weights of {source} were trained with {', '.join(others)}"] if others else []
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with vitlab's callbacks and the run directory as its root."""
