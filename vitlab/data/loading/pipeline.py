@@ -222,7 +222,7 @@ class Pipeline:
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
-        crop = self._center(statistics[0])
+        crop = self.center(statistics[0])
         return self.normalize(to_tensor(crop(image))[None], statistics)[0]
 
     def eval_file(
@@ -249,7 +249,7 @@ class Pipeline:
 
     def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
         """Return the transform of single images in training or evaluation; None if there is none."""
-        move: Transform | None = None if self.native_size else native or self._center(mean)
+        move: Transform | None = None if self.native_size else native or self.center(mean)
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
             crop = NativeCropFlip(native, self.crop_scale) if native else crop
@@ -263,7 +263,7 @@ class Pipeline:
         """Height and width of the images that augmentation gets after the crop."""
         return self.native_size or self.img_size
 
-    def _center(self, mean: tuple[float, ...]) -> CenterCrop:
+    def center(self, mean: tuple[float, ...] = (0.0,)) -> CenterCrop:
         """Return the one transform of photos in evaluation; images of one size are taken whole."""
         size, share = (self.native_size, 1.0) if self.native_size else (self.img_size, self.crop_pct)
         return CenterCrop(size, share, self.interpolation, self.crop_mode, mean)

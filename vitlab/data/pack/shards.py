@@ -14,6 +14,7 @@ from vitlab.data.files import archive
 from vitlab.data.files.scan import FACTS, Facts
 
 INDEX, VERSION = "index.npz", 2
+ROUNDED = "down"  # the longer side of a shrunk photo, as in evaluation; older packs do not say and rounded to nearest
 ROW = np.dtype(
     [
         ("label", "i4"),

@@ -19,7 +19,7 @@ from vitlab.data.files import archive
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
-from vitlab.data.pack.shards import INDEX, PARTS, ROW, VERSION, shard_name
+from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 
 _SHARD = 2**30  # bytes
@@ -59,7 +59,7 @@ def pack(
     settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
     data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **settings)
     what = _listed(data, size)
-    plan = f"{VERSION} {size} {shard_bytes} {settings} {what.store.place}"
+    plan = f"{VERSION} {size} {ROUNDED} {shard_bytes} {settings} {what.store.place}"
     name = hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()
     work = place.parent / f".{place.name}-{name}"
     work.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,14 @@ def pack(
             shutil.rmtree(work, ignore_errors=True)
     readable = what.rows["facts"]["readable"]
     files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
-    facts = {"version": VERSION, "size": size, "class_names": data.class_names, "parts": data.parts, **settings}
+    facts = {
+        "version": VERSION,
+        "size": size,
+        "rounded": ROUNDED,
+        "class_names": data.class_names,
+        "parts": data.parts,
+        **settings,
+    }
     archive.write(work / INDEX, {**facts, "files": files}, what.rows[readable])
     _finish(work, place)
     total = {"n": len(files), "bytes": int(what.rows["length"].sum()), "classes": data.num_classes}
