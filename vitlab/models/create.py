@@ -87,7 +87,7 @@ def create_model(
         _log.info(sentence)
     if theirs is not None:
         description: Any = theirs.pretrained_cfg
-        net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}
+        net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
 
 

@@ -208,7 +208,6 @@ class VisionTransformer(Named, nn.Module):
         with part("head"):
             self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(init)
         self.dropout = nn.Dropout(dropout)
-        self.pretrained_cfg: dict[str, Any] | None = None  # timm's description, of a network with timm's weights
 
     def forward(self, images: Tensor | Packed) -> Tensor:
         """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
