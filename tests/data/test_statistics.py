@@ -141,9 +141,22 @@ def test_prediction_sees_an_image_as_evaluation_does(augment):
         ("batch_size", 0, "at least 1"),
         ("num_workers", -1, "at least 0"),
         ("crop_pct", 1.5, "at most 1"),
+        ("crop_mode", "centre", "one of center, squash, border, box"),
+        ("interpolation", "lanczos", "one of bilinear, bicubic"),
+        ("mean", [0.5, 0.5], "a value for each of 3 channels"),
         ("img_size", [8], r"a side or \[height, width\]"),
     ],
 )
 def test_wrong_values_name_the_argument_and_the_rule(name, value, message):
     with pytest.raises(ValueError, match=rf"`data\.{name}` must .*{message}"):
-        FakeData(**{name: value})
+        FakeData(**{name: value}, **({"std": value} if name == "mean" else {}))
+
+
+def test_given_statistics_win_over_the_training_split_and_a_checkpoint():
+    data = FakeData(mean=[0.5] * 3, std=[0.25] * 3)
+    data.setup("fit")
+    assert data.statistics() == ((0.5,) * 3, (0.25,) * 3) and data.fingerprint()["statistics_from"] == "given"
+    data.load_state_dict({**data.state_dict(), "mean": [0.1] * 3, "std": [0.2] * 3})
+    assert data.mean == (0.5,) * 3 and FakeData().mean != data.mean
+    with pytest.raises(ValueError, match=r"belong together: give `data.std`"):
+        FakeData(mean=[0.5] * 3)

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ from vitlab.packed import Packed
 
 _CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size
+_HOW = get_args(Interpolation)
 _MODES: dict[CropMode, str] = {
     "center": "the center, {} of the shorter side",
     "squash": "the center, {} of both sides, without their aspect ratio",
@@ -104,6 +105,9 @@ class Pipeline:
         for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
             if not 0 < share <= 1:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
+        for name, word, words in (("crop_mode", crop_mode, get_args(CropMode)), ("interpolation", interpolation, _HOW)):
+            if word not in words:
+                raise ValueError(f"`data.{name}` must be one of {', '.join(words)}, got {word!r}")
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
         self.crops = multi_crop(augment, img_size, interpolation, schedule or native_patch)
         self.moves, self.steps = (False, []) if self.crops else parts_of(augment)
