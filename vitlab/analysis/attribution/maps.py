@@ -113,16 +113,25 @@ def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor
     return by_patch(net, images * total)
 
 
-def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
     """Return the decrease of the class's probability when a patch gets the mean color, for each patch.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
+
+    Args:
+        net: The network.
+        images: Normalized ``(B, C, H, W)`` images.
+        classes: The class of each image, ``(B,)``.
+        side: Patches that are covered together, a square of so many a side: fewer passes; all have the value of theirs.
     """
-    n, found = net.grid_size[0] * net.grid_size[1], []
+    (h, w), device = net.grid_size, images.device
+    y, x = torch.meshgrid(torch.arange(h, device=device) // side, torch.arange(w, device=device) // side, indexing="ij")
+    owner, found = (y * -(-w // side) + x).flatten(), []  # the square of each patch
+    masks = cells(net, F.one_hot(owner).T.to(images))
     for image, k in zip(images, classes, strict=True):
-        covered = torch.cat([image[None], image * (1 - cells(net, torch.eye(n, device=image.device)))])
+        covered = torch.cat([image[None], image * (1 - masks)])
         share = outputs(net, covered).softmax(dim=1)[:, k]
-        found.append(share[0] - share[1:])
+        found.append((share[0] - share[1:])[owner])
     return torch.stack(found)
 
 
@@ -146,6 +155,9 @@ METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
     "integrated gradients": integrated_gradients,
     "occlusion": occlusion,
 }
+
+
+SIGNED = ("integrated gradients", "occlusion")  # a patch can speak against the class
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
