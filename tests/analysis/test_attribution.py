@@ -8,6 +8,7 @@ from vitlab.analysis.attribution.curves import SHARES, analyze_faithfulness, ver
 from vitlab.analysis.attribution.fillings import FILLINGS, another_image, blurred, deleted
 from vitlab.analysis.attribution.maps import (
     METHODS,
+    SIGNED,
     STEPS,
     analyze_attribution,
     attention_rollout,
@@ -197,6 +198,23 @@ def test_randomized_parts_are_those_that_are_named():
     assert {name.split(".")[0] for name in kept} >= {"tokenizer", "pos_embed", "cls_token"}
     assert not any(name.startswith(("blocks.1", "head")) for name in kept)
     assert torch.equal(rank_correlation(torch.ones(2, 5), torch.rand(2, 5)), torch.zeros(2).double())
+
+
+def test_maps_with_a_sign_are_drawn_about_zero_with_a_bar_of_their_own(small_subject):
+    finding = analyze_attribution(small_subject())
+    values = finding.table.set_index(["map", "image"])["weight"]
+    axes = [each for each in finding.figure.axes if each.images and each.get_label() != "<colorbar>"]
+    bars = {image.axes: image.colorbar for each in axes for image in each.images if image.colorbar}
+    assert len(axes) == 4 * 7 and len(bars) == 4 * 2  # images, methods; those with a sign
+    for i in range(4):
+        for name, ax in zip(METHODS, axes[7 * i + 1 : 7 * i + 7], strict=True):
+            if name not in SIGNED:
+                assert ax not in bars and values[name, i].min() >= 0
+                continue
+            (drawn,), most = ax.images, values[name, i].abs().max()
+            assert (drawn.norm.vmin, drawn.norm.vmax) == (pytest.approx(-most), pytest.approx(most))
+            assert min(drawn.cmap(drawn.norm(0.0))[:3]) > 0.95  # white
+            assert drawn.get_alpha() is None and np.allclose(drawn.get_array().ravel(), values[name, i])
 
 
 def test_a_network_without_head_is_told(small_subject):

@@ -168,7 +168,7 @@ def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
 
 
 def analyze_attribution(subject: Subject) -> Finding:
-    """Show six attribution maps for the predicted class, drawn over the images.
+    """Show six attribution maps for the predicted class; those that have a sign are drawn beside the images.
 
     Example:
         >>> finding = analyze_attribution(subject)
@@ -180,4 +180,4 @@ def analyze_attribution(subject: Subject) -> Finding:
     named = {name: method(subject.net, images, classes) for name, method in METHODS.items()}
     names = subject.class_names
     titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
-    return maps_of_images(subject, images, named, "maps of the predicted class", titles)
+    return maps_of_images(subject, images, named, "maps of the predicted class", titles, SIGNED)
