@@ -40,7 +40,7 @@ def blurred(net: VisionTransformer, images: Tensor) -> Tensor:
 def another_image(net: VisionTransformer, images: Tensor) -> Tensor:
     """Return for each of the ``(B, C, H, W)`` images another one, at random: what it has in the same place."""
     if len(images) < 2:
-        raise UsageError("patches of another image need two images at least, and there is one")
+        raise UsageError("patches of another image need two images at least, and there is one: give more images")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(images.device)
     return images[order.roll(1)[order.argsort()]]
 
