@@ -26,10 +26,9 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
     "ablation": {"config", "jobs", "models", "analysis"},
-    "bench": {*NETWORK, *BESIDE, "tasks"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
-    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench", "ablation", "look"},
+    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }
 GROUND = {
     "classes",
