@@ -13,7 +13,7 @@ from vitlab.analysis.views.reconstruction import analyze_reconstruction
 from vitlab.analysis.views.splits import analyze_splits
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.data.known.digits import Digits
-from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
 from vitlab.tasks import MAE
@@ -124,7 +124,7 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     task = MAE(norm_pix=norm_pix, **light, **network).eval()
     subject = Subject(task.net, digits, num_images=32, task=task)
     images, _ = subject.labeled()
-    order = torch.from_numpy(shuffled_tokens(stream(np.arange(32), MASK), (4, 4)))
+    order = torch.from_numpy(shuffled_indices(stream(np.arange(32), MASK), (4, 4)))
     error = analyze_reconstruction(subject).table.set_index("seen")["error"]
     if not norm_pix:
         assert error["itself"] == pytest.approx(task.pixel_loss(images, order).item(), rel=1e-5)

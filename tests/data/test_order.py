@@ -5,7 +5,7 @@ import pytest
 import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 
-from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread
+from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.streams import stream, uniforms
 
 
@@ -96,7 +96,7 @@ def test_any_samples_that_fill_no_more_than_half_of_a_batch_are_neighbors_of_oth
     rng = np.random.default_rng(0)
     for _ in range(3000):
         samples = rng.integers(0, rng.integers(1, 8), 2 * rng.integers(1, 12))
-        order = spread(samples)
+        order = spread_copies(samples)
         assert sorted(order) == list(range(len(samples)))
         left, right = samples[order].reshape(-1, 2).T
         assert (left == right).sum() == max(0, np.bincount(samples).max() - len(samples) // 2)
@@ -111,7 +111,10 @@ def test_a_class_of_few_samples_drawn_often_is_no_neighbor_of_itself():
 
 
 def test_a_batch_of_different_samples_keeps_its_order():
-    assert spread(np.array([5, 3, 9, 1])).tolist() == [0, 1, 2, 3] and len(spread(np.array([], dtype=np.int64))) == 0
+    assert (
+        spread_copies(np.array([5, 3, 9, 1])).tolist() == [0, 1, 2, 3]
+        and len(spread_copies(np.array([], dtype=np.int64))) == 0
+    )
 
 
 def test_copies_are_on_any_number_of_processes_and_from_any_step_what_they_are_alone():

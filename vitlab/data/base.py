@@ -21,15 +21,15 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
-from vitlab.data.loading.pipeline import Pipeline, check_at_least
+from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
 from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
 from vitlab.data.record import (
     RUN,
     changed_order,
     check_same_training,
+    data_record,
     given_statistics,
-    record,
     state_of,
     statistics_of,
 )
@@ -117,8 +117,8 @@ class ImageData(Named, L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        check_at_least(1, batch_size=batch_size, repeats=repeats)
-        check_at_least(0, num_workers=num_workers)
+        check_data_at_least(1, batch_size=batch_size, repeats=repeats)
+        check_data_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
@@ -196,7 +196,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def build(self, wanted: SplitName) -> None:
         """Read the block that a split belongs to, unless it has been read."""
-        division.build(self, wanted)
+        division.read_block(self, wanted)
 
     def compare_with_test(self) -> None:
         """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
@@ -268,7 +268,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        return record(self)
+        return data_record(self)
 
     def on_unreadable(self, error: ImageError) -> None:
         """Handle a sample that has become unreadable: count it, or raise."""

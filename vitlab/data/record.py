@@ -20,7 +20,7 @@ ORDER = 2  # version of the order of training, in checkpoints; 1, which they lac
 TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `numbers`
 
 
-def record(data: Any) -> dict[str, Any]:
+def data_record(data: Any) -> dict[str, Any]:
     """Return the record of a run's data as plain values; a held-back test split is only checked for duplicates."""
     return {
         "data": type(data).__name__,
@@ -111,7 +111,7 @@ class Trained:
         """Find training images in a split; refuse them if the split was changed after training."""
         if self.images is None or name != self.split:
             return
-        self.met = np.isin(numbers(images), self.images)
+        self.met = np.isin(fingerprints(images), self.images)
         self.changed = bool(self.met.any()) and self.rule != rule.facts()
         if self.changed and not self.allow:
             raise ValueError(
@@ -155,7 +155,7 @@ def measured(run: Trained) -> Iterator[Trained]:
         RUN.reset(token)
 
 
-def numbers(images: Images) -> NDArray[np.uint64]:
+def fingerprints(images: Images) -> NDArray[np.uint64]:
     """Return a 64-bit fingerprint of the content of each image."""
     return np.frombuffer(b"".join(digest[:8] for digest in images.digests), dtype=np.uint64)
 

@@ -24,7 +24,7 @@ from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, atomic_write
-from vitlab.runs.shards import is_sharded, read_checkpoint
+from vitlab.runs.shards import has_shards, read_checkpoint
 
 LOG = logging.getLogger("vitlab")
 Command = Literal["validate", "test"]
@@ -139,7 +139,7 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
 def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
     """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
     check_readable(checkpoint)
-    if sharded := is_sharded(checkpoint):
+    if sharded := has_shards(checkpoint):
         content = read_checkpoint(checkpoint, map_location="cpu")
         cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))
         cli.model.load_state_dict(content["state_dict"])

@@ -14,8 +14,8 @@ class Mix:
     arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one per batch.
 
     Rectangles depend on the sample's seed, mixtures on the step's, and partners are neighbors in the global batch,
-    which are no copies of one image (:func:`vitlab.data.loading.order.spread`). So images do not depend on the number
-    of processes, if each takes an even number of them.
+    which are no copies of one image (:func:`vitlab.data.loading.order.spread_copies`). So images do not depend on the
+    number of processes, if each takes an even number of them.
 
     Args:
         mixup: Both parameters of the beta distribution of mixup's weight; 0 turns mixup off.

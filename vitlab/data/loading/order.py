@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.native import Tokens
-from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream, uniforms
+from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_indices, stream, uniforms
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
@@ -27,14 +27,14 @@ class Step(NamedTuple):
     def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
         """Return ``(b, N)`` token indices in a random order for each sample, the same in every evaluation."""
         seeds = self.indices if self.mix_seed is None else self.seeds.astype(np.int64)
-        return shuffled_tokens(stream(seeds, MASK), grid_size, block)
+        return shuffled_indices(stream(seeds, MASK), grid_size, block)
 
     def hidden(self, grid_size: tuple[int, int], block: int, view: int, least: float, most: float) -> NDArray[np.bool_]:
         """Return a ``(b, N)`` mask of hidden tokens: a random share for half of the samples, none for the others."""
         seeds = self.seeds.astype(np.int64)
         draws = uniforms(stream(seeds, MASK, view, 1), 2)
         shares = np.where(draws[:, :1] < 0.5, least + (most - least) * draws[:, 1:], 0)
-        order = shuffled_tokens(stream(seeds, MASK, view), grid_size, block)
+        order = shuffled_indices(stream(seeds, MASK, view), grid_size, block)
         return order.argsort(axis=1) < np.floor(shares * order.shape[1] + 1e-6)
 
 
@@ -82,7 +82,7 @@ class Draw:
 _MATCHES = np.array([[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]])  # the ways to make two pairs of four
 
 
-def spread(samples: Indices) -> Indices:
+def spread_copies(samples: Indices) -> Indices:
     """Return an order of a batch in which copies of a sample lie far apart, and neighbors 2i and 2i + 1 differ.
 
     Copies of a sample are about equally far from each other, so that slices hold as many different samples as they can,
@@ -181,7 +181,7 @@ class TrainOrder:
         ends = self.tokens.starts(indices, self.share) if self.tokens else range(0, self.n + 1, self.share)
         for step in range(start, len(self)):
             bounds = np.array(ends[step * self.world : (step + 1) * self.world + 1])  # of each process, in this batch
-            rows = bounds[0] + spread(indices[bounds[0] : bounds[-1]])
+            rows = bounds[0] + spread_copies(indices[bounds[0] : bounds[-1]])
             mine = rows[slice(*(bounds - bounds[0])[self.rank : self.rank + 2])]
             yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch)
 

@@ -281,7 +281,7 @@ def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Ten
     return (1 / (scale * std)).to(device), (mean / std).to(device)
 
 
-def check_at_least(least: int, **numbers: int) -> None:
+def check_data_at_least(least: int, **numbers: int) -> None:
     """Raise a ValueError that names the first `data.` argument below ``least``."""
     for name, number in numbers.items():
         if number < least:

@@ -15,7 +15,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
-from vitlab.data.loading.order import EvalOrder, Step, TrainOrder, spread
+from vitlab.data.loading.order import EvalOrder, Step, TrainOrder, spread_copies
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed import Packed
 
@@ -85,7 +85,7 @@ class SampleLoader(Loader):
         chosen = list(range(len(rows)))
         if isinstance(self.sampler, TrainOrder):
             again = np.arange(len(step.indices)) % len(rows)
-            chosen = again[spread(step.indices[rows][again])].tolist()
+            chosen = again[spread_copies(step.indices[rows][again])].tolist()
         samples = [rows[i] for i in chosen]
         step = step._replace(indices=step.indices[samples], seeds=step.seeds[samples])
         return images[chosen], targets[chosen], step

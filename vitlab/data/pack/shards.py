@@ -42,7 +42,7 @@ def shard_name(number: int) -> str:
 def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
     """Return header and rows of a packed set, after checking the length of its shards."""
     try:
-        header, rows = archive.read(root / INDEX)
+        header, rows = archive.read_rows(root / INDEX)
         version = header["version"]
     except FileNotFoundError:
         raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None

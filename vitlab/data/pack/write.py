@@ -78,7 +78,7 @@ def pack(
         "parts": data.parts,
         **settings,
     }
-    archive.write(work / INDEX, {**facts, "files": files}, what.rows[readable])
+    archive.write_rows(work / INDEX, {**facts, "files": files}, what.rows[readable])
     _finish(work, place)
     total = {"n": len(files), "bytes": int(what.rows["length"].sum()), "classes": data.num_classes}
     return {**total, "continued": continued, "unreadable": unreadable}
@@ -141,7 +141,7 @@ def _write(
             unreadable |= reasons
             if i == total:
                 refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
-            archive.write(folder / f"{shard_name(shard)}.npz", [what.files[first:i], reasons], what.rows[first:i])
+            archive.write_rows(folder / f"{shard_name(shard)}.npz", [what.files[first:i], reasons], what.rows[first:i])
             shard += 1
     refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
     return start, unreadable
@@ -152,7 +152,7 @@ def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
     start, shard, unreadable = 0, 0, dict[str, str]()
     with contextlib.suppress(FileNotFoundError, KeyError, ValueError, zipfile.BadZipFile):
         while True:
-            (files, reasons), known = archive.read(folder / f"{shard_name(shard)}.npz")
+            (files, reasons), known = archive.read_rows(folder / f"{shard_name(shard)}.npz")
             now = what.rows[start : start + len(known)]
             same = files == what.files[start : start + len(files)] and known.dtype == ROW
             if not same or any((known[x] != now[x]).any() for x in ("label", "part")) or any(
