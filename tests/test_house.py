@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,21 @@ def modules_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
+
+
+ONE_IDEA = {  # names that functions of several homes may share: each does the same as the others
+    "main",  # of a command or a process: takes words, returns the exit code
+    "fit",  # the library's, and the job that it and the command run
+}
+
+
+def test_every_idea_has_one_home_and_two_ideas_have_two_names():
+    homes = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                homes[node.name].append(name_of(path))
+    assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in ONE_IDEA}
 
 
 def test_no_two_files_of_tests_share_a_name_which_pytest_cannot_collect():

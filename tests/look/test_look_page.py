@@ -18,7 +18,7 @@ from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, steps_of
-from vitlab.look.facts import differences, outcome_of, paired
+from vitlab.look.facts import differences, outcome_facts, paired
 from vitlab.look.page import render
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model
@@ -195,7 +195,7 @@ def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
-    assert outcome_of(a)["accuracy"] == 0.7 and len(outcome_of(a)["wrong"]) == 6
+    assert outcome_facts(a)["accuracy"] == 0.7 and len(outcome_facts(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
 
 

@@ -88,7 +88,7 @@ def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
     return None
 
 
-def outcome_of(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
+def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
     if found is None:

@@ -17,7 +17,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
-from vitlab.look.facts import config_of, curves_of, differences, dotted, environment, outcome_of, paired
+from vitlab.look.facts import config_of, curves_of, differences, dotted, environment, outcome_facts, paired
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 
@@ -76,7 +76,7 @@ def render(
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
-    outcome, changed = outcome_of(run, found), run.path / "overrides.yaml"
+    outcome, changed = outcome_facts(run, found), run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts = {"name": name, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}

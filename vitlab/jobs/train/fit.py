@@ -23,7 +23,7 @@ from vitlab.jobs.train.endings import explain_exception, is_out_of_memory
 from vitlab.jobs.train.files import begin
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import explain_mismatch
-from vitlab.jobs.train.wandb import finish
+from vitlab.jobs.train.wandb import finish_run
 from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
@@ -104,7 +104,7 @@ def _train(job: Job, started: float) -> None:
             if isinstance(part, Progress):  # still running after an error during error handling
                 part.stop()
         if job.wandb_line:
-            finish(failed)
+            finish_run(failed)
         close_log()
     if job.trainer.is_global_zero:
         try:

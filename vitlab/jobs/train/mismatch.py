@@ -45,12 +45,12 @@ def _is_own(file: str) -> bool:
 
 def _first(data: Any) -> str:
     try:
-        return shape_of(next(iter(data.train_dataloader())))
+        return structure_of(next(iter(data.train_dataloader())))
     except Exception as error:  # the user's code may raise anything
         return f"not available ({type(error).__name__})"
 
 
-def shape_of(batch: Any) -> str:
+def structure_of(batch: Any) -> str:
     """Return the structure of a batch in short.
 
     >>> import torch
@@ -60,7 +60,7 @@ def shape_of(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"tensor {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {shape_of(value)}" for key, value in batch.items()) + "}"
+        return "{" + ", ".join(f"{key}: {structure_of(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, list | tuple) and any(isinstance(part, Tensor) for part in batch):
-        return f"({', '.join(map(shape_of, batch))})"
+        return f"({', '.join(map(structure_of, batch))})"
     return type(batch).__name__
