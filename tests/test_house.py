@@ -45,6 +45,7 @@ GROUND = {
     "stats",
     "tables",
 }  # every room may stand on it
+ROOMS = {*FLOORS, *GROUND}
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 
@@ -80,9 +81,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_no_files_import_each_other_in_a_circle():
-    known = {name_of(path) for path in FILES}
-    uses = {name_of(path): modules_of(path) & known for path in FILES if path.name != "__init__.py"}
+def in_a_circle(uses: dict[str, set[str]]) -> list[str]:
     reach = {}
     for start in uses:
         seen, todo = set(), [start]
@@ -91,7 +90,33 @@ def test_no_files_import_each_other_in_a_circle():
             seen |= new
             todo += new
         reach[start] = seen
-    assert not sorted(name for name in reach if name in reach[name])
+    return sorted(name for name in reach if name in reach[name])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    known = {name_of(path) for path in FILES}
+    assert not in_a_circle({name_of(p): modules_of(p) & known for p in FILES if p.name != "__init__.py"})
+
+
+def test_no_rooms_import_each_other_in_a_circle_not_even_inside_of_functions():
+    uses = defaultdict(set)
+    for path in FILES:
+        room = "vitlab" if path == PACKAGE / "__init__.py" else room_of(path)  # the face of the package is a room
+        uses[room] |= rooms_of_imports(path) - {room}
+    assert not in_a_circle(uses)
+
+
+def rooms_of_imports(path: Path) -> set[str]:
+    """Return the rooms that a file imports, anywhere in it; `vitlab` where it takes a name from the package's face."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "vitlab":
+            names |= {f"vitlab.{alias.name}" if alias.name in ROOMS else "vitlab" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    return {name.split(".")[:2][-1] for name in names if name.split(".")[0] == "vitlab"}
 
 
 def modules_of(path: Path) -> set[str]:

@@ -11,9 +11,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import vitlab
 from vitlab.config.keys import flatten, key_of
 from vitlab.runs.directory import find_run
+from vitlab.shipped import HERE
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
@@ -37,7 +37,7 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
         package: Folder of vitlab.
         own: Packages of the user's, which are located but not imported.
     """
-    package = package or Path(vitlab.__file__).parent
+    package = package or HERE
     files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
     for name in own:
         found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])

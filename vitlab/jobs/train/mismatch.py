@@ -7,11 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-import vitlab
 from vitlab.contract import deals_samples, path_of
+from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
-
-_OURS = Path(vitlab.__file__).parent
 
 
 def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
@@ -40,7 +38,7 @@ def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
 
 def _is_own(file: str) -> bool:
     path = Path(file)
-    return path.is_file() and "site-packages" not in path.parts and _OURS not in path.parents
+    return path.is_file() and "site-packages" not in path.parts and HERE not in path.parents
 
 
 def _first(data: Any) -> str:
