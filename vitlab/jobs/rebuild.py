@@ -10,7 +10,7 @@ import yaml
 
 from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml
-from vitlab.config.parser import class_of
+from vitlab.config.parser import class_at
 from vitlab.config.trust import may_import
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -39,7 +39,7 @@ def former_ways(run: RunDir) -> dict[str, Any]:
         given = data.get("init_args") if isinstance(data, dict) else None
         if isinstance(data, dict) and isinstance(given, dict) and "crop_pct" in given and "crop_mode" not in given:
             path = str(data.get("class_path"))
-            if may_import(path) and "crop_mode" in inspect.signature(class_of(path)).parameters:
+            if may_import(path) and "crop_mode" in inspect.signature(class_at(path)).parameters:
                 return {"crop_mode": "box"}
     return {}
 
