@@ -30,6 +30,20 @@ def train(folder, *arguments):
     return folder
 
 
+def trained_net(images, labels, **changes):
+    """A network of these arguments, trained on ``(B, C, H, W)`` images for two seconds."""
+    torch.manual_seed(0)
+    net = VisionTransformer(**{**SMALL, "embed_dim": 32, **changes})
+    optimizer, steps = torch.optim.AdamW(net.parameters(), lr=3e-3), 150
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 3e-3 * min(1, (step + 1) / 30) * (1 - step / steps)
+        batch = torch.randint(len(images), (64,))
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    return net.eval()
+
+
 @torch.no_grad()
 def brightness_net(img_size=8, patch_size=2, in_chans=1):
     """A network that says 1 where the mean of a monotone function of the patches' brightness is above 0, else 0."""
@@ -46,15 +60,20 @@ def brightness_net(img_size=8, patch_size=2, in_chans=1):
     return net
 
 
-@torch.no_grad()
 def left_looking_net(**changes):
     """A network whose single head looks one patch to the left, whatever the image shows."""
+    return net_looking_at(0, -1, **changes)
+
+
+@torch.no_grad()
+def net_looking_at(dy, dx, **changes):
+    """A network whose single head looks ``dy`` rows below and ``dx`` columns right of the query, by position alone."""
     net = small_net(depth=1, num_heads=1, class_token=False, global_pool="avg", pos_embed="relpos", **changes)
     net.blocks[0].attn.qkv.weight[:32].zero_()
     net.blocks[0].attn.qkv.bias[:32].zero_()
     h, w = net.grid_size
     table = torch.zeros(1, 2 * h - 1, 2 * w - 1)
-    table[0, h - 1, w - 2] = 50.0  # key minus query: no row, a column to the left
+    table[0, h - 1 + dy, w - 1 + dx] = 50.0  # key minus query
     net.pos_embed.bias_table.copy_(table.flip(1, 2).flatten(1).T[None])
     return net
 
@@ -85,4 +104,14 @@ def distracted_net(looked_at=3, decides=9, img_size=8):
     attention.proj.weight[first, d], attention.proj.weight[second, d] = 1.0, -1.0
     net.cls_token[..., 0] = 2.0  # so that the last norm does not make all brightness one
     net.head.weight[:, first] = torch.tensor([-1.0, 1.0])
+    return net
+
+
+@torch.no_grad()
+def net_looking_at_what_is_alike(**changes):
+    """A network without positions whose single head goes by content: a token's best key is itself."""
+    net = small_net(depth=1, num_heads=1, class_token=False, global_pool="avg", pos_embed="none", **changes)
+    qkv = net.blocks[0].attn.qkv
+    qkv.weight[:32] = 4 * torch.eye(16).repeat(2, 1)
+    qkv.bias[:32].zero_()
     return net

@@ -1,20 +1,31 @@
 """Analyses of networks whose answer is known: without positions, with a head that looks left, of constant features."""
 
+import functools
+
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from small_nets import SMALL, brightness_net, left_looking_net, small_net
+from scipy.stats import t as student
+from small_nets import (
+    SMALL,
+    brightness_net,
+    left_looking_net,
+    net_looking_at,
+    net_looking_at_what_is_alike,
+    small_net,
+    trained_net,
+)
 
 from vitlab.analysis.attention import analyze_attention, analyze_distance, analyze_entropy, analyze_rollout
 from vitlab.analysis.cka import analyze_cka
 from vitlab.analysis.features import analyze_fewshot, analyze_knn
 from vitlab.analysis.outcomes.confusion import analyze_confusion
-from vitlab.analysis.positions import analyze_displacement, spread_above
+from vitlab.analysis.positions import analyze_displacement, pairs_at, profiles, spread_above
 from vitlab.analysis.probes import analyze_probe
 from vitlab.analysis.resolution import analyze_resolution
-from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image
+from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, shuffled_tokens
 from vitlab.analysis.shift import analyze_shift
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.heads import analyze_heads
@@ -23,26 +34,94 @@ from vitlab.data.packed import Packed
 from vitlab.errors import UsageError
 
 
-def spread(table, column="position"):
-    means, errors = (torch.tensor(table[name].to_numpy()) for name in (column, "error"))
-    return spread_above(means, errors)
+def displacements(subject):
+    return analyze_displacement(subject).table.set_index(["layer", "head", "dy", "dx"])
 
 
-def test_without_positions_displacement_is_noise_though_content_draws_a_pattern(digits):
-    net = small_net(pos_embed="none")
-    table = analyze_displacement(Subject(net, digits, SMALL, num_images=256)).table
+def holds_zero(table):
+    return (table["position_low"] <= 0) & (table["position_high"] >= 0)
+
+
+@pytest.fixture(scope="module")
+def trained(digits):
+    """Trains a network on the digits until it classifies, once for each set of arguments."""
+    everything = Subject(small_net(), digits, SMALL, num_images=2000)
+    images, labels = (torch.cat(parts) for parts in zip(*everything.batches("train"), strict=True))
+
+    @functools.cache
+    def build(**changes):
+        net = trained_net(images, labels, **changes)
+        subject = Subject(net, digits, {**SMALL, **changes}, num_images=256)
+        unseen, classes = subject.labeled()
+        assert (net(unseen).argmax(dim=1) == classes).float().mean() > 0.5
+        return subject
+
+    return build
+
+
+OVERLAPPING = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1), "t2t_dim": 8}
+WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPING]
+
+
+@pytest.mark.parametrize("changes", WITHOUT_POSITIONS, ids=["class_token", "mean", "t2t"])
+def test_a_trained_network_without_positions_has_no_displacement_though_content_draws_a_pattern(trained, changes):
+    table = displacements(trained(pos_embed="none", **changes))
+    assert holds_zero(table).mean() > 0.9
+    itself = table.xs((0, 0), level=("dy", "dx"))
+    assert (itself["position"].abs() < 4 * itself["error"]).all()
+    assert (itself["logit"].abs() > 10 * itself["error"]).any()  # a token and itself: content
     for _, head in table.groupby(["layer", "head"]):
-        found, floor = spread(head)
-        content, _ = spread(head, "logit")
-        most = 3 if torch.__version__ < "2.14" else 2  # torch 2.10 draws other weights
-        assert found < most * floor and content > 4 * floor
+        found, floor = spread_above(*(torch.tensor(head[name].to_numpy()) for name in ("position", "error", "pairs")))
+        assert found < floor
 
 
-def test_a_head_that_looks_left_is_seen_to(digits):
+def test_intervals_of_displacement_and_of_its_spread_hold_the_truth(trained):
+    subject = trained(pos_embed="none")
+    subject.num_images = 64
+    batches, weights = list(subject.batches()), pairs_at((4, 4)) / 16**2
+    hold, spreads = [], []
+    for draw in range(200):
+        with shuffled_tokens(subject.net, seed=draw):
+            position, error, n = profiles(subject.net, batches, two_passes=True)
+        hold.append(position.abs() <= student.ppf(0.975, n - 1) * error)
+        beyond = (weights * (position.square() - error.square())).sum(dim=(-1, -2))
+        spreads.append(beyond.sign() * beyond.abs().sqrt())
+    hold = torch.stack(hold).double().mean(dim=0)
+    assert 0.93 < hold.mean() < 0.97 and 0.9 < hold[..., 3, 3].mean() < 0.98  # all, and of a token with itself
+    seeds = torch.stack(spreads).mean(dim=2).view(40, 5, 2)  # 40 arms of five seeds, two layers
+    reach = student.ppf(0.975, 4) * seeds.std(dim=1) / 5**0.5
+    assert 0.88 < (seeds.mean(dim=1).abs() <= reach).double().mean() < 0.99
+
+
+def test_networks_share_no_draw_of_the_shuffles(trained):
+    one, other = trained(pos_embed="none"), trained(pos_embed="none", class_token=False, global_pool="avg")
+    tables = [displacements(subject) for subject in (one, one, other)]
+    assert tables[0].equals(tables[1])
+    noise = [(table["position"] / table["error"]).to_numpy() for table in tables]
+    assert abs(np.corrcoef(noise[0], noise[2])[0, 1]) < 0.3
+
+
+def test_a_head_that_looks_at_what_is_alike_knows_no_position(digits):
+    table = displacements(Subject(net_looking_at_what_is_alike(), digits, SMALL, num_images=256)).loc[0, 0]
+    assert holds_zero(table).mean() > 0.9 and holds_zero(table)[0, 0]
+    assert table["logit"][0, 0] > 10 * table["error"][0, 0]
+
+
+@pytest.mark.parametrize("offset", [(0, 0), (0, -1), (1, 1)])
+def test_a_head_that_looks_at_a_place_is_seen_to(digits, offset):
+    table = displacements(Subject(net_looking_at(*offset), digits, num_images=16)).loc[0, 0]["position"]
+    assert table.idxmax() == offset and table[offset] > 40
+    assert table.drop(index=[offset]).std() < 1e-3
+
+
+@pytest.mark.parametrize("pos_embed", ["rope2d", "sincos2d"])
+def test_a_trained_network_with_positions_has_a_displacement(trained, pos_embed):
+    table = displacements(trained(pos_embed=pos_embed))
+    assert holds_zero(table).mean() < 0.7
+
+
+def test_distance_and_entropy_of_a_head_that_looks_left(digits):
     subject = Subject(left_looking_net(), digits, num_images=16)
-    table = analyze_displacement(subject).table.set_index(["dy", "dx"])["position"]
-    assert table.idxmax() == (0, -1) and table[0, -1] > 40
-    assert table.drop(index=[(0, -1)]).std() < 1e-3
     row = analyze_distance(subject).table.iloc[0]
     border = np.hypot(*np.meshgrid(np.arange(4), np.arange(4))).mean(), 0  # a first column sees no left neighbor
     assert 1 < row["distance"] < 1 + border[0] / 4 + 0.3 and row["above_null_low"] <= 0 <= row["above_null_high"]

@@ -65,6 +65,19 @@ def test_weights_are_what_forward_applies_and_their_rows_sum_to_one(pos_embed, q
     torch.testing.assert_close(attn(x, position, 1), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("pos_embed", ["none", "relpos", "rope2d", "rope_mixed", "alibi2d"])
+def test_a_query_meets_the_keys_of_other_tokens_as_if_it_stood_among_them(pos_embed):
+    position, attn = build_pos_embed(pos_embed, (2, 3), 16, 2, 2, 1), Attention(dim=16, num_heads=2)
+    x, others = torch.randn(2, 2, 7, 16)
+    logits = attn.logits(x, position, 1, keys=others)
+    for i in range(7):
+        among = others.clone()
+        among[:, i] = x[:, i]
+        expected, elsewhere = attn.logits(among, position, 1)[:, :, i], torch.arange(7) != i
+        torch.testing.assert_close(logits[:, :, i, elsewhere], expected[:, :, elsewhere], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(attn.logits(x, position, 1, keys=x), attn.logits(x, position, 1))
+
+
 def test_a_gate_scales_each_channel_by_the_mean_of_the_projected_tokens():
     attn, x = Attention(dim=8, num_heads=2, se_reduction=4), torch.randn(2, 5, 8)
     plain = Attention(dim=8, num_heads=2)

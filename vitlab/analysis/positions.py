@@ -1,6 +1,7 @@
 """What a network knows about position: similarities of the table, and logits by displacement."""
 
 import math
+import zlib
 from collections.abc import Iterable
 
 import numpy as np
@@ -45,6 +46,17 @@ def mosaic(tiles: np.ndarray) -> np.ndarray:
     return framed.swapaxes(1, 2).reshape(h * framed.shape[2], w * framed.shape[3])[:-1, :-1]
 
 
+def pairs_at(grid_size: Grid) -> Tensor:
+    """Return the number of pairs of query and key at each displacement, ``(2h - 1, 2w - 1)``.
+
+    Example:
+        >>> pairs_at((1, 3))
+        tensor([[1, 2, 3, 2, 1]])
+    """
+    rows, columns = (side - torch.arange(1 - side, side).abs() for side in grid_size)
+    return rows[:, None] * columns
+
+
 def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     """Map ``(A, N, N)`` logits to their mean over pairs at each displacement, ``(A, 2h - 1, 2w - 1)``.
 
@@ -59,22 +71,25 @@ def displacement_profile(logits: Tensor, grid_size: Grid) -> Tensor:
     y, x = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
     y, x = y.flatten().to(logits.device), x.flatten().to(logits.device)
     index = (y - y[:, None] + h - 1) * (2 * w - 1) + x - x[:, None] + w - 1  # (N, N): key minus query
-    count = torch.bincount(index.flatten(), minlength=(2 * h - 1) * (2 * w - 1))
+    count = pairs_at(grid_size).to(logits.device)
     centered = logits - logits.mean(dim=(1, 2), keepdim=True)
-    sums = logits.new_zeros(len(logits), len(count)).index_add_(1, index.flatten(), centered.flatten(1))
-    return (sums / count).unflatten(1, (2 * h - 1, 2 * w - 1))
+    sums = logits.new_zeros(len(logits), count.numel()).index_add_(1, index.flatten(), centered.flatten(1))
+    return sums.unflatten(1, count.shape) / count
 
 
-def profiles(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, int]:
+def profiles(
+    net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], two_passes: bool = False
+) -> tuple[Tensor, Tensor, int]:
     """Return the mean over images of each head's profile, its standard error, and the number of images.
 
-    Both are ``(depth, A, 2h - 1, 2w - 1)``; the error is NaN for a single image.
+    Both are ``(depth, A, 2h - 1, 2w - 1)``; the error is NaN for a single image. With ``two_passes`` queries and keys
+    are of two passes, see :func:`vitlab.models.attention_logits`.
     """
     total, squares, n = torch.zeros(()), torch.zeros(()), 0
     with torch.no_grad():
         for images, _ in batches:
             layers = []
-            for logits in attention_logits(net, images):
+            for logits in attention_logits(net, images, two_passes=two_passes):
                 patches = logits[:, :, net.num_prefix_tokens :, net.num_prefix_tokens :].double().flatten(0, 1)
                 layers.append(displacement_profile(patches, net.grid_size).unflatten(0, logits.shape[:2]).cpu())
             each = torch.stack(layers, dim=1)  # (B, depth, A, 2h - 1, 2w - 1)
@@ -126,8 +141,10 @@ def analyze_displacement(subject: Subject) -> Finding:
     """Show how the logits of each head depend on the offset of the key from the query, averaged over content.
 
     ``logit`` is of the images as they are; neighbors look alike, so that content alone draws a pattern there.
-    ``position`` is of the same images with their tokens shuffled, each image's by a draw of its own, before positions:
-    content is spread evenly over places, and what is left above ``error`` is knowledge of position.
+    ``position`` is of the same images with their tokens shuffled before positions, the queries by one draw and the
+    keys by another: at every offset, (0, 0) included, each token meets each token of its image equally often, and
+    what is left above ``error`` is knowledge of position. One draw for both would leave a token to meet itself at
+    (0, 0), which is content. ``pairs`` is how many pairs of query and key stand at the offset.
 
     Example:
         >>> finding = analyze_displacement(subject)
@@ -136,13 +153,13 @@ def analyze_displacement(subject: Subject) -> Finding:
     """
     net, (h, w) = subject.net, subject.net.grid_size
     logit, logit_error, n = profiles(net, subject.batches())
-    with shuffled_tokens(net):
-        position, error, _ = profiles(net, subject.batches())
-    depth, heads = position.shape[:2]
+    with shuffled_tokens(net, seed=_draw_of(net)):
+        position, error, _ = profiles(net, subject.batches(), two_passes=True)
+    (depth, heads), pairs = position.shape[:2], pairs_at((h, w))
     figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
     most = float(torch.cat([logit, position]).abs().max()) or 1.0
     for layer, head in np.ndindex(depth, heads):
-        found, floor = spread_above(position[layer, head], error[layer, head])
+        found, floor = spread_above(position[layer, head], error[layer, head], pairs)
         for kind, values in enumerate((position, logit)):
             ax = axes[layer, kind * heads + head]
             title = f"head {head}, " + (f"position\n{found:.2g} over {floor:.2g}" if kind == 0 else "content too")
@@ -157,25 +174,37 @@ def analyze_displacement(subject: Subject) -> Finding:
         "position_low": position - reach * error,
         "position_high": position + reach * error,
     }
-    columns["error"] = error
+    columns |= {"error": error}
     cells = [
         {"layer": layer, "head": head, "dy": dy - h + 1, "dx": dx - w + 1}
         | {name: float(values[layer, head, dy, dx]) for name, values in columns.items()}
+        | {"pairs": int(pairs[dy, dx])}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
     ]
-    note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, with "
-    note += (
-        "the spread above noise and the noise floor; right: images as they are, with content; the cross is the query"
-    )
+    note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, queries "
+    note += "and keys apart, with the spread above noise and the noise floor; right: images as they are, with content; "
+    note += "the cross is the query"
     return Finding(pd.DataFrame(cells), figure, note)
 
 
-def spread_above(mean: Tensor, error: Tensor) -> tuple[float, float]:
-    """Return the spread of a profile beyond its standard errors, and the spread that they explain.
+def spread_above(mean: Tensor, error: Tensor, pairs: Tensor) -> tuple[float, float]:
+    """Return the spread of a profile over pairs of query and key beyond its errors, and the spread that these explain.
+
+    Over ``pairs`` a profile has mean 0 for each image, so that the errors account for all of its noise.
 
     Example:
-        >>> spread_above(torch.tensor([3.0, -3.0]), torch.tensor([0.1, 0.1]))[0] > 2.9
+        >>> mean, error, pairs = torch.tensor([[3.0, -3.0], [0.1, 0.1], [1.0, 1.0]])
+        >>> spread_above(mean, error, pairs)[0] > 2.9
         True
     """
-    floor = float(error.square().mean())
-    return math.sqrt(max(0.0, float(mean.var(correction=0)) - floor)), math.sqrt(floor)
+    weights = pairs / pairs.sum()
+    floor, mean = float((weights * error.square()).sum()), mean - (weights * mean).sum()
+    return math.sqrt(max(0.0, float((weights * mean.square()).sum()) - floor)), math.sqrt(floor)
+
+
+def _draw_of(net: VisionTransformer) -> int:
+    """Return a seed that the weights give: networks that are compared do not share the noise of one draw."""
+    found = 0
+    for parameter in net.parameters():
+        found = zlib.crc32(parameter.detach().float().cpu().numpy().tobytes(), found)
+    return found

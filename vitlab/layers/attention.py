@@ -88,9 +88,13 @@ class Attention(nn.Module):
         """Return the attention weights of :meth:`forward`, ``(B, A, L, L)``; each row sums to 1."""
         return self.logits(x, pos_embed, layer).softmax(dim=-1)
 
-    def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position bias."""
+    def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int, keys: Tensor | None = None) -> Tensor:
+        """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position bias.
+
+        With ``keys``, ``(B, L, D)``, the queries of ``x`` meet the keys of these tokens at the same positions.
+        """
         q, k, _ = self._qkv(x, pos_embed, layer)
+        k = k if keys is None else self._qkv(keys, pos_embed, layer)[1]
         logits = q @ k.transpose(-2, -1) * self.qk_scale
         bias = self._bias(q, pos_embed, layer)
         return logits if bias is None else logits + bias

@@ -78,17 +78,24 @@ def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tenso
         yield maps
 
 
-def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = False) -> Iterator[Tensor]:
+def attention_logits(
+    net: VisionTransformer, images: Tensor, gradients: bool = False, two_passes: bool = False
+) -> Iterator[Tensor]:
     """Yield the logits of each block's attention for ``(B, C, H, W)`` images, ``(B, A, L, L)`` per block.
+
+    With ``two_passes`` the queries of one pass meet the keys of another. They differ where something draws, as
+    :func:`vitlab.analysis.scramble.shuffled_tokens` does.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
         >>> [logits.shape for logits in attention_logits(net, torch.randn(1, 3, 32, 32))]
         [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
     """
-    for layer, (block, x) in enumerate(zip(net.blocks, attention_inputs(net, images, gradients), strict=True)):
+    inputs = attention_inputs(net, images, gradients)
+    others = attention_inputs(net, images, gradients) if two_passes else [None] * len(inputs)
+    for layer, (block, x, keys) in enumerate(zip(net.blocks, inputs, others, strict=True)):
         with torch.set_grad_enabled(gradients):
-            logits = block.attn.logits(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
+            logits = block.attn.logits(x, net.positions(images), layer, keys)  # type: ignore[operator, union-attr]
         yield logits
 
 
