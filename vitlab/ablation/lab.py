@@ -43,7 +43,8 @@ class Lab:
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` wrote.
+        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` wrote (or its
+            ``ablation.yaml``).
         caller: Name of the call in the message about a missing file.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
 
@@ -54,10 +55,10 @@ class Lab:
     def __init__(self, file: str | Path, caller: str = "ablate", trust_command: bool = False) -> None:
         self.file, self.trust_command = str(file), trust_command
         self._arms: list[Resolved] | None = None
-        if Path(file).is_dir():
+        if folder := exported(Path(file)):
             from vitlab.ablation.evidence.bundle import load_bundle
 
-            self.ablation, self._arms = load_bundle(Path(file))
+            self.ablation, self._arms = load_bundle(folder)
         else:
             self.ablation = spec.read_ablation(find_file(self.file, caller, "experiments"))
         for i, name in enumerate(self.ablation.analyses):
@@ -164,12 +165,22 @@ class Lab:
         return register(self.ablation, done)
 
     def verify(self) -> "Verified":
-        """Recompute every number of the finished cells and of the linear model; report disagreements."""
+        """Recompute every number of the finished cells and of the linear model; report disagreements.
+
+        Raises:
+            UsageError: No cell is done, so that there is nothing to recompute.
+        """
         from vitlab.ablation.evidence.verify import verify_evidence
 
         arms = self._known()
         tried = [cell for trial in trials(self.ablation, arms) for cell in trial.cells]
-        return verify_evidence(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
+        found = verify_evidence(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
+        if not found.checked and not found.problems:
+            raise UsageError(
+                f"nothing to verify: no cell of {self.ablation.name} is done in {self.ablation.directory}; to verify "
+                "evidence, give the folder that `vitlab ablate export` wrote, such as an unpacked evidence.tar.xz"
+            )
+        return found
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write everything that the report needs into one folder, from which ``Lab(folder).report()`` writes it again.
@@ -199,3 +210,16 @@ class Lab:
         if self.ablation.run.executor == "slurm":  # of a task; `run.workers` counts those of all tasks
             return given or max(1, len(visible_devices()) * self.ablation.run.per_gpu)
         return worker_count(given or self.ablation.run.workers, self.ablation.run.per_gpu)
+
+
+def exported(file: Path) -> Path | None:
+    """Return the folder of evidence that a path names, itself or by its ``ablation.yaml``; None for another file.
+
+    Example:
+        >>> exported(Path("experiments/tokenizers/digits.yaml"))
+    """
+    from vitlab.ablation.evidence.bundle import SUMS
+
+    if file.is_dir():
+        return file
+    return file.parent if file.name == "ablation.yaml" and (file.parent / SUMS).is_file() else None

@@ -115,7 +115,9 @@ def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uni
     dots_per_head(axes, table, name)
     axes.scatter(table["layer"] + 0.12, table["null"], s=18, facecolors="none", edgecolors=COLORS[1], label="null")
     axes.axhline(uniform, color=COLORS[6], linestyle="--", linewidth=1, label=f"uniform attention, {uniform:.2f}")
-    axes.set_ylim(0, 1.1 * max(uniform, table[f"{name}_high"].max(), table[name].max()))
+    ends = pd.concat([table[[name, f"{name}_low", f"{name}_high", "null"]].stack(), pd.Series([uniform])])
+    room = 0.08 * (ends.max() - ends.min()) or 0.1
+    axes.set_ylim(ends.min() - room, ends.max() + room)  # from 0, heads near the null would lie on it
     finish(axes, "layer", unit)
     beyond = int(((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).sum())
     note = f"{len(values)} images; null: shuffled tokens; {beyond} of {len(table)} heads differ"

@@ -61,9 +61,8 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "displacement": (
         "vitlab.analysis.positions:analyze_displacement",
-        "How a logit depends on the offset of the key from the query at the cross. Left: shuffled tokens, "
-        "queries and keys apart, so a pattern above the noise floor comes from positions. Right: patterns may also come "
-        "from content.",
+        "How a logit depends on the offset of the key from the query at the cross. Left: shuffled tokens, queries and "
+        "keys apart, so a pattern above the noise floor comes from positions. Right: patterns may come from content.",
         "The effect of values and later layers.",
     ),
     "scramble": (

@@ -35,6 +35,7 @@ class Verified:
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
+        ending = ending if self.checked else "there was nothing to verify"
         lines += [self.note] if self.note else []
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, families, legend, style
-from vitlab.ablation.verdict.analyses import CURVES, mean_profiles
+from vitlab.ablation.verdict.analyses import CURVES, is_without_itself, mean_profiles
 from vitlab.ablation.verdict.findings import Findings
 
 WORDS = {
@@ -28,7 +28,7 @@ def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
             continue
         parts, groups = _parts(name, rows), families(found.results.ablation)
         shown = [
-            (": ".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
+            ("\n".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
             for group, arms in groups
             for title, mine in parts
         ]
@@ -61,11 +61,15 @@ def _parts(name: str, rows: Rows) -> list[tuple[str, Rows]]:
     for measure in CURVES[name].measures:
         for line in dict.fromkeys(row["line"] for row in kept):
             mine = [row for row in kept if (row["measure"], row["line"]) == (measure, line)]
-            parts.append((line and f"{CURVES[name].lines[0]}: {line}", mine))
+            values = line.split(", ", len(CURVES[name].lines) - 1) if line else []
+            parts.append(("\n".join(map(": ".join, zip(CURVES[name].lines, values, strict=False))), mine))
     return parts[:4]
 
 
 def _curves(found: Findings, parts: list[tuple[str, Rows]], columns: int, *axes: Axes) -> None:
+    for column in range(columns):  # panels of one measure have one scale
+        for ax in axes[column + columns :: columns]:
+            ax.sharey(axes[column])
     for i, (ax, (title, rows)) in enumerate(zip(axes, parts, strict=True)):
         if not rows:  # nothing of these arms yet
             ax.set_axis_off()
@@ -89,7 +93,7 @@ def _curves(found: Findings, parts: list[tuple[str, Rows]], columns: int, *axes:
                 ax.fill_between(x, low, high, color=color, alpha=0.13, lw=0)
         curve, measure = CURVES[rows[0]["analysis"]], rows[0]["measure"]
         _scale(ax, curve.x, measure, sorted({row["x"] for row in rows}))
-        ax.set_title(title, fontsize=9)
+        ax.set_title(title, fontsize=9 if columns < 3 else 7.5)
         ax.set_ylabel(WORDS.get(measure, str(measure)))
         if i % columns == columns - 1:
             legend(ax)
@@ -118,12 +122,14 @@ def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
             ax.set_xticks([])
             ax.set_yticks([])
             if layer == layers[0]:
-                ax.set_ylabel(arm, rotation=0, ha="right", va="center")
+                ax.set_ylabel(arm, rotation=0, ha="right", va="center", labelpad=4)
             if arm == next(iter(profiles)):
                 ax.set_title(f"layer {layer}", fontsize=9)
         axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+        axes[0].figure.get_layout_engine().set(rect=(0.03, 0, 0.97, 1))  # names are wider elsewhere than in matplotlib
 
     rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
     title = "Mean logit of a key by its offset, tokens shuffled before positions; mean over heads and seeds"
+    title += "; the offset (0, 0), a token and itself, is left out" if is_without_itself(found.results) else ""
     svg = draw(0.4 + 1.1 * len(profiles), paint, title, columns=len(layers), rows=len(profiles))
     return title, svg, rows

@@ -1,5 +1,6 @@
 """The tuning of each arm: a table of candidates, and the response to each value."""
 
+import math
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -64,15 +65,18 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
         return {}
     tried = trials(ablation, results.known)
     chosen = choices(ablation, tried)
-    best: dict[str, float] = {}
+    best = min if ablation.mode == "min" else max
+
+    def seen(t: Trial, epoch: int) -> float:
+        return t.score_at(epoch) if epoch else t.score()
+
+    rows: Rows = []
     for t in tried:
-        if (score := t.score()) == score:
-            best[t.arm] = (min if ablation.mode == "min" else max)(best.get(t.arm, score), score)
-    rows: Rows = [
-        {"arm": t.arm, **t.values, "value": score, "to_best": score - best[t.arm], "chosen": chosen.get(t.arm) is t}
-        for t in tried
-        if (score := t.score()) == score
-    ]
+        value, at = seen(t, t.stopped), [seen(other, t.stopped) for other in tried if other.arm == t.arm]
+        if math.isfinite(value):  # of a candidate that was stopped: beside the best of its arm at that epoch
+            to_best = value - best(score for score in at if score == score)
+            state = {"value": value, "to_best": to_best, "stopped": t.stopped, "chosen": chosen.get(t.arm) is t}
+            rows.append({"arm": t.arm, **t.values, **state})
     if not rows:
         return {}
 
@@ -81,40 +85,44 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
             _response(ax, results, rows, key, tune.space[key])
             ax.margins(y=0.12)
             ax.axhline(0, color="0.4", lw=0.8, ls="--", zorder=0)
-            ax.annotate("the arm's best", (0, 0), (2, 3), ("axes fraction", "data"), "offset points", fontsize=7)
         axes[0].set_ylabel(f"val {ablation.primary}, less the arm's best")
         legend(axes[-1])
 
     n = f"{len(tune.seeds)} seed{'s' * (len(tune.seeds) > 1)}"
     title = f"Tuning: each candidate's val {ablation.primary} to the best of its arm (n = {n}); the ring is the choice"
+    title += "; a cross was stopped early, beside the best at that epoch" if any(r["stopped"] for r in rows) else ""
     return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
 def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> None:
-    """Draw each candidate of each arm over one key, and a line through the best at each value."""
+    """Draw each candidate of each arm over one key, and a line through the best at each value of a grid.
+
+    The values of a grid stand side by side, and the arms beside each other at each of them.
+    """
+    is_range = isinstance(space, Range)
     numbers = all(isinstance(row[key], int | float) and not isinstance(row[key], bool) for row in rows)
     rows = rows if numbers else [{**row, key: str(row[key])} for row in rows]  # lists and null among them
     values: list[Any] = sorted({row[key] for row in rows}) if numbers else list(dict.fromkeys(map(str, space)))
-    place: dict[Any, Any] = {v: v if numbers else i for i, v in enumerate(values)}
-    best = min if results.ablation.mode == "min" else max
-    for arm in dict.fromkeys(row["arm"] for row in rows):
+    best, arms = min if results.ablation.mode == "min" else max, list(dict.fromkeys(row["arm"] for row in rows))
+    for i, arm in enumerate(arms):
         color, mark = arm_style(results, arm)
+        shift = 0.6 * (i - (len(arms) - 1) / 2) / len(arms)
+        place = {v: v if is_range and numbers else values.index(v) + shift for v in values}
         mine = [row for row in rows if row["arm"] == arm]
-        shown: Any = {"color": color, "ls": style(results, arm), "lw": 1.1}
-        ax.plot(
-            [place[r[key]] for r in mine], [r["to_best"] for r in mine], mark, color=color, ms=3.5, alpha=0.7, mew=0
-        )
-        if not isinstance(space, Range):
-            line = {
-                v: best(r["to_best"] for r in mine if r[key] == v) for v in values if any(r[key] == v for r in mine)
-            }
-            ax.plot([place[v] for v in line], list(line.values()), **shown)
-        for row in (r for r in mine if r["chosen"]):
-            ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=color, ms=9, mew=1.3)
+        shown: Any = {"color": color, "ls": style(results, arm), "lw": 0.7}
+        for row in mine:
+            form: Any = {"mew": 1.1} if row["stopped"] else {"mew": 0, "alpha": 0.8}
+            ax.plot([place[row[key]]], [row["to_best"]], "x" if row["stopped"] else mark, color=color, ms=4.5, **form)
+            if row["chosen"]:
+                ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=color, ms=9, mew=1.3)
+        if not is_range:
+            there = [v for v in values if any(r[key] == v for r in mine)]
+            line = [best(r["to_best"] for r in mine if r[key] == v) for v in there]
+            ax.plot([place[v] for v in there], line, **shown, alpha=0.6)
         ax.plot([], [], marker=mark, ms=3.5, label=arm, **shown)
-    if numbers and min(values) > 0 and max(values) / min(values) >= 8:
-        ax.set_xscale("log")
-    if not isinstance(space, Range):
-        ax.set_xticks(list(place.values()), [f"{v:g}" if numbers else str(v) for v in values], fontsize=8)
+    if not is_range:
+        ax.set_xticks(range(len(values)), [f"{v:g}" if numbers else str(v) for v in values], fontsize=8)
         ax.minorticks_off()
+    elif numbers and min(values) > 0 and max(values) / min(values) >= 8:
+        ax.set_xscale("log")
     ax.set_xlabel(key)

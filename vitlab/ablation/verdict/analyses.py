@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from vitlab.ablation.verdict.measured import Results, table_of
@@ -24,6 +25,10 @@ class Curve:
     words: str = ""
 
 
+OLD_DISPLACEMENT = (
+    "Its tables are of before 2026-11-25, when a token still met itself at the offset (0, 0), which is content: that "
+    "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
+)
 CURVES = {
     "resolution": Curve("size", ("acc1",), ("protocol", "policy"), "Accuracy at other image sizes; `none` is the part "
     "that positions do not explain."),
@@ -33,9 +38,9 @@ CURVES = {
     "places; for overlapping tokenizers that changes the tokens too."),
     "shift": Curve("pixels", ("acc1", "flipped", "change_mean"), ("fill",), "The image moves; mean of "
     "four directions."),
-    "displacement": Curve("layer", ("spread",), (), "Standard deviation of a head's mean logit over displacements, "
-    "each image's tokens shuffled before positions, less the noise of the images: 0 knows nothing of position. Mean of "
-    "the heads."),
+    "displacement": Curve("layer", ("spread",), (), "Standard deviation over pairs of query and key of what their "
+    "offset alone tells of a head's logit, tokens shuffled before positions, less the noise of the images: 0 knows "
+    "nothing of position, and noise alone falls below 0 as often as above. Mean of the heads."),
     "probe": Curve("layer", ("accuracy", "excess", "r2"), ("images", "positions"), "Share of tokens whose cell a "
     "ridge regression tells, the excess over no positions, and R^2 of row and column."),
     "distance": Curve("layer", ("distance", "above_null"), (), "Mean attention distance in patches, and what of it is "
@@ -65,21 +70,24 @@ def curve_rows(results: Results) -> Rows:
         row
         for name in results.ablation.analyses
         if name in CURVES
-        for arm in results.ablation.arms
-        for row in _arm_rows(results, name, arm.name)
+        for arm, tables in _tables(results, name).items()
+        for row in _arm_rows(results, name, arm, tables)
     ]
 
 
-def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]:
+def _tables(results: Results, name: str) -> dict[str, list[pd.DataFrame]]:
+    """Return the tables of each arm's seeds."""
+    found: dict[str, list[pd.DataFrame]] = {arm.name: [] for arm in results.ablation.arms}
+    read = displacements(results) if name == "displacement" else None
+    for (arm, seed), run in results.runs.items():
+        table = table_of(run, name) if read is None else read.get((arm, seed))
+        if table is not None:
+            found[arm].append(_SUMMARIES.get(name, pd.DataFrame.copy)(table).assign(seed=seed))
+    return found
+
+
+def _arm_rows(results: Results, name: str, arm: str, tables: list[pd.DataFrame]) -> Iterator[dict[str, Any]]:
     curve = CURVES[name]
-    tables = []
-    for seed in results.ablation.seeds:
-        run = results.runs.get((arm, seed))
-        table = table_of(run, name) if run else None
-        if table is not None and not (
-            name == "displacement" and "position" not in table
-        ):  # of before the null: content
-            tables.append(_SUMMARIES.get(name, pd.DataFrame.copy)(table).assign(seed=seed))
     if not tables:
         return
     keys = [*curve.lines, curve.x]
@@ -98,13 +106,47 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
             yield {**row, "low": low, "high": high, "half": (high - low) / 2}
 
 
+def displacements(results: Results) -> dict[tuple[str, int], pd.DataFrame]:
+    """Return the tables of `displacement` by arm and seed; if one is of before, all without the offset (0, 0)."""
+    read = {key: table_of(run, "displacement") for key, run in results.runs.items()}
+    tables = {key: table for key, table in read.items() if table is not None and "position" in table}
+    is_old = any("pairs" not in table for table in tables.values())
+    return {key: _of_others(table) for key, table in tables.items()} if is_old else tables
+
+
+def is_without_itself(results: Results) -> bool:
+    """Return whether the offset (0, 0) is left out of `displacement`, for the sake of tables of before."""
+    return any((table["pairs"] == 0).any() for table in displacements(results).values())
+
+
+def _of_others(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of `displacement` for pairs of different tokens: NaN and no pairs at the offset (0, 0).
+
+    The mean that was taken from each head held that offset, as 1 / N of all N^2 pairs. Taking it out again moves
+    all others by the same amount, and the share of their errors that came with it is independent of theirs.
+    """
+    h, w = table["dy"].max() + 1, table["dx"].max() + 1
+    itself = (table["dy"] == 0) & (table["dx"] == 0)
+    pairs = (h - table["dy"].abs()) * (w - table["dx"].abs())
+    same = table[itself].set_index(["layer", "head"])
+    heads = pd.MultiIndex.from_frame(table[["layer", "head"]])
+    moved, error = (same[name].reindex(heads).to_numpy() / (h * w - 1) for name in ("position", "error"))
+    changed = {
+        "position": (table["position"] + moved).mask(itself),
+        "error": (table["error"] ** 2 - error**2).clip(lower=0).mask(itself) ** 0.5,
+    }
+    return table.assign(**changed, pairs=pairs.mask(itself, 0))
+
+
 def _spread(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the spread of a head's logits over displacements beyond noise, for each layer."""
-    table = table.assign(noise=table["error"] ** 2)
-    heads = table.groupby(["layer", "head"]).agg(
-        position=("position", lambda x: x.var(ddof=0)), noise=("noise", "mean")
-    )
-    spread = (heads["position"] - heads["noise"]).clip(lower=0) ** 0.5
+    """Return the mean over heads of the spread of their logits over pairs beyond noise, for each layer.
+
+    A variance below that of the noise gives a spread below 0: cut off at 0, noise would look like knowledge.
+    """
+    keys = [table["layer"], table["head"]]
+    weights = table["pairs"] / table["pairs"].groupby(keys).transform("sum")
+    beyond = (weights * (table["position"] ** 2 - table["error"] ** 2)).groupby(keys).sum()
+    spread = np.sign(beyond) * beyond.abs() ** 0.5
     return spread.groupby("layer").mean().rename("spread").reset_index()
 
 
@@ -122,14 +164,14 @@ _SUMMARIES = {"displacement": _spread, "faithfulness": _gains}
 
 def mean_profiles(results: Results) -> dict[str, pd.DataFrame]:
     """Return each arm's mean logit over heads and seeds at each layer and displacement."""
-    found = {}
-    for arm in results.ablation.arms:
-        runs = [results.runs.get((arm.name, seed)) for seed in results.ablation.seeds]
-        tables = [t for run in runs if run and (t := table_of(run, "displacement")) is not None]
-        tables = [table for table in tables if "position" in table]
-        if tables:
-            found[arm.name] = pd.concat(tables).groupby(["layer", "dy", "dx"])["position"].mean().reset_index()
-    return found
+    found: dict[str, list[pd.DataFrame]] = {}
+    for (arm, _), table in displacements(results).items():
+        found.setdefault(arm, []).append(table)
+    return {
+        arm: pd.concat(found[arm]).groupby(["layer", "dy", "dx"])["position"].mean().reset_index()
+        for arm in (arm.name for arm in results.ablation.arms)
+        if arm in found
+    }
 
 
 def sections(results: Results, rows: Rows) -> list[Section]:
@@ -141,6 +183,8 @@ def sections(results: Results, rows: Rows) -> list[Section]:
             ci = f"{results.ablation.stats.ci:.0%}"
             notes = sorted(set(_notes(results, name, "note")))
             words = [CURVES[name].words, f"Mean over seeds ± half of its {ci} t interval; not tested, not adjusted."]
+            if name == "displacement" and is_without_itself(results):
+                words.append(OLD_DISPLACEMENT)
             tables = [_table(mine, measure) for measure in dict.fromkeys(row["measure"] for row in mine)]
             found.append((f"Analysis: {name}", [*words, *notes[:1]], tables))
     lost = [
