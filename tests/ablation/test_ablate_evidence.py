@@ -9,6 +9,7 @@ import pytest
 
 from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import protocol
+from vitlab.ablation.evidence.verify import Verified
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.ablation.work import pool
@@ -158,6 +159,23 @@ def test_verify_computes_the_numbers_again_and_names_what_disagrees(done, lab):
     assert code == 1 and "acc1 is 0.95, its predictions give 0." in out and "1 of them disagree" in out
     (cell(lab, "none") / "predictions/val.parquet").unlink()
     assert "there is no val.parquet of predictions" in str(done().verify())
+
+
+def test_verify_says_what_to_give_where_there_is_nothing_to_verify(lab):
+    code, out = lab("verify")
+    assert code == 2 and "agree" not in out
+    assert str(Verified(0, {}, 0)) == "0 cells, 0 numbers recomputed: there was nothing to verify"
+    with pytest.raises(UsageError, match=r"nothing to verify: no cell of toy is done in .*give the folder that"):
+        Lab(lab.path / "toy.yaml").verify()
+
+
+def test_the_file_of_evidence_is_verified_with_what_lies_beside_it(done, monkeypatch, tmp_path):
+    done().export(tmp_path / "kept")
+    monkeypatch.chdir(tmp_path)
+    assert str(Lab("kept/ablation.yaml").verify()) == str(Lab("kept").verify())
+    assert Lab("kept/ablation.yaml").verify().checked == 4
+    monkeypatch.chdir(tmp_path / "kept")
+    assert Lab("ablation.yaml").verify().is_green
 
 
 FILES = ["results.json", "predictions/val.parquet"]

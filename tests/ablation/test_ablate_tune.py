@@ -5,6 +5,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 import yaml
 from matplotlib.figure import Figure
@@ -101,6 +102,8 @@ def test_tuning_that_is_killed_and_shared_ends_as_if_undisturbed_and_its_evidenc
         first = {t.stopped == 1: [u.score_at(1) for u in mine if (u.stopped == 1) == (t.stopped == 1)] for t in mine}
         assert max(first[True]) <= min(first[False])
     assert "the best 1 in 2 of an arm's candidates go on; 6 of 8 were stopped" in page
+    drawn = pd.read_csv(report.files[1].parent / "figures/tuning.csv")
+    assert len(drawn) == 8 and (drawn["stopped"] > 0).sum() == 6 and (drawn["to_best"] <= 0).all()
     assert page.count("stopped after epoch 1 at") == 4 and page.count("| chosen |") == 2
 
 
@@ -195,9 +198,11 @@ def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
 
 @pytest.mark.parametrize("values", [[None, 0.1], [[0.9, 0.95], [0.9, 0.999]], [{"a": 1}, "b"], [True, False]])
 def test_candidates_of_any_kind_are_drawn(values):
-    rows = [{"arm": "a", "k": value, "to_best": -0.1 * i, "chosen": i == 0} for i, value in enumerate(values)]
+    rows = [{"arm": "a", "k": v, "to_best": -0.1 * i, "stopped": i, "chosen": i == 0} for i, v in enumerate(values)]
     axes = Figure().subplots()
     arm = SimpleNamespace(name="a", levels={"x": "a"})
     ablation = SimpleNamespace(mode="max", arms=[arm], axes={"x": {"a": {}}}, baseline={"x": "a"})
     _response(axes, SimpleNamespace(ablation=ablation), rows, "k", tuple(values))
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
+    (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]  # the second was stopped
+    assert cross.get_ydata() == [-0.1]

@@ -144,6 +144,15 @@ def test_a_head_that_goes_by_content_alone_is_told_by_its_null(digits):
     assert ((table["above_null_low"] > 0) | (table["above_null_high"] < 0)).any()
 
 
+@pytest.mark.parametrize("analyze", [analyze_distance, analyze_entropy])
+def test_the_axis_of_distance_and_entropy_is_that_of_their_numbers(trained, analyze):
+    finding = analyze(trained(pos_embed="none"))
+    low, high = finding.figure.axes[0].get_ylim()
+    names = [name for name in finding.table if name in ("null", "uniform") or name.startswith(("dist", "entr"))]
+    numbers = finding.table[names].to_numpy()
+    assert low < numbers.min() and numbers.max() < high and np.ptp(numbers) > 0.8 * (high - low)
+
+
 def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(digits):
     subject = Subject(small_net(pos_embed="none"), digits, SMALL, num_images=32)
     table = analyze_scramble(subject).table
