@@ -69,6 +69,84 @@ def test_every_verdict_of_a_page_is_that_of_its_report(path):
     assert set(stated) <= arms
 
 
+def conclusions(page):
+    """Yield the paragraphs and bullets of a page that conclude, and the rows that their comments name."""
+    for text in re.split(r"\n\n|\n(?=- )", (ROOT / page).read_text()):
+        rows = re.findall(r"<!-- rows: (.*?) -->", text, flags=re.S)
+        words = re.sub(r"<!--.*?-->|`[^`]*`|\]\([^)]*\)", "", text, flags=re.S)
+        if rows or re.match(r"(- )?\*\*(Answer|The |Does |T2T |\"Without)|\*Where does", text.strip()):
+            yield words, [named(place, row) for part in rows for place, row in pieces(part)]
+
+
+def pieces(part):
+    for group in part.split("; "):
+        place, rows = group.split(": ")
+        yield from ((place, row) for row in rows.split(", "))
+
+
+def named(place, row):
+    """Return the row of a report that ``claim 5 refuted +1.24`` or ``arm t2t-learned higher +1.08`` names."""
+    kind, name, word, points = re.fullmatch(r"(claim|arm) (\S+) (.*) ([-+]\d+\.\d\d)", row).groups()
+    experiment, data = place.split("/")
+    table = pd.read_csv(ROOT / "experiments" / experiment / "results" / data / "summary.csv")
+    mine = table[(table["kind"] == kind) & ((kind == "claim") | (table["metric"] == "acc1"))]
+    found = mine.iloc[int(name) - 1] if kind == "claim" else mine[mine["arm"] == name].iloc[0]
+    assert found["verdict"].replace(";", " and") == word, f"{place} {row}: the report says {found['verdict']}"
+    assert f"{100 * found['difference']:+.2f}" == points, f"{place} {row}: it is {100 * found['difference']:+.2f}"
+    return place, kind, name, found
+
+
+def stated(row):
+    """Every way to print a number of a row: its difference and ends in points, its p values."""
+    ends = [row.get(f"{kind}_{end}") for kind in ("difference", "equivalence") for end in ("low", "high")]
+    points = [f"{abs(100 * x):.{n}f}" for x in (row["difference"], *ends) if x == x for n in (1, 2)]
+    return {*points, *(chance(row[name]) for name in ("adjusted_p", "unpaired_p", "equivalence_p"))}
+
+
+CONCLUDING = ("README.md", *(f"experiments/{name}/README.md" for name in sorted({p.parents[2].name for p in RESULTS})))
+
+
+@pytest.mark.parametrize("page", CONCLUDING)
+def test_a_conclusion_names_the_rows_that_it_stands_on_and_says_their_numbers(page):
+    for words, rows in conclusions(page):
+        assert rows, f"it names no rows: {words[:80]}"
+        numbers = re.findall(r"(?<![\d.,])\d+\.\d+(?! %)", words)
+        known = set().union(*(stated(row) for *_, row in rows))
+        assert set(numbers) <= known, (sorted(set(numbers) - known), words)
+        if re.search(r"\bno (such )?difference\b|\bgains? nothing\b|\bnothing at all\b|\bis the same\b", words):
+            alike = [name for _, _, name, row in rows if "equivalent" in row["verdict"]]
+            assert alike, f"no row of it is equivalent: {words[:80]}"
+        if re.search(r"\bno (such )?difference\b", words):
+            assert all("equivalent" in row["verdict"] for *_, row in rows), words
+
+
+@pytest.mark.parametrize("name", ["t2t_positions", "pretraining"])
+def test_an_answer_stands_on_every_claim_of_its_reports(name):
+    (answer,) = [rows for words, rows in conclusions(f"experiments/{name}/README.md") if words.startswith("**Answer")]
+    there = {(place, int(row)) for place, kind, row, _ in answer if kind == "claim"}
+    for path in RESULTS:
+        if path.parents[2].name == name:
+            table = pd.read_csv(path)
+            claims = {(f"{name}/{path.parent.name}", i + 1) for i in range((table["kind"] == "claim").sum())}
+            assert claims <= there, claims - there
+
+
+def test_no_answer_says_no_difference_over_a_claim_that_was_refuted():
+    with pytest.raises(AssertionError, match="the report says refuted"):
+        named("t2t_positions/fashion_mnist", "claim 5 equivalent +1.24")
+    with pytest.raises(AssertionError, match="it is"):
+        named("t2t_positions/fashion_mnist", "claim 5 refuted +0.24")
+
+
+@pytest.mark.parametrize("data", ["cifar10", "fashion_mnist"])
+def test_arms_without_positions_are_published_with_a_displacement_of_zero(data):
+    table = pd.read_csv(ROOT / "experiments/t2t_positions/results" / data / "summary.csv")
+    table = table[table["analysis"] == "displacement"]
+    without, patches = table[table["arm"].str.endswith("-none")], table[table["arm"] == "patch-learned"]
+    assert len(without) == 20 and without["mean"].abs().max() < 0.015 < 0.05 < patches["mean"].min()
+    assert ((without["low"] <= 0) & (without["high"] >= 0)).mean() >= 0.8  # all seeds share one draw of the shuffles
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=IDS)
 def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypatch):
     monkeypatch.chdir(ROOT)
