@@ -46,6 +46,8 @@ def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) 
     for cell in cells:
         state = cell.state()
         if state not in ("done", "damaged"):
+            if text := cell.outlived():
+                checked, problems[cell.name] = checked + 1, [text]
             continue
         words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
         checked, numbers = checked + 1, numbers + count
