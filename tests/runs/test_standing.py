@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import shutil
 
 import pytest
@@ -70,6 +71,15 @@ def test_no_checkpoint_is_read_that_the_manifest_knows_and_a_copy_only_once(tmp_
     assert len(reads) == 1 and module._read(tmp_path / "b" / "checkpoints" / ".digests.json").keys() == {"best.ckpt"}
     (tmp_path / "b" / "checkpoints" / "best.ckpt").write_bytes(b"two")  # as long as the one before
     assert RunDir(tmp_path / "b").standing("test").is_stale
+
+
+def test_files_of_one_size_and_one_time_are_told_apart(tmp_path):
+    run = RunDir(tmp_path / "a")
+    saved(run, best=b"one", last=b"two")
+    measured(run, "last")
+    for stem in ("best", "last"):
+        os.utime(run.checkpoints / f"{stem}.ckpt", ns=(10**18, 10**18))  # `touch` at one tick of the clock
+    assert [run.standing("test").kind for _ in range(2)] == ["other", "other"]
 
 
 @pytest.mark.parametrize("digest", [None, "0"])

@@ -93,10 +93,11 @@ def _digest(path: Path) -> str:
     """Return the sha256 of a checkpoint: the manifest's, if the file is the one written, else of its content."""
     status = path.stat()
     known = path.with_name(KNOWN)
-    for entries in (read_manifest(path.parent), noted := _read(known)):
-        for entry in entries.values():
-            if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
-                return entry["sha256"]
+    written, noted = read_manifest(path.parent), _read(known)
+    candidates = [*written.values(), noted.get(path.name, {})]  # by name: `touch` gives several files one time
+    for entry in candidates:
+        if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
+            return entry["sha256"]
     digest = _of_content(path, status.st_size, status.st_mtime_ns)
     there = {name: entry for name, entry in noted.items() if path.with_name(name).is_file()}
     entry = {"sha256": digest, "size": status.st_size, "modified": status.st_mtime_ns}
