@@ -133,6 +133,7 @@ class World:
                 now = run.path / "checkpoints" / stored[split]["checkpoint"]
                 assert not now.is_file() or file_digest(now) != stored[split]["sha256"], self.done
                 assert "run `vitlab" in why
+                self.marked += 1
         for one in found.get("variations", []):
             expected = self.fresh(name, one["split"], one["checkpoint"], tuple(one["overrides"].items()))
             self.same(one, expected, name)
