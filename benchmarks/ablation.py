@@ -34,7 +34,7 @@ def cpu() -> float:
 def stage(words: list[str], folder: Path, fork: bool) -> tuple[float, float]:
     """Return CPU and wall seconds of a command."""
     before, began = cpu(), time.perf_counter()
-    code, lines = process.finish([*process.VITLAB, *words], process.environment(2), folder / "log", fork=fork)
+    code, lines = process.run_to_end([*process.VITLAB, *words], process.child_environment(2), folder / "log", fork=fork)
     assert code == 0, lines
     return cpu() - before, time.perf_counter() - began
 

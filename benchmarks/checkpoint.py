@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 import vitlab
 from vitlab.config.strategies import _flat, _shard
 from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, keep, tensor_bytes
-from vitlab.runs.shards import write
+from vitlab.runs.shards import write_shards
 
 ROUNDS = 5
 BLOCKING, BACKGROUND = "until it is on the disk", "in the background"
@@ -73,7 +73,7 @@ def shared(rank: int, folder: Path) -> None:
         )
         if "sharded" in kind:
             parts = {k: v.detach().clone() for k, v in _flat(weights, [moments["state"]]).items()}
-            files.begin(partial(write, parts, folder / f"{step}", rank, writers), folder / WRITING, 0)
+            files.begin(partial(write_shards, parts, folder / f"{step}", rank, writers), folder / WRITING, 0)
         elif rank == 0:
             files.save_checkpoint({"state_dict": weights, "optimizer_states": [moments]}, folder / WRITING)
         if BLOCKING in kind:

@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import vitlab
-from vitlab.bench.report import machine_line
+from bench.report import machine_line
 from vitlab.runs.machine import facts
 
 COMMAND = "python benchmarks/operators.py"

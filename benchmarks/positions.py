@@ -12,7 +12,7 @@ from typing import get_args
 import torch
 
 import vitlab
-from vitlab.bench.report import machine_line
+from bench.report import machine_line
 from vitlab.layers.compiled import compile_parts
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.runs.machine import facts

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import vitlab
-from vitlab.bench.report import machine_line
+from bench.report import machine_line
 from vitlab.runs.machine import facts
 from vitlab.tables import table
 

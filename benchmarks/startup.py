@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vitlab.bench.report import machine_line
+from bench.report import machine_line
 from vitlab.runs.machine import facts
 from vitlab.tables import table
 

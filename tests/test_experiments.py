@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.ablation.verdict.findings import find
@@ -72,7 +72,7 @@ def test_every_verdict_of_a_page_is_that_of_its_report(path):
 @pytest.mark.parametrize("path", RESULTS, ids=IDS)
 def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    ablation = read(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
+    ablation = read_ablation(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
     results = Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
     seeds = pd.read_csv(path.with_name("seeds.csv"))
     if "metric" in seeds:

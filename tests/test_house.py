@@ -2,6 +2,7 @@
 
 import ast
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,9 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
     "ablation": {"config", "jobs", "models", "analysis"},
-    "bench": {*NETWORK, *BESIDE, "tasks"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
-    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "bench", "ablation", "look"},
+    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }
 GROUND = {
     "classes",
@@ -45,6 +45,7 @@ GROUND = {
     "stats",
     "tables",
 }  # every room may stand on it
+ROOMS = {*FLOORS, *GROUND}
 TORCH_ALONE = {"layers", "tokenizers", "models", "optim"}
 
 
@@ -80,9 +81,7 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_no_files_import_each_other_in_a_circle():
-    known = {name_of(path) for path in FILES}
-    uses = {name_of(path): modules_of(path) & known for path in FILES if path.name != "__init__.py"}
+def in_a_circle(uses: dict[str, set[str]]) -> list[str]:
     reach = {}
     for start in uses:
         seen, todo = set(), [start]
@@ -91,7 +90,33 @@ def test_no_files_import_each_other_in_a_circle():
             seen |= new
             todo += new
         reach[start] = seen
-    assert not sorted(name for name in reach if name in reach[name])
+    return sorted(name for name in reach if name in reach[name])
+
+
+def test_no_files_import_each_other_in_a_circle():
+    known = {name_of(path) for path in FILES}
+    assert not in_a_circle({name_of(p): modules_of(p) & known for p in FILES if p.name != "__init__.py"})
+
+
+def test_no_rooms_import_each_other_in_a_circle_not_even_inside_of_functions():
+    uses = defaultdict(set)
+    for path in FILES:
+        room = "vitlab" if path == PACKAGE / "__init__.py" else room_of(path)  # the face of the package is a room
+        uses[room] |= rooms_of_imports(path) - {room}
+    assert not in_a_circle(uses)
+
+
+def rooms_of_imports(path: Path) -> set[str]:
+    """Return the rooms that a file imports, anywhere in it; `vitlab` where it takes a name from the package's face."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module == "vitlab":
+            names |= {f"vitlab.{alias.name}" if alias.name in ROOMS else "vitlab" for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    return {name.split(".")[:2][-1] for name in names if name.split(".")[0] == "vitlab"}
 
 
 def modules_of(path: Path) -> set[str]:
@@ -105,9 +130,19 @@ def modules_of(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("folder", sorted({path.parent for path in FILES}), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_room_that_passes_fourteen_modules_has_become_two(folder):
-    assert sum(path.name != "__init__.py" for path in folder.glob("*.py")) <= 14
+ONE_IDEA = {  # names that functions of several homes may share: each does the same as the others
+    "main",  # of a command or a process: takes words, returns the exit code
+    "fit",  # the library's, and the job that it and the command run
+}
+
+
+def test_every_idea_has_one_home_and_two_ideas_have_two_names():
+    homes = defaultdict(list)
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                homes[node.name].append(name_of(path))
+    assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in ONE_IDEA}
 
 
 def test_no_two_files_of_tests_share_a_name_which_pytest_cannot_collect():
@@ -122,15 +157,12 @@ def test_the_network_imports_torch_alone(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_tail_stays_short(path):
+def test_a_file_and_a_function_can_be_read_at_once(path):
     text = path.read_text()
-    assert text.count("\n") <= 250, "a file is one concept: split it"
+    assert text.count("\n") <= 500, "a file is one idea: split it"
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            where = f"{node.name}, line {node.lineno}"
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
             if path.name == "vit.py" and node.name == "__init__":
                 continue
-            docstring = len((ast.get_docstring(node) or "").splitlines())
-            assert node.end_lineno - node.lineno + 1 - docstring <= 40, f"{where}: a function fits a screen"
-            assert len(arguments) - 1 <= 20, f"{where}: too many arguments"
+            lines = node.end_lineno - node.lineno + 1 - len((ast.get_docstring(node) or "").splitlines())
+            assert lines <= 60, f"{node.name}, line {node.lineno}: a function fits a screen"

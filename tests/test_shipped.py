@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.cli.main import main
 from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
@@ -68,7 +68,7 @@ def test_only_the_values_of_config_are_taken_for_names():
 
 
 def test_a_shipped_ablation_is_read_with_its_base_from_an_empty_folder(capsys):
-    assert read(HOME / "experiments/position_embeddings/digits.yaml").base == (str(HOME / "configs/vit.yaml"),)
+    assert read_ablation(HOME / "experiments/position_embeddings/digits.yaml").base == (str(HOME / "configs/vit.yaml"),)
     assert main(["ablate", "status", "position_embeddings/probe"]) == 0
     assert "15 missing" in capsys.readouterr().out
 

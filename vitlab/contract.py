@@ -71,7 +71,7 @@ def image_fact(data: Any, name: str) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def is_plain(value: Any) -> bool:
+def is_loadable(value: Any) -> bool:
     """Return whether a checkpoint with this value can be loaded again, as with numbers, strings and tensors."""
     file = io.BytesIO()
     try:

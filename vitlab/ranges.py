@@ -34,7 +34,8 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[0, 1e6]": "img_size_schedule",
         "[1, 1e10]": "n max_pixels",
         "[0, 1e9]": "max_unreadable",
-        "[-1e18, 1e18]": "split_seed value_range",
+        "[-1e18, 1e18]": "split_seed value_range mean",
+        "(0, 1e18]": "std",
     },
     "trainer": {
         "[-1, 1e6]": "max_epochs devices num_sanity_val_steps",

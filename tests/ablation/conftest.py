@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.resolve import known
 
@@ -63,7 +63,7 @@ class Lab:
 
     def results(self):
         with contextlib.chdir(self.path):
-            ablation = read("toy.yaml")
+            ablation = read_ablation("toy.yaml")
             return collect(ablation, known(ablation)).table().to_csv(index=False)
 
 

@@ -12,7 +12,7 @@ import pytest
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.work import gpus, process
 from vitlab.ablation.work.gpus import one_name, slot, visible_devices
-from vitlab.ablation.work.process import environment
+from vitlab.ablation.work.process import child_environment
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_slots_are_the_devices_that_are_visible_and_a_host_has_each_once(monkeyp
         slots = [held.enter_context(slot(2)) for _ in range(2 * len(devices) or 3)]
         assert [s.device for s in slots] == (devices * 2 or [None] * 3)
         if not devices:
-            assert environment(2).get("CUDA_VISIBLE_DEVICES") == visible
+            assert child_environment(2).get("CUDA_VISIBLE_DEVICES") == visible
             return
         asked = iter([False, True])
         with slot(2, lambda: next(asked)) as none:  # as another process would: it waits
@@ -57,7 +57,7 @@ def test_a_child_has_its_share_of_the_cores_and_no_more_threads_than_its_user_as
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
-    assert environment(2)["OMP_NUM_THREADS"] == threads
+    assert child_environment(2)["OMP_NUM_THREADS"] == threads
 
 
 def test_parts_of_a_gpu_are_of_any_size_and_who_takes_all_of_it_is_alone(monkeypatch, tmp_path):

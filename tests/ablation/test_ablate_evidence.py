@@ -304,4 +304,4 @@ def test_readings_of_the_images_that_count_are_counted(done, lab):
 
 def test_versions_are_kept_once_each(done, lab):
     done().run()
-    assert len(protocol.versions(done().ablation)) == 1
+    assert len(protocol.stored_versions(done().ablation)) == 1

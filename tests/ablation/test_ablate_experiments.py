@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_tokens
@@ -20,7 +20,7 @@ FILES = [p for p in sorted((ROOT / "experiments").glob("*/*.yaml")) if "axes" in
 @pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_an_experiment_is_read_and_has_a_question_and_a_protocol(path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    ablation = read(path.relative_to(ROOT))
+    ablation = read_ablation(path.relative_to(ROOT))
     assert ablation.claims
     text = path.with_name("README.md").read_text()
     assert path.name in text and "## Protocol" in text
@@ -33,8 +33,8 @@ def test_an_experiment_is_read_and_has_a_question_and_a_protocol(path, monkeypat
 )
 def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
     monkeypatch.chdir(ROOT)
-    for arm in read(path.relative_to(ROOT)).arms:
-        ablation = read(path.relative_to(ROOT))
+    for arm in read_ablation(path.relative_to(ROOT)).arms:
+        ablation = read_ablation(path.relative_to(ROOT))
         given = tmp_path / "overrides.yaml"
         given.write_text(yaml.safe_dump({**arm.overrides, "trainer.logger": False, "trainer.accelerator": "cpu"}))
         args = [w for p in (*ablation.base, *arm.configs, str(given)) for w in ("--config", p)]
@@ -46,7 +46,7 @@ def test_every_arm_of_an_experiment_can_be_built(path, monkeypatch, tmp_path):
 
 def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     monkeypatch.chdir(ROOT)
-    ablation = read("experiments/tokenizers/digits.yaml")
+    ablation = read_ablation("experiments/tokenizers/digits.yaml")
     config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
     names = inspect.signature(VisionTransformer).parameters
     found = []

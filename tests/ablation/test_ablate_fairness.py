@@ -8,15 +8,15 @@ import pytest
 import torch
 import yaml
 
-from vitlab.ablation.file.spec import read
-from vitlab.ablation.verdict.audit import flags, shares, steps
+from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.verdict.audit import mismatches, shares, steps
 from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import check, gate_of, linear
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.start import spread
+from vitlab.ablation.work.start import token_spread
 from vitlab.models.vit import VisionTransformer
 
 pytestmark = pytest.mark.slow
@@ -34,7 +34,7 @@ def ablation(folder, axes, **changes):
     content = {"name": "toy", "base": str(ROOT / "configs/vit.yaml"), "axes": axes, "metric": {"primary": "acc1"}}
     path = folder / "toy.yaml"
     path.write_text(yaml.safe_dump({**content, "baseline": {"pos_embed": "none"}, **changes}, sort_keys=False))
-    return read(path)
+    return read_ablation(path)
 
 
 def resolved(ablation, flops):
@@ -52,16 +52,16 @@ FLOPS = [100, 101, 200, 230]  # patch none, patch learned, t2t none, t2t learned
 def test_arms_must_match_within_the_levels_that_the_file_says(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"within": ["tokenizer"], "flops": 0.02})
-    assert flags(found, resolved(found, FLOPS)) == {"t2t-learned": ["+15.0% flops than t2t-none"]}
+    assert mismatches(found, resolved(found, FLOPS)) == {"t2t-learned": ["+15.0% flops than t2t-none"]}
 
 
 def test_an_arm_that_is_not_trained_is_compared_too(tmp_path):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     base, arm = resolved(found, [100, 100])
     still = replace(base, config={**base.config, "model": {"lr": 0.0}})
-    unlike = flags(found, [still, arm])
+    unlike = mismatches(found, [still, arm])
     assert unlike == {"learned": ["sum of learning rates 1, none has 0"]}
-    assert flags(found, [still, replace(arm, config=still.config)]) == {}
+    assert mismatches(found, [still, replace(arm, config=still.config)]) == {}
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_steps_of_a_training_are_those_that_its_limits_leave(tmp_path, train
 def test_without_within_all_arms_must_match_the_baseline(tmp_path):
     axes = {"tokenizer": TOKENIZER, "pos_embed": POS_EMBED}
     found = ablation(tmp_path, axes, match={"flops": 0.02})
-    unlike = flags(found, resolved(found, FLOPS))
+    unlike = mismatches(found, resolved(found, FLOPS))
     assert unlike == {"t2t-none": ["+100.0% flops than patch-none"], "t2t-learned": ["+130.0% flops than patch-none"]}
     assert shares(found, resolved(found, FLOPS))["patch-learned"]["flops"] == pytest.approx(0.01)
 
@@ -95,15 +95,15 @@ def test_a_position_embedding_that_learns_faster_is_seen(tmp_path):
     none, learned = resolved(found, [100, 100])
     group = {"name": "pos_embed.weight", "shape": [1, 16, 4], "weight_decay": 0.0, "lr_scale": 10.0}
     words = ["position embedding trained at 10 times the rate, none at 1"]
-    assert flags(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
-    assert flags(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
+    assert mismatches(found, [none, replace(learned, groups=(group,))]) == {"learned": words}
+    assert mismatches(found, [none, replace(learned, groups=({**group, "lr_scale": 1.0},))]) == {}
 
 
 def test_positions_that_weigh_otherwise_at_the_start_are_seen_and_can_be_required_alike(tmp_path):
     def told(ratios, **match):
         spec = ablation(tmp_path, {"pos_embed": {**POS_EMBED, "other": {"model.pos_embed": "sincos2d"}}}, **match)
         arms = zip(resolved(spec, [1] * 3), ratios, strict=True)
-        return flags(spec, [replace(arm, start={"pos_to_content": ratio}) for arm, ratio in arms])
+        return mismatches(spec, [replace(arm, start={"pos_to_content": ratio}) for arm, ratio in arms])
 
     assert told([0.0, 0.3, 0.5]) == {} and told([0.0, 1.8, 0.3]).keys() == {"other"}  # by more than a factor of two
     words = {"other": ["initial ratio of positions to content 0.5, learned has 0.4"]}
@@ -119,7 +119,7 @@ def test_the_start_of_a_network_is_measured_on_its_tokens():
     for scale in (1.0, 0.5):
         torch.manual_seed(0)
         net = VisionTransformer(pos_embed={"class_path": "sincos2d", "init_args": {"scale": scale}}, **size)
-        found.append(spread(net, images))
+        found.append(token_spread(net, images))
         assert net.training
     table = net.pos_embed.table()
     sd = float(net.tokenizer(images).detach().std())
@@ -176,4 +176,4 @@ def test_arms_of_different_schedules_are_told(tmp_path):
     spec = ablation(tmp_path, {"pos_embed": POS_EMBED})
     arms = resolved(spec, FLOPS[:2])
     arms[1] = replace(arms[1], config={**arms[1].config, "model": {"lr": 0.1, "lr_scheduler": "wsd"}})
-    assert flags(spec, arms) == {"learned": ["lr_scheduler wsd, none has cosine"]}
+    assert mismatches(spec, arms) == {"learned": ["lr_scheduler wsd, none has cosine"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlab.ablation.work.identity import ROOMS, code_digest, digest, effective
+from vitlab.ablation.work.identity import ROOMS, code_digest, effective, json_digest
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 
@@ -53,7 +53,7 @@ CONFIG = {"seed_everything": 0, "trainer": {"max_epochs": 2, "logger": {"class_p
 )
 def test_a_config_counts_by_what_can_change_a_number(key, value, counts):
     changed = {**CONFIG, "trainer": {**CONFIG["trainer"], key: value}}
-    assert (digest(effective(changed)) != digest(effective(CONFIG))) == counts
+    assert (json_digest(effective(changed)) != json_digest(effective(CONFIG))) == counts
 
 
 def test_the_folder_and_the_workers_of_the_data_do_not_count():

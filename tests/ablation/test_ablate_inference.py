@@ -9,7 +9,7 @@ import yaml
 from scipy import stats as reference
 from scipy.stats import norm
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.verdict.answers import Question, answer
 from vitlab.ablation.verdict.arms import arm_questions
 from vitlab.ablation.verdict.findings import find
@@ -32,7 +32,7 @@ def results_of(folder, names, n, claims=(), metric="score", **stats):
     content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"arm": names[0]}, "seeds": n}
     content |= {"metric": {"primary": metric}, "claims": list(claims), "stats": {"margin": MARGIN, **stats}}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    ablation = read(folder / "made-up.yaml")
+    ablation = read_ablation(folder / "made-up.yaml")
     return Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
 
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from vitlab.ablation.file.schema import level_names
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.work.identity import code_digest
 from vitlab.ablation.work.resolve import fit_args, overrides
 from vitlab.config.parser import VitlabCLI
@@ -62,12 +62,12 @@ def test_two_levels_of_one_name_are_refused_at_their_line(here):
     with pytest.raises(
         UsageError, match=r"line 6: two levels are called wave; name them: .NAME: .model.pos_embed: VAL"
     ):
-        read("own.yaml")
+        read_ablation("own.yaml")
 
 
 def test_every_arm_of_own_parts_and_own_tasks_is_built_on_the_base(here):
     trust(["mine_of_ablation"])
-    ablation = read("own.yaml")
+    ablation = read_ablation("own.yaml")
     assert [arm.name for arm in ablation.arms][2:5] == ["wave-plain", "wave-sharp", "wave_width2-plain"]
     arm = ablation.arms[5]
     Path("given.yaml").write_text(yaml.safe_dump(overrides(ablation, arm, 0), sort_keys=False))

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from vitlab.ablation.evidence.verify import verify
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.evidence.verify import verify_evidence
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.report import write
 from vitlab.ablation.report.send import send_report
 from vitlab.ablation.report.write import write_report
@@ -130,7 +130,7 @@ def folder(tmp_path_factory):
         patch.chdir(folder)
         Path("base.yaml").write_text("{}\n")
         Path("made-up.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
-        ablation = read("made-up.yaml")
+        ablation = read_ablation("made-up.yaml")
         arms = list(resolved(ablation))
         for cell in cells_of(ablation, arms)[:-1]:  # one is missing
             finish(cell)
@@ -187,7 +187,7 @@ def test_pairs_without_predictions_are_named(folder, monkeypatch):
     kept = next(Path("runs/ablations/made-up/learned").glob("s1-*/predictions/test.parquet"))
     kept.rename(kept.with_suffix(".away"))
     try:
-        ablation = read("made-up.yaml")
+        ablation = read_ablation("made-up.yaml")
         results = collect(ablation, list(resolved(ablation)))
         ((_, sentences, _),) = images.section(results, images.pairs(results), images.joint(results))
     finally:
@@ -262,7 +262,7 @@ def finished(tmp_path, monkeypatch):
         monkeypatch.setattr(write, drawn, lambda *found: {})
     Path("base.yaml").write_text("{}\n")
     Path("made-up.yaml").write_text(yaml.safe_dump(FILE, sort_keys=False))
-    ablation = read("made-up.yaml")
+    ablation = read_ablation("made-up.yaml")
     arms = list(resolved(ablation))
     for cell in cells_of(ablation, arms):
         finish(cell, images=50)
@@ -310,7 +310,7 @@ def test_a_verification_notices_no_number_and_no_config(finished):
         cell.run.config.write_text(f"seed_everything: {cell.seed}\n")
     set_result(cells[1], acc1=float("nan"))
     cells[2].run.config.write_text("a: [\n")
-    found = verify(ablation, arms, cells)
+    found = verify_evidence(ablation, arms, cells)
     assert list(found.problems) == [cell.name for cell in cells[:3]]
     assert "acc1 is nan, its predictions give" in str(found) and str(found).count("config.yaml cannot be read") == 2
 
@@ -332,7 +332,7 @@ def cells(table):
 def test_a_report_that_is_repeated_is_the_same(folder, monkeypatch):
     monkeypatch.chdir(folder.parents[3])
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    ablation = read("made-up.yaml")
+    ablation = read_ablation("made-up.yaml")
     write_report(ablation, list(resolved(ablation)), None, False)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 

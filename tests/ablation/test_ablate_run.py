@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.identity import code_digest
 from vitlab.ablation.work.resolve import known
@@ -289,7 +289,7 @@ def test_the_plan_and_a_dry_run_start_no_cell(lab):
 def test_cells_of_other_code_are_stale_and_count_only_if_accepted(lab, monkeypatch):
     assert lab()[0] == 0
     monkeypatch.chdir(lab.path)
-    ablation = read("toy.yaml")
+    ablation = read_ablation("toy.yaml")
     code = code_digest()
     now = [replace(arm, code="other") for arm in known(ablation)]
     assert {arm.code for arm in known(ablation)} == {code}

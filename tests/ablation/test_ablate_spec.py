@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from vitlab.ablation.evidence.bundle import export, load
+from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.work.cells import Cell, Resolved
 from vitlab.ablation.work.resolve import start_args
 from vitlab.cli.main import main
@@ -41,7 +41,7 @@ def write(tmp_path, monkeypatch):
 
 
 def test_the_product_of_the_axes_gives_the_arms_in_the_order_of_the_file(write):
-    ablation = read(write())
+    ablation = read_ablation(write())
     assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token", "learned-avg"]
     assert ablation.arms[3].overrides == {"model.pos_embed": "learned", "model.global_pool": "avg"}
     assert ablation.seeds == (0, 1)
@@ -49,13 +49,13 @@ def test_the_product_of_the_axes_gives_the_arms_in_the_order_of_the_file(write):
 
 
 def test_excluded_arms_are_left_out(write):
-    ablation = read(write(exclude=[{"pos_embed": "learned", "global_pool": "avg"}]))
+    ablation = read_ablation(write(exclude=[{"pos_embed": "learned", "global_pool": "avg"}]))
     assert [arm.name for arm in ablation.arms] == ["none-token", "none-avg", "learned-token"]
 
 
 def test_what_is_adjusted_is_set_in_the_arms_of_these_levels_alone(write):
     wide = {"class_path": "learned", "init_args": {"scale": 2}}
-    ablation = read(
+    ablation = read_ablation(
         write(adjust=[{"of": {"pos_embed": "learned", "global_pool": "avg"}, "set": {"model.pos_embed": wide}}])
     )
     assert [arm.overrides["model.pos_embed"] for arm in ablation.arms] == ["none", "none", "learned", wide]
@@ -63,7 +63,7 @@ def test_what_is_adjusted_is_set_in_the_arms_of_these_levels_alone(write):
 
 def test_a_level_starts_from_the_weights_of_the_cells_own_seed(write, tmp_path):
     levels = {"scratch": {}, "mae": {"init_from": "weights-{seed}.pt"}}
-    arm = read(write(axes={"start": levels, **GOOD["axes"]})).arms[4]
+    arm = read_ablation(write(axes={"start": levels, **GOOD["axes"]})).arms[4]
     assert (arm.name, arm.weights(3)) == ("mae-none-token", "weights-3.pt")
     assert "init_from" not in arm.overrides
     ids = []
@@ -76,12 +76,12 @@ def test_a_level_starts_from_the_weights_of_the_cells_own_seed(write, tmp_path):
 
 def test_an_exported_ablation_knows_its_cells_without_the_weights_that_they_started_from(write, tmp_path):
     levels = {"scratch": {}, "mae": {"init_from": "weights-{seed}.pt"}}
-    ablation = read(write(axes={"start": levels, **GOOD["axes"]}, seeds=1))
+    ablation = read_ablation(write(axes={"start": levels, **GOOD["axes"]}, seeds=1))
     (tmp_path / "weights-0.pt").write_text("a")
     arms = [Resolved(arm, {}, {}, {}, (), 1.0, "") for arm in ablation.arms]
-    export(ablation, arms, tmp_path / "evidence")
+    export_bundle(ablation, arms, tmp_path / "evidence")
     (tmp_path / "weights-0.pt").unlink()
-    again, known = load(tmp_path / "evidence")
+    again, known = load_bundle(tmp_path / "evidence")
     (tmp_path / "weights-0.pt").write_text("a")
     assert [Cell(again, arm, 0).id for arm in known] == [Cell(ablation, arm, 0).id for arm in arms]
     (tmp_path / "weights-0.pt").unlink()
@@ -161,7 +161,7 @@ def test_a_mistake_is_told_with_its_line(write, case):
     changes, words = WRONG[case]
     path = write(**changes)
     with pytest.raises(UsageError) as caught:
-        read(path)
+        read_ablation(path)
     message = str(caught.value)
     assert "ablation.yaml, line " in message
     assert "\n" not in message
@@ -171,16 +171,16 @@ def test_a_mistake_is_told_with_its_line(write, case):
 
 def test_one_name_is_a_list_of_one_and_a_number_may_have_an_exponent_alone(write):
     path = write(claims="learned > none", stats={"margin": "1e-2"}, match={"within": "global_pool", "flops": "1e-1"})
-    ablation = read(path)
+    ablation = read_ablation(path)
     assert ([c.text for c in ablation.claims], ablation.stats.margin) == (["learned > none"], 0.01)
     assert (ablation.match.within, ablation.match.flops) == (("global_pool",), 0.1)
-    ablation = read(write(metric={"primary": "acc1", "secondary": ["loss", "acc1", "loss"]}))
+    ablation = read_ablation(write(metric={"primary": "acc1", "secondary": ["loss", "acc1", "loss"]}))
     assert ablation.secondary == ("loss",)  # the primary metric is one family, not two
 
 
 def test_a_metric_of_one_target_is_not_of_an_analysis(write):
     tune = {"model.lr": [1, 2]}
-    ablation = read(write(metric={"primary": "mae/height", "mode": "min"}, analyses=["resolution"], tune=tune))
+    ablation = read_ablation(write(metric={"primary": "mae/height", "mode": "min"}, analyses=["resolution"], tune=tune))
     assert ablation.primary == "mae/height" and not ablation.is_analyzed("mae/height")
     assert ablation.is_analyzed("resolution/acc1@12")
 
@@ -189,7 +189,7 @@ def test_a_date_is_text_as_in_a_config(write):
     path = write(tune={"model.schedule": ["x", "y"]})
     path.write_text(path.read_text().replace("name: toy", "name: 2026-11-23").replace("- token", "- 2026-11-22"))
     path.write_text(path.read_text().replace("- x", "- 2026-11-21"))
-    ablation = read(path)
+    ablation = read_ablation(path)
     assert (ablation.name, ablation.arms[0].overrides["model.global_pool"]) == ("2026-11-23", "2026-11-22")
     assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
 
@@ -198,13 +198,13 @@ def test_a_file_without_an_end_is_refused(tmp_path):
     for text in ("a: &a {b: *a}\n", f"{'[' * 2000}{']' * 2000}\n"):
         (tmp_path / "deep.yaml").write_text(text)
         with pytest.raises(UsageError):
-            read(tmp_path / "deep.yaml")
+            read_ablation(tmp_path / "deep.yaml")
 
 
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "weights.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not YAML"):
-        read(tmp_path / "weights.yaml")
+        read_ablation(tmp_path / "weights.yaml")
 
 
 def test_an_analysis_that_nobody_knows_is_refused(write, capsys):
@@ -221,24 +221,24 @@ def test_the_line_is_that_of_the_mistake(write):
     path.write_text(text)
     line = next(i for i, t in enumerate(text.splitlines(), 1) if t.startswith("seeds"))
     with pytest.raises(UsageError, match=f"line {line}: `seeds`"):
-        read(path)
+        read_ablation(path)
 
 
 def test_a_key_that_is_there_twice_is_refused(write):
     path = write()
     path.write_text(path.read_text() + "seeds: 4\n")
     with pytest.raises(UsageError, match="twice"):
-        read(path)
+        read_ablation(path)
 
 
 def claim(write, text):
     path = write()
-    return parse_claim(File(path), 0, text, read(path).axes)
+    return parse_claim(File(path), 0, text, read_ablation(path).axes)
 
 
 def test_a_claim_without_a_condition_speaks_of_every_setting(write):
     found = claim(write, "learned > none")
-    axes = read(write()).axes
+    axes = read_ablation(write()).axes
     assert (found.axis, found.a, found.b, found.sign) == ("pos_embed", "learned", "none", ">")
     assert found.settings(axes) == [{"global_pool": "token"}, {"global_pool": "avg"}]
 
@@ -257,4 +257,4 @@ def test_a_gap_that_is_claimed_to_be_larger_is_the_other_one_being_smaller(write
     a = claim(write, "gap(learned, none | global_pool=avg) < gap(learned, none | global_pool=token)")
     b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
     assert (a.under, a.against) == (b.under, b.against) == ("avg", "token")
-    assert a.settings(read(write()).axes) == [{}]
+    assert a.settings(read_ablation(write()).axes) == [{}]

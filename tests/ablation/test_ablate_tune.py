@@ -10,7 +10,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
-from vitlab.ablation.file.spec import read
+from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
 from vitlab.ablation.work.tuning import at_border, choices, rungs, trials
@@ -137,8 +137,8 @@ def test_an_arm_that_diverges_or_is_hopeless_is_given_up_and_the_others_are_meas
 
 def test_a_budget_below_the_grid_takes_the_same_part_for_every_arm(toy, lab):
     write(lab, {**SPACE, "model.weight_decay": [0.02, 0.1], "budget": 3, "seeds": [7]})
-    tune = read("toy.yaml").tune
-    assert len(tune.candidates) == 3 and tune == read("toy.yaml").tune
+    tune = read_ablation("toy.yaml").tune
+    assert len(tune.candidates) == 3 and tune == read_ablation("toy.yaml").tune
     assert all(set(c) == {"model.lr", "model.weight_decay"} for c in tune.candidates)
 
 
@@ -153,16 +153,16 @@ def test_a_number_may_be_written_as_people_write_it(toy, lab):
     path = lab.path / "toy.yaml"
     text = path.read_text()
     path.write_text(text[: text.index("tune:")] + "tune: {model.lr: [1e-3, 2e-3, 4E-3], seeds: [7]}\n")
-    assert [c["model.lr"] for c in read(path).tune.candidates] == [0.001, 0.002, 0.004]
+    assert [c["model.lr"] for c in read_ablation(path).tune.candidates] == [0.001, 0.002, 0.004]
 
 
 def test_the_border_is_told_of_numbers_alone(toy, lab):
     write(lab, {**SPACE, "model.opt": ["adamw", "sgd"], "seeds": [7]})
-    ablation = read("toy.yaml")
+    ablation = read_ablation("toy.yaml")
     assert at_border(ablation, {"model.lr": 0.008, "model.opt": "sgd"}) == ["model.lr"]
     assert at_border(ablation, {"model.lr": 0.002, "model.opt": "sgd"}) == []
     write(lab, {"model.lr": {"low": 1e-4, "high": 1e-2, "log": True}, "budget": 9, "seeds": [7]})
-    ablation = read("toy.yaml")
+    ablation = read_ablation("toy.yaml")
     assert [at_border(ablation, {"model.lr": x}) for x in (1.1e-4, 1e-3, 9e-3)] == [["model.lr"], [], ["model.lr"]]
     tried = [c["model.lr"] for c in ablation.tune.candidates]
     assert len(set(tried)) == 9 and all(1e-4 <= x <= 1e-2 for x in tried) and sorted(tried)[4] < 3e-3
@@ -189,7 +189,7 @@ def test_a_mistake_in_tuning_is_told_with_its_line(toy, lab, case):
     tune, words = WRONG[case]
     write(lab, tune)
     with pytest.raises(UsageError) as caught:
-        read("toy.yaml")
+        read_ablation("toy.yaml")
     assert words in str(caught.value) and "toy.yaml, line " in str(caught.value)
 
 

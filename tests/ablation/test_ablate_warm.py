@@ -35,8 +35,8 @@ def finish(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "_servers", {})
 
     def call(*args, fork=True, **more):
-        env = process.environment(2, WORD="of its own")
-        return process.finish([*process.VITLAB, *args], env, tmp_path / "log", fork=fork, **more)
+        env = process.child_environment(2, WORD="of its own")
+        return process.run_to_end([*process.VITLAB, *args], env, tmp_path / "log", fork=fork, **more)
 
     yield call
     for server in process._servers.values():

@@ -57,3 +57,32 @@ def left_looking_net(**changes):
     table[0, h - 1, w - 2] = 50.0  # key minus query: no row, a column to the left
     net.pos_embed.bias_table.copy_(table.flip(1, 2).flatten(1).T[None])
     return net
+
+
+@torch.no_grad()
+def distracted_net(looked_at=3, decides=9, img_size=8):
+    """A network whose heads 0 and 2 look at a patch of which they take nothing, and head 1 at the one that decides.
+
+    The class token reads the brightness of patch ``decides``, and says 1 where it is above the mean, else 0.
+    """
+    patches = (img_size // 2) ** 2
+    dim = 3 * (patches // 3 + 3)
+    net = VisionTransformer(
+        img_size=img_size, in_chans=1, num_classes=2, patch_size=2, embed_dim=dim, depth=1, num_heads=3
+    ).eval()
+    for parameter in net.parameters():
+        parameter.zero_()
+    first, second = patches, patches + 1  # channels of the content, after one for each position
+    net.tokenizer.proj.weight[first], net.tokenizer.proj.weight[second] = 0.25, -0.25
+    net.pos_embed.weight[0, :, :patches] = 8 * torch.eye(patches)
+    attention, d = net.blocks[0].attn, dim // 3
+    for norm in (net.blocks[0].norm1, net.norm):
+        norm.weight.fill_(1)
+    for head, patch in enumerate((looked_at, decides, looked_at)):
+        attention.qkv.bias[head * d] = 100.0  # every query is the same
+        attention.qkv.weight[dim + head * d, patch] = 1.0
+    attention.qkv.weight[2 * dim + d, first], attention.qkv.weight[2 * dim + d, second] = 1.0, -1.0
+    attention.proj.weight[first, d], attention.proj.weight[second, d] = 1.0, -1.0
+    net.cls_token[..., 0] = 2.0  # so that the last norm does not make all brightness one
+    net.head.weight[:, first] = torch.tensor([-1.0, 1.0])
+    return net

@@ -8,7 +8,7 @@ from small_nets import small_net
 from vitlab.analysis.features import (
     analyze_fewshot,
     analyze_knn,
-    draw,
+    draw_shots,
     few_shot_accuracy,
     knn_accuracy,
 )
@@ -86,10 +86,10 @@ def test_few_shots_are_a_whitened_ridge_regression():
 
 def test_a_draw_takes_as_many_of_each_class():
     labels = torch.tensor([0] * 7 + [1] * 3 + [2] * 9)
-    chosen = draw(labels, 5, seed=0)
+    chosen = draw_shots(labels, 5, seed=0)
     assert torch.bincount(labels[chosen]).tolist() == [5, 3, 5]
     assert chosen.unique().numel() == len(chosen)
-    assert not torch.equal(chosen, draw(labels, 5, seed=1))
+    assert not torch.equal(chosen, draw_shots(labels, 5, seed=1))
 
 
 def test_neighbors_vote_as_in_a_loop():

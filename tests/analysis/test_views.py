@@ -12,7 +12,8 @@ from vitlab.analysis.views.pca import analyze_pca, pca_colors
 from vitlab.analysis.views.reconstruction import analyze_reconstruction
 from vitlab.analysis.views.splits import analyze_splits
 from vitlab.analysis.views.token_layers import split_features, token_layer_maps
-from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.data.known.digits import Digits
+from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
 from vitlab.tasks import MAE
@@ -40,6 +41,23 @@ def test_constant_features_have_one_color(small_subject, threads):
         subject.net.tokenizer.proj.weight.zero_()
     table = analyze_pca(subject).table
     assert (table.groupby("layer")[["red", "green", "blue"]].nunique() == 1).all(axis=None)
+
+
+@pytest.mark.parametrize(("batch_size", "images"), [(64, 1000), (2, 1000), (64, 9)])
+def test_figures_of_few_pictures_and_of_many_show_the_same_ones_first(batch_size, images):
+    data = Digits(batch_size=batch_size)
+    data.build("val")
+    data.splits["val"] = data.splits["val"].take(np.arange(min(images, len(data.splits["val"]))))
+    subject = Subject(small_net(), data, num_images=40)
+    most = subject.shown(40)
+    assert len(most) == min(images, 40)
+    for count in (1, 2, 4, 8, 12, 33):
+        assert torch.equal(subject.shown(count), most[:count])
+    measured = torch.cat([images for images, _ in subject.batches()])
+    assert all((measured == image).flatten(1).all(dim=1).any() for image in most)
+    few = analyze_attention(subject).table.query("map == 'head 1' and image == 0")["weight"]
+    one = analyze_heads(subject).table.query("layer == 1 and head == 1")["weight"]
+    assert few.to_numpy() == pytest.approx(one.to_numpy(), abs=1e-6)
 
 
 def test_the_overview_shows_each_head_of_each_layer(small_subject):
@@ -106,7 +124,7 @@ def test_reconstruction_is_the_loss_and_a_network_that_reads_nothing_equals_its_
     task = MAE(norm_pix=norm_pix, **light, **network).eval()
     subject = Subject(task.net, digits, num_images=32, task=task)
     images, _ = subject.labeled()
-    order = torch.from_numpy(shuffled_tokens(stream(np.arange(32), MASK), (4, 4)))
+    order = torch.from_numpy(shuffled_indices(stream(np.arange(32), MASK), (4, 4)))
     error = analyze_reconstruction(subject).table.set_index("seen")["error"]
     if not norm_pix:
         assert error["itself"] == pytest.approx(task.pixel_loss(images, order).item(), rel=1e-5)

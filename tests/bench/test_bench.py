@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from bench import attention as attention_bench
+from bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
+from bench.model import Case, Unequal
+from bench.official import check_repo
 from vitlab import tables
-from vitlab.bench import attention as attention_bench
-from vitlab.bench import ddp, loader, model, networks, numerics, overhead, pairs, report, saved
-from vitlab.bench.model import Case, Unequal
-from vitlab.bench.official import check_repo
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 from vitlab.runs import machine
@@ -122,7 +122,7 @@ def t2t_vit_7(num_classes):
 
 
 PARTS = """
-from vitlab.bench.networks import NETWORKS
+from bench.networks import NETWORKS
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 
@@ -353,6 +353,13 @@ def test_a_mistake_is_one_line(arguments, message, capsys):
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error
+    assert error.count("\n") == 1
+
+
+def test_an_installed_package_says_where_the_command_is(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("vitlab.cli.bench._FOLDER", tmp_path)
+    assert main(["bench", "--help"]) == 2
+    assert "is not part of the installed package: run it from a checkout" in (error := capsys.readouterr().err)
     assert error.count("\n") == 1
 
 

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import WandbLogger
 from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
-from vitlab.callbacks.attention_maps import AttentionMaps, draw
+from vitlab.callbacks.attention_maps import AttentionMaps, draw_maps
 from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.models.walk import attention_maps
@@ -60,13 +60,13 @@ def test_a_picture_comes_every_n_epochs_and_shows_the_heads_of_the_validated_wei
     ]
     task.eval()
     expected = attention_maps(task.net, IMAGES[:3], 1)[:, :, 0, 1:].view(3, 2, 4, 4)  # the average is what is left
-    assert np.array_equal(pictures[-1][1], draw(IMAGES[:3], expected).permute(1, 2, 0).numpy())
+    assert np.array_equal(pictures[-1][1], draw_maps(IMAGES[:3], expected).permute(1, 2, 0).numpy())
     assert not any(module._forward_pre_hooks for module in task.net.modules())
 
 
 def test_each_cell_has_its_color_beside_its_image():
     maps = torch.rand(2, 3, 4, 4)
-    picture = draw(IMAGES[:2], maps).permute(1, 2, 0).numpy()
+    picture = draw_maps(IMAGES[:2], maps).permute(1, 2, 0).numpy()
     assert picture.shape == (2 * 98 + 2, 4 * 98 + 2, 3)
     for image, head, y, x in ((0, 0, 0, 0), (1, 2, 3, 1), (0, 1, 2, 3)):
         pixel = picture[2 + 98 * image + 24 * y + 12, 2 + 98 * (head + 1) + 24 * x + 12]

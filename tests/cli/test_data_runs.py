@@ -8,10 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
+import torch
 import yaml
 from PIL import Image
 
+import vitlab
 from vitlab.cli.main import main
+from vitlab.data.image_folder import ImageFolder
+from vitlab.jobs.rebuild import former_ways
 from vitlab.runs.directory import RunDir
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -192,3 +197,117 @@ def test_a_dry_run_refuses_what_training_would_refuse(tmp_path, capsys):
     root = _fill(tmp_path / "photos", {"train": 8, "test": 2})
     assert _fit("--data=ImageFolder", f"--data.root={root}", "--data.batch_size=1000", "--dry_run") == 2
     assert "`data.batch_size` must not exceed the number of training images" in capsys.readouterr().err
+
+
+def _odd_photos(root):
+    rng = np.random.default_rng(3)
+    for part, n in {"train": 6, "test": 4}.items():
+        for name in ("ant", "bee"):
+            (root / part / name).mkdir(parents=True)
+            for i in range(n):
+                coarse = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+                coarse.resize(tuple(2 * rng.integers(16, 60, 2) + 1)).save(root / part / name / f"{i}.png")
+    return root
+
+
+def _as_of_old(run):
+    """Take out of a run what runs did not state before there was `data.crop_mode`."""
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for key in ("crop_mode", "mean", "std"):
+        del config["data"]["init_args"][key]
+    (run / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    facts = json.loads((run / "data.json").read_text())
+    (run / "data.json").write_text(
+        json.dumps({k: v for k, v in facts.items() if k not in ("crop_mode", "interpolation")})
+    )
+
+
+def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys):
+    root = _odd_photos(tmp_path / "photos")
+    size = ("--data.img_size=20", "--data.crop_scale=0.3", "--data.crop_pct=0.8", "--data.batch_size=4")
+    size += ("--data.augment=crop-flip",)
+    photos = ("--data=ImageFolder", f"--data.root={root}", *size, "--model.patch_size=4")
+    numbers, cards = {}, {}
+    for name in ("center", "box"):
+        way = () if name == "center" else ("--data.crop_mode=box",)
+        assert _fit(*photos, *way, config="cifar10_vit", name=name) == 0
+        run, other = RunDir(f"runs/{name}"), next(root.glob("test/bee/*"))
+        assert run.data["crop_mode"] == name
+        if name == "box":
+            _as_of_old(run.path)
+        assert main(["test", name]) == 0 and main(["predict", name, str(root / "test"), "-o", f"{name}.csv"]) == 0
+        stated = {"img_size": [20, 20], "crop": name, "crop_pct": 0.8, "interpolation": "bicubic"}
+        assert run.measured("test")["images"] == run.measured("val")["images"] == stated
+        numbers[name] = Path(f"{name}.csv").read_text(), run.measured("test")["loss"]
+        assert main(["export", name, "--to", "safetensors", "-o", f"{name}.safetensors"]) == 0
+        cards[name] = json.loads(Path(f"{name}.safetensors.json").read_text())["images"]
+        pixels = [vitlab.load(source).transform(Image.open(other)) for source in (name, f"{name}.safetensors")]
+        assert torch.equal(*pixels) and cards[name]["crop_mode"] == name
+    assert numbers["center"] != numbers["box"]
+    assert main(["test", "box", "--data.crop_mode=center"]) == 0
+    run = RunDir("runs/box")
+    (variation,) = run.results["variations"]
+    assert variation["images"]["crop"] == "center" and run.measured("test")["loss"] == numbers["box"][1]
+    for mode, loss in (("center", variation["loss"]), ("box", run.measured("test")["loss"])):
+        how = {"img_size": 20, "crop_pct": 0.8, "crop_mode": mode, "num_workers": 0}
+        net, data = vitlab.load("box").net, ImageFolder(str(root), **how, **{k: run.data[k] for k in ("mean", "std")})
+        data.setup("test")
+        x, y = (torch.cat(parts) for parts in zip(*data.iterate_batches(data.test_dataloader()), strict=True))
+        assert torch.nn.functional.cross_entropy(net(x), y).item() == pytest.approx(loss, abs=1e-5)
+    assert main(["fit", "--resume", "box", "--trainer.max_epochs=2"]) == 0
+    assert yaml.safe_load((run.path / "config.yaml").read_text())["data"]["init_args"]["crop_mode"] == "box"
+    assert run.data["crop_mode"] == "box" and run.measured("val")["images"]["crop"] == "box"
+    old = json.loads(Path("box.safetensors.json").read_text())
+    del old["images"]["crop_mode"]  # a card of old
+    Path("box.safetensors.json").write_text(json.dumps(old))
+    assert torch.equal(vitlab.load("box.safetensors").transform(Image.open(other)), pixels[1])
+
+
+def test_only_a_run_of_old_has_the_former_crop(tmp_path):
+    data = {"class_path": "vitlab.data.ImageFolder", "init_args": {"root": "photos", "crop_pct": None}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
+    run = RunDir(tmp_path)
+    assert former_ways(run) == {}  # a recipe
+    (tmp_path / "run.json").write_text("{}")
+    assert former_ways(run) == {"crop_mode": "box"}
+    for changes in (
+        {"crop_mode": "center"},
+        {"class_path": "subprocess.Popen"},
+        {"class_path": "vitlab.data.record.Trained"},
+    ):
+        path = changes.get("class_path", data["class_path"])
+        other = {"class_path": path, "init_args": {**data["init_args"], **changes}}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": other}))
+        assert former_ways(run) == {}
+
+
+def test_a_network_with_weights_of_timm_sees_images_as_timm_prepared_them(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained, make=timm.create_model: make(name))
+    net = vitlab.create_model("vit_ti16", weights="timm:vit_tiny_patch16_224", img_size=96)
+    how = timm.data.resolve_model_data_config(net)
+    assert (how["input_size"], how["crop_pct"], how["mean"]) == ((3, 96, 96), 0.9, (0.5, 0.5, 0.5))
+    root, start = _odd_photos(tmp_path / "photos"), ["--init_from=timm:vit_tiny_patch16_224", "--data=ImageFolder"]
+    size = [f"--data.root={root}", "--data.img_size=32", "--data.batch_size=4"]
+    tiny = [*TINY[:3], "--data.num_workers=0", "--model.embed_dim=192", "--model.depth=12"]
+    fit = ["fit", "--config", str(REPOSITORY / "configs" / "vit.yaml"), *tiny, "--model.num_heads=3", *start, *size]
+    fit += ["--model.patch_size=16", "--model.mlp_ratio=4"]
+    assert main([*fit, "--name", "theirs"]) == 0
+    assert (
+        "images as for the weights of timm:vit_tiny_patch16_224: mean [0.5, 0.5, 0.5], std" in capsys.readouterr().out
+    )
+    run = RunDir("runs/theirs")
+    assert (run.data["mean"], run.data["statistics_from"], run.data["crop_pct"]) == ([0.5] * 3, "given", 0.9)
+    config = yaml.safe_load(run.config.read_text())["data"]["init_args"]
+    assert (config["mean"], config["crop_pct"], config["crop_mode"]) == ([0.5] * 3, 0.9, "center")
+    assert main(["test", "theirs"]) == 0 and run.measured("test")["images"]["crop_pct"] == 0.9
+    theirs = timm.data.create_transform(
+        (3, 32, 32), **{k: how[k] for k in ("mean", "std", "crop_pct", "interpolation")}
+    )
+    image = Image.open(next(root.glob("test/*/*")))
+    assert torch.allclose(vitlab.load("theirs").transform(image), theirs(image), atol=1e-5)
+    capsys.readouterr()
+    own = ["--data.crop_pct=0.7", "--data.mean=[0.1,0.2,0.3]", "--data.std=[1,1,1]"]
+    assert main([*fit, "--name", "own", *own]) == 0
+    assert "trained with mean [0.5, 0.5, 0.5] and not [0.1, 0.2, 0.3], std" in capsys.readouterr().out
+    facts = RunDir("runs/own").data
+    assert (facts["mean"], facts["crop_pct"]) == ([0.1, 0.2, 0.3], 0.7)

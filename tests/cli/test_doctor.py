@@ -94,13 +94,13 @@ def test_every_package_that_pyproject_requires_is_looked_at():
 
 
 def test_a_torchvision_of_another_torch_is_named(monkeypatch):
-    ((state, _, text),) = doctor.pair()
+    ((state, _, text),) = doctor.torchvision_build()
     assert state == "ok", text
     monkeypatch.setattr(torch, "__version__", "2.12.0")
-    found = wrong(doctor.pair())
+    found = wrong(doctor.torchvision_build())
     assert "this torch needs torchvision 0.27" in found["torchvision"]
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert "does not import" in wrong(doctor.pair())["torchvision"]
+    assert "does not import" in wrong(doctor.torchvision_build())["torchvision"]
 
 
 def test_a_driver_without_a_gpu_in_torch_is_wrong(monkeypatch):

@@ -12,7 +12,7 @@ import vitlab.jobs.train.files
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
-from vitlab.jobs.train.build import build
+from vitlab.jobs.train.build import build_job
 from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -71,7 +71,7 @@ def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name, value in {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7, "JOB_NAME": "vit"}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    job = build(SETTINGS, FitOptions(name="a"), None)
+    job = build_job(SETTINGS, FitOptions(name="a"), None)
     environment = job.trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue

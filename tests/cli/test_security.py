@@ -159,8 +159,7 @@ CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let thr
     "cli/main.py",
     "jobs/analyze.py",
     "jobs/restore.py",
-    "bench/memory.py",
-    "bench/official.py",
+    "cli/bench.py",
 }
 
 

@@ -80,6 +80,28 @@ def test_an_odd_number_of_images_cannot_be_mixed():
         data.train_dataloader()
 
 
+def test_more_copies_than_half_a_batch_cannot_be_mixed():
+    FakeData(batch_size=4, repeats=2, cutmix=1.0).train_dataloader()
+    FakeData(batch_size=4, repeats=3).train_dataloader()
+    with pytest.raises(ValueError, match=r"`data.repeats` must be at most half .* got repeats=3 and batch_size=4"):
+        FakeData(batch_size=4, repeats=3, cutmix=1.0).train_dataloader()
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_copies_are_mixed_with_the_same_partners_on_any_number_of_processes(world):
+    data = FakeData(n=200, native_size=8, batch_size=32, augment="crop-flip", mixup=0.8, cutmix=1.0, repeats=3)
+    data.setup("fit")
+
+    def steps(rank, world):
+        order = TrainOrder(len(data.splits["train"]), 32, 0, rank, world, repeats=3)
+        return [x.clone() for x, _ in data.iterate_batches(data._loader("train", order))]
+
+    alone, ranks = steps(0, 1), [steps(rank, world) for rank in range(world)]
+    for i, images in enumerate(alone):
+        parts = torch.cat([rank[i] for rank in ranks])
+        assert torch.equal(*(x[x.flatten(1).sum(1).argsort()] for x in (images, parts)))
+
+
 def test_evaluation_is_never_mixed():
     data = FakeData(batch_size=9, mixup=0.2, random_erasing=1.0)
     data.setup("test")

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from timm.data.distributed_sampler import RepeatAugSampler
 
-from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder
+from vitlab.data.loading.order import Draw, EvalOrder, TrainOrder, spread_copies
 from vitlab.data.loading.streams import stream, uniforms
 
 
@@ -50,11 +51,79 @@ def test_starting_later_leaves_out_the_steps_before():
     assert (_epoch(order, 1, start=4)[0].indices == _epoch(order, 1)[4].indices).all()
 
 
-def test_repeated_samples_stand_in_a_row_with_seeds_of_their_own():
-    steps = _epoch(TrainOrder(48, 8, seed=0, repeats=3))
+def test_repeated_samples_stand_in_one_batch_with_seeds_of_their_own():
+    steps = _epoch(TrainOrder(48, 12, seed=0, repeats=3))
     indices, seeds = np.concatenate([s.indices for s in steps]), np.concatenate([s.seeds for s in steps])
     assert len(indices) == 48 and len(set(indices)) == 16 and len(set(seeds)) == 48
-    assert (indices.reshape(16, 3) == indices[::3, None]).all()
+    assert all((np.unique(s.indices, return_counts=True)[1] == 3).all() for s in steps)
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4, 5])
+def test_copies_of_a_sample_are_no_neighbors_wherever_a_batch_begins_and_ends(repeats):
+    for batch_size in range(2 * repeats, 60):
+        for step in _epoch(TrainOrder(batch_size * 5 + 1, batch_size, seed=batch_size, repeats=repeats)):
+            pairs = step.indices[: batch_size // 2 * 2].reshape(-1, 2)
+            assert (pairs[:, 0] != pairs[:, 1]).all()
+
+
+def _source(n, batch_size, rank, world, repeats):
+    """The batches of timm's sampler in one process, for samples in an order of its own."""
+    share, own = batch_size // world, list(RepeatAugSampler(range(n), world, rank, True, repeats, selected_round=0))
+    return [own[i : i + share] for i in range(0, len(own) // share * share, share)]
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 8])
+def test_a_process_sees_as_many_different_samples_as_by_timms_sampler(repeats, world):
+    for batch_size in range(8 * world, 20 * world, 4 * world):
+        n = 5 * batch_size + 3
+        ours = [_epoch(TrainOrder(n, batch_size, 0, rank, world, repeats)) for rank in range(world)]
+        theirs = [_source(n, batch_size, rank, world, repeats) for rank in range(world)]
+        for step, batches in zip(zip(*ours, strict=True), zip(*theirs, strict=True), strict=True):
+            assert sum(len(set(s.indices)) for s in step) >= sum(len(set(b)) for b in batches)
+
+
+def test_three_copies_have_as_different_partners_as_in_several_processes_of_timm():
+    for step in _epoch(TrainOrder(6 * 768, 768, seed=0, repeats=3)):
+        partners = {}
+        for a, b in step.indices.reshape(-1, 2):
+            partners.setdefault(a, set()).add(b)
+            partners.setdefault(b, set()).add(a)
+        assert np.mean([len(different) for different in partners.values()]) >= 2  # timm: 1 in one process, 1.75 in 8
+
+
+def test_any_samples_that_fill_no_more_than_half_of_a_batch_are_neighbors_of_others():
+    rng = np.random.default_rng(0)
+    for _ in range(3000):
+        samples = rng.integers(0, rng.integers(1, 8), 2 * rng.integers(1, 12))
+        order = spread_copies(samples)
+        assert sorted(order) == list(range(len(samples)))
+        left, right = samples[order].reshape(-1, 2).T
+        assert (left == right).sum() == max(0, np.bincount(samples).max() - len(samples) // 2)
+
+
+def test_a_class_of_few_samples_drawn_often_is_no_neighbor_of_itself():
+    order = TrainOrder(Draw(torch.tensor([0] * 60 + [1] * 2), "balanced"), 20, seed=0)
+    for epoch in range(20):
+        for step in _epoch(order, epoch):
+            most = np.unique(step.indices, return_counts=True)[1].max()
+            assert (step.indices[::2] == step.indices[1::2]).sum() == max(0, most - 10)
+
+
+def test_a_batch_of_different_samples_keeps_its_order():
+    assert (
+        spread_copies(np.array([5, 3, 9, 1])).tolist() == [0, 1, 2, 3]
+        and len(spread_copies(np.array([], dtype=np.int64))) == 0
+    )
+
+
+def test_copies_are_on_any_number_of_processes_and_from_any_step_what_they_are_alone():
+    alone = _epoch(TrainOrder(250, 24, 3, repeats=3), 2)
+    for world in (2, 3, 4, 6):
+        ranks = [_epoch(TrainOrder(250, 24, 3, rank, world, repeats=3), 2, start=4) for rank in range(world)]
+        for step, parts in zip(alone[4:], zip(*ranks, strict=True), strict=True):
+            assert (np.concatenate([part.indices for part in parts]) == step.indices).all()
+            assert (np.concatenate([part.seeds for part in parts]) == step.seeds).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 15, 16, 17, 33, 129])

@@ -224,3 +224,25 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, argv):
     with pytest.raises(UsageError) as error:
         pack_command(argv)
     assert re.match(r"[^\n]+$", str(error.value))
+
+
+def test_photos_packed_at_the_side_of_evaluation_are_evaluated_as_the_files(tmp_path):
+    root = _photos(tmp_path / "photos", width=lambda i: 141 + 17 * i)
+    for i, size in enumerate([(301, 149), (149, 303), (177, 201)]):
+        Image.effect_noise(size, 60).convert("RGB").save(root / "test" / "cat" / f"odd{i}.png")
+    settings = {"batch_size": 4, "num_workers": 0, "img_size": 56, "mean": [0.5] * 3, "std": [0.5] * 3}
+
+    def tests(cls, name, **changes):
+        data = cls(str(tmp_path / name), **{**settings, **changes})
+        data.setup("test")
+        return data, torch.cat([images for images, _ in data.iterate_batches(data.test_dataloader())])
+
+    expected = tests(ImageFolder, "photos")[1]
+    for size in (64, 60, None):
+        pack(str(root), str(tmp_path / f"packed{size}"), size=size, num_workers=0)
+    for size, same in ((64, True), (None, True), (60, False)):
+        data, images = tests(Packed, f"packed{size}")
+        assert torch.equal(images, expected) == same and bool(data.notes) != same
+    assert "shrunk to 60 pixels" in data.notes[0] and "pack with --size=64 or --keep" in data.notes[0]
+    other = tests(Packed, "packed64", crop_pct=0.9)[0], tests(Packed, "packed64", interpolation="bilinear")[0]
+    assert "--size=62 or --keep" in other[0].notes[0] and other[1].notes[0].endswith("pack with --keep")

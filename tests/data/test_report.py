@@ -9,7 +9,7 @@ from PIL import Image
 
 from vitlab.cli.data import main as data_command
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.report import as_text, report
+from vitlab.data.report import report, report_as_text
 from vitlab.errors import UsageError
 
 
@@ -39,7 +39,7 @@ def test_the_report_tells_what_is_there(photos):
     assert found["duplicates_across_splits"] == [["train: train/cat/0.png", "test: test/dog/twin.png"]]
     assert found["same_image_under_two_labels"] == found["duplicates_across_splits"]
     assert found["problems"] == ["folders without images are no classes: empty"]
-    assert "\x1b" not in as_text(found) and "\ndog      10       4       4" in as_text(found)
+    assert "\x1b" not in report_as_text(found) and "\ndog      10       4       4" in report_as_text(found)
 
 
 def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):

@@ -97,6 +97,17 @@ def test_a_file_that_vanishes_is_replaced_in_training_and_counted_where_that_is_
     assert list(data.unreadable) == [str(gone)] and data.fingerprint()["unreadable"] == data.unreadable
 
 
+def test_what_replaces_a_file_that_vanished_is_not_mixed_with_itself(folder):
+    data = _data(folder, max_unreadable=1, batch_size=6, repeats=2, mixup=1.0)
+    (folder / data.splits["train"].files[3]).unlink()
+    for epoch in range(6):
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        for _ in data.iterate_batches(loader):
+            assert len(data.step.indices) == 6 and (data.step.indices[::2] != data.step.indices[1::2]).all()
+    assert data.unreadable
+
+
 def test_a_file_that_vanishes_is_left_out_of_evaluation(folder):
     data = _data(folder, max_unreadable=1)
     (folder / data.splits["val"].files[0]).unlink()

@@ -92,6 +92,23 @@ def test_a_run_is_not_continued_on_another_training_split():
         other.load_state_dict(trained.state_dict())
 
 
+@pytest.mark.parametrize("changed", [{"repeats": 3}, {"sampling": "balanced"}, {}], ids=str)
+def test_a_run_from_before_copies_were_spread_says_so_when_it_goes_on(changed):
+    trained, later = FakeData(batch_size=8, **changed), FakeData(batch_size=8, **changed)
+    for data in (trained, later):
+        data.setup("fit")
+    later.trainer = L.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    later.trainer.state.fn = "fit"
+    state = trained.state_dict()
+    later.load_state_dict(state)
+    assert not later.notes
+    del state["order"]
+    later.load_state_dict(state)
+    assert [note for note in later.notes if "other partners" in note] == later.notes and len(later.notes) == len(
+        changed
+    )
+
+
 def test_hashes_change_with_seed_and_data_and_not_with_batch_size_or_workers():
     def hashes(**settings):
         data = FakeData(**settings)
@@ -124,9 +141,22 @@ def test_prediction_sees_an_image_as_evaluation_does(augment):
         ("batch_size", 0, "at least 1"),
         ("num_workers", -1, "at least 0"),
         ("crop_pct", 1.5, "at most 1"),
+        ("crop_mode", "centre", "one of center, squash, border, box"),
+        ("interpolation", "lanczos", "one of bilinear, bicubic"),
+        ("mean", [0.5, 0.5], "a value for each of 3 channels"),
         ("img_size", [8], r"a side or \[height, width\]"),
     ],
 )
 def test_wrong_values_name_the_argument_and_the_rule(name, value, message):
     with pytest.raises(ValueError, match=rf"`data\.{name}` must .*{message}"):
-        FakeData(**{name: value})
+        FakeData(**{name: value}, **({"std": value} if name == "mean" else {}))
+
+
+def test_given_statistics_win_over_the_training_split_and_a_checkpoint():
+    data = FakeData(mean=[0.5] * 3, std=[0.25] * 3)
+    data.setup("fit")
+    assert data.statistics() == ((0.5,) * 3, (0.25,) * 3) and data.fingerprint()["statistics_from"] == "given"
+    data.load_state_dict({**data.state_dict(), "mean": [0.1] * 3, "std": [0.2] * 3})
+    assert data.mean == (0.5,) * 3 and FakeData().mean != data.mean
+    with pytest.raises(ValueError, match=r"belong together: give `data.std`"):
+        FakeData(mean=[0.5] * 3)

@@ -19,19 +19,21 @@ def _ramp(width=60, height=40):
 
 
 @pytest.mark.parametrize("size", [(20, 20), (30, 20), (10, 40)])
-def test_the_center_crop_keeps_center_and_proportions(size):
-    image = CenterCrop(size, 0.8, "bilinear")(_ramp())
+@pytest.mark.parametrize("mode", ["center", "box"])
+def test_the_center_crop_keeps_center_and_proportions(size, mode):
+    image = CenterCrop(size, 0.8, "bilinear", mode)(_ramp())
     pixels = np.asarray(image).astype(float)
     scale = min(40 / size[0], 60 / size[1]) * 0.8
     assert pixels.shape == (*size, 3)
-    assert abs(pixels[..., 0].mean() - 118) < 1.5 and abs(pixels[..., 1].mean() - 78) < 1.5
+    off = 1.5 + (2 * scale if mode == "center" else 0)  # it cuts whole pixels, and so half a pixel off the center
+    assert abs(pixels[..., 0].mean() - 118) < off and abs(pixels[..., 1].mean() - 78) < off
     assert np.diff(pixels[size[0] // 2, :, 0]).mean() == pytest.approx(4 * scale, rel=0.1)
     assert np.diff(pixels[:, size[1] // 2, 1]).mean() == pytest.approx(4 * scale, rel=0.1)
 
 
-def test_the_center_crop_equals_cutting_and_resizing():
+def test_the_box_crop_equals_cutting_and_resizing():
     cut = _ramp().crop((10, 0, 50, 40)).resize((16, 16), Image.Resampling.BICUBIC)
-    assert CenterCrop((16, 16), 1.0, "bicubic")(_ramp()) == cut
+    assert CenterCrop((16, 16), 1.0, "bicubic", "box")(_ramp()) == cut
 
 
 @pytest.mark.parametrize("size", [(16, 16), (8, 24)])

@@ -11,20 +11,23 @@ import pytest
 import torch
 
 import vitlab
+from vitlab.analysis.attention import analyze_attention
+from vitlab.analysis.attribution.maps import METHODS, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, steps_of
-from vitlab.look.facts import differences, outcome_of, paired
+from vitlab.look.facts import differences, outcome_facts, paired
 from vitlab.look.page import render
-from vitlab.look.viewer import pictures_of, pooled, pools
+from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir, write_text
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)></script>"
+NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SMALL = {
     "img_size": (8, 8),
@@ -66,26 +69,110 @@ def test_the_drawing_has_the_shapes_that_pass_through_t2t():
     assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
 
 
-def test_the_viewer_holds_the_maps_of_every_layer_and_head():
+def unpacked(one, *shape):
+    codes = np.frombuffer(base64.b64decode(one["text"]), "<u2").reshape(shape)
+    return one["low"] + codes * (one["high"] - one["low"]) / 65535
+
+
+def test_the_viewer_holds_the_weights_of_every_layer_and_head():
     subject = small_subject()
     (first, _), images = pictures_of(subject, count=2), subject.shown(2)
-    cells = np.frombuffer(base64.b64decode(first["cells"]), np.uint8).reshape(2, 2, 16, 16)
-    token = np.frombuffer(base64.b64decode(first["token"]), np.uint8).reshape(2, 2, 16)
+    cells, token = unpacked(first["cells"], 2, 2, 16, 16), unpacked(first["token"], 2, 2, 16)
     for layer in range(2):
         maps = attention_maps(subject.net, images, layer)[0]
         for found, expected in ((cells[layer], maps[:, 1:, 1:]), (token[layer], maps[:, 0, 1:])):
-            low, high = expected.amin(dim=-1, keepdim=True), expected.amax(dim=-1, keepdim=True)
-            scaled = ((expected - low) / (high - low) * 255).detach().numpy()
-            assert np.abs(found - scaled).max() <= 0.51
+            assert found == pytest.approx(expected.numpy(), abs=float(maps.max()) / 65535)
     assert set(first["colors"]) == {"0", "1", "2"} and first["said"].endswith("%")
+
+
+def test_the_viewer_has_occlusion_and_attention_once():
+    subject = small_subject()
+    images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
+    names = ["rollout", "gradient rollout", "gradient x attention", "integrated gradients", "occlusion"]
+    assert list(first["maps"]) == names  # of attention every layer and head is there
+    classes = subject.net(images).argmax(dim=1)
+    for name in names:
+        expected = METHODS[name](subject.net, images, classes)[0].detach()
+        error = float(expected.max() - expected.clamp(max=0).min()) / 65535
+        assert unpacked(first["maps"][name], 16) == pytest.approx(expected.numpy(), abs=error + 1e-9)
+        assert first["maps"][name]["signed"] == (name in ("integrated gradients", "occlusion"))
+    mean = small_subject(class_token=False, global_pool="avg")
+    assert list(pictures_of(mean, count=1)[0]["maps"]) == ["attention that the head reads", *names]
+    assert (
+        packed(torch.tensor([-3.0, -1.0]))["high"] == -1.0 and unpacked(packed(torch.zeros(3)), 3).tolist() == [0] * 3
+    )
+
+
+def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
+    subject = small_subject()
+    monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # for three pictures: squares of 2 x 2 of 4 x 4 patches
+    name, found = list(pictures_of(subject, count=3)[0]["maps"].items())[-1]
+    assert name == "occlusion, 2 x 2 patches together" and found["signed"]
+    values = unpacked(found, 4, 4)
+    image = subject.shown(1)
+    covered = image.clone()
+    covered[:, :, :4, 4:] = 0
+    before, after = (subject.net(x).softmax(dim=1).detach() for x in (image, covered))
+    expected = float((before - after)[0, before.argmax()])
+    assert values[:2, 2:] == pytest.approx(np.full((2, 2), expected), abs=1e-5)
+    odd = occlusion(subject.net, image, before.argmax(dim=1), side=3).view(4, 4)
+    assert len(odd.unique()) <= 4 and (odd[:3, :3] == odd[0, 0]).all() and odd[3, 3] != odd[0, 0]
+
+
+ASK = """
+const viewer = require(SCRIPT), { pages, asked } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+viewer.load(pages);
+console.log(JSON.stringify(asked.map(([net, state, layer]) => {
+  Object.assign(viewer.state, { at: null, head: -1, map: "attention" }, state);
+  return { values: Array.from(viewer.shown(net, layer)[0]), text: viewer.number(viewer.shown(net, layer)[0][0]),
+    range: viewer.range(pages.map((_, n) => viewer.shown(n, layer)[0])) };
+})));
+"""
+
+
+@pytest.mark.skipif(NODE is None, reason="needs Node.js")
+def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
+    subjects = [small_subject(), small_subject("other", pos_embed="none")]
+    with torch.no_grad():  # one head looks at few tokens, the other at all alike
+        for block in subjects[0].net.blocks:
+            block.attn.qkv.weight[:8] *= 60
+            block.attn.qkv.weight[16:24] *= 60
+    pages = [{"shape": shape_of(each, 6), "pictures": pictures_of(each, count=6)} for each in subjects]
+    places = [None, [0.1, 0.1], [0.6, 0.9]]
+    asked = [
+        [n, {"picture": i, "at": at, "head": head}, layer]
+        for n in range(2)
+        for i in range(6)
+        for at in places
+        for head in (-1, 1)
+        for layer in range(2)
+    ]
+    done = subprocess.run(
+        [str(NODE), "-e", ASK.replace("SCRIPT", json.dumps(str(ROOT / "vitlab" / "look" / "viewer.js")))],
+        input=json.dumps({"pages": pages, "asked": asked}), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    best = 0
+    for (n, state, layer), found in zip(asked, json.loads(done.stdout), strict=True):
+        both = [attention_maps(each.net, each.shown(6), layer)[state["picture"]].double() for each in subjects]
+        rows = [0 if state["at"] is None else 1 + {0.1: 0, 0.6: 2 * 4 + 3}[state["at"][0]]] * 2
+        means = [
+            (m.mean(dim=0) if state["head"] < 0 else m[state["head"]])[row, 1:]
+            for m, row in zip(both, rows, strict=True)
+        ]
+        assert found["values"] == pytest.approx(means[n].tolist(), abs=1 / 65535)
+        assert float(found["text"]) == pytest.approx(found["values"][0], rel=6e-3)
+        assert found["range"] == pytest.approx([0, max(float(m.max()) for m in means)], abs=1 / 65535)  # of both runs
+        best += int(np.argmax(found["values"])) == int(means[n].argmax())
+    assert best >= 0.97 * len(asked)  # but for ties within the 16 bits
 
 
 def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
     net = create_model("vit_s16", depth=1)
     for _ in range(11):  # as deep as the real one, without its weights
         net.blocks.append(net.blocks[0])
-    query, key = pools(net, 12, 4_000_000)
-    size = 12 * 6 * (14 // query) ** 2 * (14 // key) ** 2 * 12
+    query, key = pools(net, 12, BUDGET)
+    assert (query, key) == (2, 2)
+    size = 2 * 12 * 6 * (14 // query) ** 2 * (14 // key) ** 2 * 12
     assert size * 4 / 3 < 6_000_000
     maps = torch.rand(1, 1, 196, 196)
     expected = maps.view(7, 2, 7, 2, 7, 2, 7, 2).mean(dim=(1, 3, 5, 7)).view(1, 1, 49, 49)
@@ -108,7 +195,7 @@ def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
-    assert outcome_of(a)["accuracy"] == 0.7 and len(outcome_of(a)["wrong"]) == 6
+    assert outcome_facts(a)["accuracy"] == 0.7 and len(outcome_facts(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
 
 
@@ -137,7 +224,7 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     assert "http-equiv" in halfway["page"]
     for each in (page, halfway["page"]):  # pictures, and what the validation of this very epoch said
         (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', each, re.S)[1])
-        assert len(shown["pictures"]) == 4 and set(shown["pictures"][0]["maps"]) == {"attention", "rollout"}
+        assert len(shown["pictures"]) == 4 and set(shown["pictures"][0]["maps"]) == {"rollout"}
         assert "images of val, 95 % interval" in each and each.count('alt="image ') == 12 and len(each) < 1_000_000
     rows = [json.loads(line) for line in Path("runs/live/metrics.jsonl").read_text().splitlines()]
     accuracy = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]
@@ -158,9 +245,8 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 def test_in_a_browser_the_page_has_no_errors_and_pointing_changes_the_map(tmp_path):
-    page = render(
-        "two", {"a": measured(tmp_path / "a", [True, False] * 5)}, [small_subject(), small_subject(HOSTILE)], 3
-    )
+    subjects = [small_subject(), small_subject(HOSTILE, pos_embed="none")]
+    page = render("two", {"a": measured(tmp_path / "a", [True, False] * 5)}, subjects, 3)
     (tmp_path / "inner.txt").write_text(page)
     wrapper = """<body><script>
 const said = [];
@@ -170,10 +256,13 @@ for (const width of [390, 1200]) {
   frame.srcdoc = PAGE;
   document.body.append(frame);
   frame.onload = () => {
-    const page = frame.contentWindow, doc = frame.contentDocument, stage = doc.querySelector(".stage");
+    const page = frame.contentWindow, doc = frame.contentDocument, stage = doc.querySelector("canvas.stage[tabindex]");
     const shot = () => Array.from(doc.querySelectorAll(".stage, .heads canvas")).map((c) => c.toDataURL()).join();
     const first = shot(), box = stage.getBoundingClientRect();
-    stage.dispatchEvent(new page.PointerEvent("pointermove", {clientX: box.left + 5, clientY: box.top + 5}));
+    const at = {clientX: box.left + box.width * 0.6, clientY: box.top + box.height * 0.3};
+    stage.dispatchEvent(new page.PointerEvent("pointermove", at));
+    const numbers = Array.from(doc.querySelectorAll(".number")).map((each) => each.textContent).join("|");
+    stage.dispatchEvent(new page.PointerEvent("pointerdown", at));
     const pointed = shot();
     stage.dispatchEvent(new page.KeyboardEvent("keydown", {key: "ArrowRight"}));
     const moved = shot();
@@ -187,6 +276,7 @@ for (const width of [390, 1200]) {
     said.push([width, first !== pointed, pointed !== moved, back === first, other, tile,
       doc.documentElement.scrollWidth <= width, doc.querySelectorAll("img[src=x]").length].join(" "));
     document.body.dataset.said = said.sort().join(";");
+    document.body.dataset.numbers = numbers;
   };
 }
 </script></body>"""
@@ -206,6 +296,13 @@ for (const width of [390, 1200]) {
         done.stdout[-300:]
     )
     assert "Uncaught" not in done.stderr
+    numbers = re.search('data-numbers="([^"]*)"', done.stdout)[1].split("|")  # one for each network
+    for subject, text in zip(subjects, numbers, strict=True):
+        table = analyze_attention(subject).table.query(
+            "image == 0 and map == 'mean of heads' and row == 1 and column == 2"
+        )
+        assert text.startswith("row 1, column 2: ")
+        assert float(text.split(": ")[1]) == pytest.approx(table["weight"].item(), abs=1e-3)
 
 
 @pytest.mark.rare
@@ -213,6 +310,7 @@ def test_a_page_of_a_small_vit_with_twelve_pictures_is_under_8_mb(monkeypatch):
     monkeypatch.setattr(
         "vitlab.analysis.attribution.maps.STEPS", 1
     )  # of the path of integrated gradients: as many bytes
+    monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # of occlusion: as many bytes, too
     noise = torch.randn(12, 3, 224, 224, generator=torch.Generator().manual_seed(0))  # compresses worst
     net = create_model("vit_s16")
     page = render("ViT-S", {}, [Subject(net, lambda image: torch.zeros(3, 224, 224), pictures=noise)])

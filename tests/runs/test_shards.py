@@ -10,7 +10,7 @@ import torch
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.generations import WRITING, rotate
 from vitlab.runs.manifest import damage
-from vitlab.runs.shards import read_checkpoint, write
+from vitlab.runs.shards import read_checkpoint, write_shards
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 WEIGHTS = {"net.head.weight": torch.arange(6.0).view(2, 3), "net.scale": torch.ones(2, dtype=torch.bfloat16)}
@@ -29,7 +29,7 @@ def checkpoint(tmp_path):
         name = f"shards-{step}"
         tensors = {f"state_dict.{key}": value + step for key, value in WEIGHTS.items()}
         moments = {"optimizer_0.net.scale.step": torch.tensor(float(step))}
-        shards = {"folder": name, "files": write(tensors | moments, tmp_path / name)}
+        shards = {"folder": name, "files": write_shards(tensors | moments, tmp_path / name)}
         (tmp_path / WRITING).write_bytes(saved({"epoch": step, "shards": shards}))
         rotate(tmp_path, ["last"], {"step": step}, shards)
     (tmp_path / "shards-killed").mkdir()

@@ -10,7 +10,7 @@ import torch
 
 from vitlab.cli.main import main
 from vitlab.data.loading.order import TrainOrder
-from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.tasks import MAE
 
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
@@ -93,11 +93,11 @@ def test_masks_depend_on_seed_epoch_and_image_alone_and_are_spread_evenly():
                 for i, mask in zip(step.indices.tolist(), masks.tolist(), strict=True):
                     assert found.setdefault(i, mask) == mask
     assert len({tuple(mask) for mask in found.values()}) == 64
-    many = shuffled_tokens(stream(np.arange(4000), MASK), (4, 6))[:, :6]
+    many = shuffled_indices(stream(np.arange(4000), MASK), (4, 6))[:, :6]
     np.testing.assert_allclose(
         np.bincount(many.ravel(), minlength=24) / 4000, 0.25, atol=4 * (0.25 * 0.75 / 4000) ** 0.5
     )
-    squares = shuffled_tokens(stream(np.arange(50), MASK), (4, 6), block=2).reshape(50, 6, 4)
+    squares = shuffled_indices(stream(np.arange(50), MASK), (4, 6), block=2).reshape(50, 6, 4)
     assert all(len({(i // 6 // 2, i % 6 // 2) for i in four}) == 1 for image in squares for four in image)
 
 

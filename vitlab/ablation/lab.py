@@ -55,11 +55,11 @@ class Lab:
         self.file, self.trust_command = str(file), trust_command
         self._arms: list[Resolved] | None = None
         if Path(file).is_dir():
-            from vitlab.ablation.evidence.bundle import load
+            from vitlab.ablation.evidence.bundle import load_bundle
 
-            self.ablation, self._arms = load(Path(file))
+            self.ablation, self._arms = load_bundle(Path(file))
         else:
-            self.ablation = spec.read(find_file(self.file, caller, "experiments"))
+            self.ablation = spec.read_ablation(find_file(self.file, caller, "experiments"))
         for i, name in enumerate(self.ablation.analyses):
             if name not in ANALYSES:
                 hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
@@ -165,11 +165,11 @@ class Lab:
 
     def verify(self) -> "Verified":
         """Recompute every number of the finished cells and of the linear model; report disagreements."""
-        from vitlab.ablation.evidence.verify import verify
+        from vitlab.ablation.evidence.verify import verify_evidence
 
         arms = self._known()
         tried = [cell for trial in trials(self.ablation, arms) for cell in trial.cells]
-        return verify(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
+        return verify_evidence(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
 
     def export(self, folder: str | Path) -> list[Path]:
         """Write everything that the report needs into one folder, from which ``Lab(folder).report()`` writes it again.
@@ -177,9 +177,9 @@ class Lab:
         Raises:
             UsageError: The folder exists and is not empty.
         """
-        from vitlab.ablation.evidence.bundle import export
+        from vitlab.ablation.evidence.bundle import export_bundle
 
-        return export(self.ablation, self._known(), Path(folder))
+        return export_bundle(self.ablation, self._known(), Path(folder))
 
     def _known(self) -> list[Resolved]:
         """Return the arms that have been resolved."""

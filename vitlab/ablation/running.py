@@ -7,7 +7,7 @@ from dataclasses import replace
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
 from vitlab.ablation.work.resolve import known, resolve
-from vitlab.ablation.work.slurm import needs_submission, script, submit, task_count
+from vitlab.ablation.work.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.work.tuning import given_up, run_trials, trials, tuned
 from vitlab.errors import UsageError
 
@@ -49,7 +49,7 @@ def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry
         _forget_failures(cells)
     if left := _count(ablation) - sum(cell.is_finished() for cell in cells):
         more = [word for text in only for word in ("--only", text)] + ["--fail-fast"] * fail_fast
-        submit(ablation, task_count(ablation, left), more, say)
+        submit_workers(ablation, task_count(ablation, left), more, say)
     else:
         say("every cell is done; nothing to submit")
 
@@ -59,7 +59,7 @@ def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) ->
     from vitlab.ablation.work.worker import remaining_commands
 
     if needs_submission(ablation):
-        return script(ablation, task_count(ablation, _count(ablation)))
+        return batch_script(ablation, task_count(ablation, _count(ablation)))
     cells = resolved_cells(ablation, workers, only, say)
     if ablation.tune:
         tried = trials(ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
@@ -72,13 +72,13 @@ def resolved_cells(
     ablation: Ablation, workers: int, only: Sequence[str], say: Say, stop: Callable[[], bool] = lambda: False
 ) -> list[Cell]:
     """Resolve the arms and return their cells; refuse arms that do not match if the file demands it."""
-    from vitlab.ablation.verdict.audit import flags
+    from vitlab.ablation.verdict.audit import mismatches
 
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
     resolved = resolve(ablation, workers, stop)
     if stop():
         return []
-    unfair = flags(ablation, resolved)
+    unfair = mismatches(ablation, resolved)
     for name, words in unfair.items():
         say(f"note     {name}: {'; '.join(words)}")
     if unfair and ablation.match.on_violation == "fail":

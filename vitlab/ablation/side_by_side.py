@@ -59,7 +59,7 @@ def compare_ablations(names: Sequence[str]) -> str:
 def _summary(name: str) -> list[dict[str, str]]:
     folders = [Path(name), RUNS / "ablations" / name / "report"]
     if Path(name).is_file():
-        folders = [spec.read(name).directory / "report"]
+        folders = [spec.read_ablation(name).directory / "report"]
     found = next((folder / "summary.csv" for folder in folders if (folder / "summary.csv").is_file()), None)
     if not found:
         raise UsageError(

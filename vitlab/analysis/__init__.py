@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         rollout,
         uniform_distance,
     )
-    from vitlab.analysis.attribution.curves import analyze_faithfulness, deleted
+    from vitlab.analysis.attribution.curves import analyze_faithfulness
+    from vitlab.analysis.attribution.fillings import deleted
     from vitlab.analysis.attribution.maps import (
         analyze_attribution,
         gradient_attention,
@@ -60,10 +61,8 @@ else:
             "rollout",
             "uniform_distance",
         ),
-        "vitlab.analysis.attribution.curves": (
-            "analyze_faithfulness",
-            "deleted",
-        ),
+        "vitlab.analysis.attribution.curves": ("analyze_faithfulness",),
+        "vitlab.analysis.attribution.fillings": ("deleted",),
         "vitlab.analysis.attribution.maps": (
             "analyze_attribution",
             "gradient_attention",

@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from vitlab.analysis.figures import COLORS, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
+from vitlab.analysis.figures import COLORS, beside, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
@@ -188,9 +188,14 @@ def token_name(subject: Subject) -> str:
 
 
 def maps_of_images(
-    subject: Subject, images: Tensor, named: dict[str, Tensor], note: str, titles: Sequence[str] = ()
+    subject: Subject,
+    images: Tensor,
+    named: dict[str, Tensor],
+    note: str,
+    titles: Sequence[str] = (),
+    signed: Sequence[str] = (),
 ) -> Finding:
-    """Return named ``(B, N)`` maps as a table, and drawn over their images as a figure."""
+    """Return named ``(B, N)`` maps as a table, and a figure: over their images, or beside them if they have a sign."""
     h, w = subject.net.grid_size
     rows = [
         {"image": i, "map": name, "row": n // w, "column": n % w, "weight": float(value)}
@@ -203,7 +208,12 @@ def maps_of_images(
         picture(axes[i, 0], pixels, titles[i] if titles else "image" if i == 0 else "")
         height, width = pixels.shape[0] / h, pixels.shape[1] / w
         for j, (name, maps) in enumerate(named.items(), start=1):
-            overlay(axes[i, j], pixels, maps[i].view(h, w).cpu().numpy(), name if i == 0 else "")
+            values, title = maps[i].view(h, w).cpu().numpy(), name if i == 0 else ""
+            if name in signed:
+                beside(axes[i, j], pixels.shape, values, title)
+            else:
+                overlay(axes[i, j], pixels, values, title)
         for ax, (y, x) in ((ax, subject.query) for ax in axes[i] if subject.query is not None):
             ax.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "+", color="#D55E00", markersize=7)
-    return Finding(pd.DataFrame(rows), figure, f"{note}; colors span each map's own range, written below it")
+    ranges = "written below it" + (", or on its bar, where white is 0" if signed else "")
+    return Finding(pd.DataFrame(rows), figure, f"{note}; colors span each map's own range, {ranges}")

@@ -30,9 +30,11 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "faithfulness": (
         _MAPS + "curves:analyze_faithfulness",
-        "The probability of the predicted class while the best patches of a map are deleted (good: falls fast) or "
-        "inserted (good: rises fast): a map no better than `random` is no evidence.",
-        "Completeness of a faithful map: images with deleted patches are unlike any training image.",
+        "The probability of the predicted class while patches give way to a filling, the most relevant first (MoRF, "
+        "good: falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is "
+        "evidence where it beats random patches both ways and the patch it names first does more than a random one; "
+        "what holds under some fillings only depends on the filling.",
+        "Completeness of a faithful map, and other fillings: images with replaced patches are unlike any in training.",
     ),
     "sanity": (
         _MAPS + "sanity:analyze_sanity",

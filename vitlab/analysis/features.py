@@ -57,7 +57,7 @@ def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tenso
     return float((knn(train, labels, test, k, num_classes) == test_labels).double().mean())
 
 
-def draw(labels: Tensor, shots: int, seed: int) -> Tensor:
+def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
     """Return the indices of ``shots`` random samples of each class, or of all where a class has fewer."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
     return torch.cat([order[labels[order] == k][:shots] for k in labels.unique()])
@@ -81,7 +81,7 @@ def analyze_fewshot(subject: Subject) -> Finding:
         if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
             break  # beyond --num_images
         for seed in range(DRAWS):
-            chosen = images.take(draw(images.labels, shots, seed).numpy())
+            chosen = images.take(draw_shots(images.labels, shots, seed).numpy())
             train, labels = features(subject.net, subject.prepared(chosen))
             right = few_shot_accuracy(train, labels, test, test_labels, num_classes)
             rows.append({"shots": shots, "draw": seed, **_counted(right, len(test)), "n_train": len(train)})

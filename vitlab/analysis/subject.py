@@ -112,15 +112,17 @@ class Subject:
         """
         if isinstance(self.data, PreparedPictures):
             return self._of_pictures(split, self.num_images if limit is None else limit)
+        images, limit = self._images(split), self.num_images if limit is None else limit
+        if len(images) > limit:
+            images = images.take(_order(len(images))[:limit].sort().values.numpy())
+        return self.prepared(images, pipeline)
+
+    def _images(self, split: SplitName) -> Images:
         try:
             self.data.build(split)
         except NotImplementedError:  # data that was rebuilt without its files
             raise UsageError(f"this needs the images that {self.name} was trained on, and they are missing") from None
-        images, limit = self.data.splits[split], self.num_images if limit is None else limit
-        if len(images) > limit:
-            chosen = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))[:limit]
-            images = images.take(chosen.sort().values.numpy())
-        return self.prepared(images, pipeline)
+        return self.data.splits[split]
 
     def _of_pictures(self, split: SplitName, limit: int) -> Iterator[tuple[Tensor, Tensor]]:
         if self.pictures is None or split != "val":
@@ -156,8 +158,17 @@ class Subject:
         return torch.cat(images), torch.cat(labels)
 
     def shown(self, count: int = 4) -> Tensor:
-        """Return up to ``count`` images to draw maps for, ``(B, C, H, W)``."""
-        return next(self.batches(limit=count))[0] if self.pictures is None else self.pictures[:count].to(self.device)
+        """Return up to ``count`` images to draw maps for, ``(B, C, H, W)``: the first of one fixed random order.
+
+        So figures of few images and of many show the same first ones, those of :meth:`batches` among them.
+        """
+        if self.pictures is not None:
+            return self.pictures[:count].to(self.device)
+        if isinstance(self.data, PreparedPictures):
+            return next(self._of_pictures("val", count))[0]  # refuses: there are none
+        images = self._images("val")
+        first = self.prepared(images.take(_order(len(images))[:count].numpy()))
+        return torch.cat([batch for batch, _ in first])
 
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], for display.
@@ -212,6 +223,11 @@ class Subject:
                 f"choose a patch with --query ROW,COLUMN, or use {instead}"
             )
         return 0
+
+
+def _order(count: int) -> Tensor:
+    """Return the fixed random order in which images are sampled, the same for every number of them."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
 
 
 @dataclass

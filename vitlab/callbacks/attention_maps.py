@@ -75,13 +75,13 @@ class AttentionMaps(Callback):
         images = batch[0][: self.num_images]
         net, layer = pl_module.net, self.layer % len(pl_module.net.blocks)
         maps = attention_maps(net, images, layer)[:, :, 0, net.num_prefix_tokens :]  # (B, A, N) of the class token
-        picture = draw(images, maps.unflatten(2, net.grid_size)).permute(1, 2, 0).numpy()
+        picture = draw_maps(images, maps.unflatten(2, net.grid_size)).permute(1, 2, 0).numpy()
         caption = f"class token, layer {layer}, epoch {trainer.current_epoch + 1}; each map has its own range"
         for logger in loggers:
             logger.log_image("attention", [picture], step=trainer.global_step, caption=[caption])
 
 
-def draw(images: Tensor, maps: Tensor) -> Tensor:
+def draw_maps(images: Tensor, maps: Tensor) -> Tensor:
     """Draw ``(B, C, H, W)`` images, each beside its ``(B, A, h, w)`` maps: ``(3, height, width)`` uint8."""
     images, maps = images.detach().float().cpu(), maps.detach().float().cpu()
     low, high = images.amin(dim=(1, 2, 3), keepdim=True), images.amax(dim=(1, 2, 3), keepdim=True)

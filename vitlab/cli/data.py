@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
         raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
     from vitlab.config.explain import parse_yaml
     from vitlab.data.image_folder import kind_of
-    from vitlab.data.report import as_text, picture, report
+    from vitlab.data.report import report, report_as_text, write_picture
 
     try:
         given = {"augment": "crop-flip", **(_data_of(options.config) if options.config else {})}
@@ -34,11 +34,11 @@ def main(argv: list[str]) -> int:
             given["img_size"] = options.img_size
         data = kind_of(options.folder)(options.folder, **given | {"num_workers": options.num_workers})
         found = report(data)
-        sys.stdout.write(as_text(found) + "\n")
+        sys.stdout.write(report_as_text(found) + "\n")
         if options.json:
             Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
         if found["images"].get("train"):
-            picture(data, options.output)
+            write_picture(data, options.output)
             sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")
     except BrokenPipeError:  # an OSError, but no mistake of the user's
         raise

@@ -110,7 +110,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple((*numbers, 0, 0, 0)[:3])
 
 
-def pair() -> Iterator[Finding]:
+def torchvision_build() -> Iterator[Finding]:
     """Import torchvision, which is compiled for one version of torch."""
     try:
         import torch
@@ -232,4 +232,12 @@ def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (versions, pair, devices, processes, loading, wandb_mode, disk)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    versions,
+    torchvision_build,
+    devices,
+    processes,
+    loading,
+    wandb_mode,
+    disk,
+)

@@ -35,9 +35,9 @@ def verify(argv: list[str]) -> int:
     """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
     parser = run_parser("verify", "Read every file of a run and compare it with its checksum, where it has one.")
     run = find_directory(parser.parse_args(argv).run)
-    from vitlab.jobs.verify import verify
+    from vitlab.jobs.verify import check_files
 
-    found = verify(run)
+    found = check_files(run)
     lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
     damaged = sum(reason is not None for reason in found.values())
     lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")

@@ -91,9 +91,9 @@ def completion(args: list[str]) -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
     parser.parse_args(args)
-    from vitlab.config.completion import script
+    from vitlab.config.completion import completion_script
 
-    sys.stdout.write(script(list(COMMANDS)))
+    sys.stdout.write(completion_script(list(COMMANDS)))
     return 0
 
 

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     if options.dry_run:
         sys.stdout.write(text)
         return 0
-    return submit(text, script, run, again="--resume" in words)
+    return hand_over(text, script, run, again="--resume" in words)
 
 
 def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
@@ -125,7 +125,7 @@ def _folder_of_vitlab() -> str | None:
     return str(folder) if shutil.which("vitlab") is None and (folder / "vitlab").is_file() else None
 
 
-def submit(text: str, script: Path, run: Path, again: bool) -> int:
+def hand_over(text: str, script: Path, run: Path, again: bool) -> int:
     """Write the script, give it to sbatch, and return the exit code."""
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")

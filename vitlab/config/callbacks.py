@@ -7,7 +7,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import callbacks
 from lightning.pytorch.plugins import AsyncCheckpointIO
 
-from vitlab.config.parser import class_of
+from vitlab.config.parser import class_at
 from vitlab.errors import UsageError
 
 _REFUSED: dict[type, str] = {
@@ -65,7 +65,7 @@ def check_callbacks(trainer: Namespace) -> None:
         for part in given if isinstance(given, list) else [given]:
             if not isinstance(part, Namespace):
                 continue
-            cls = class_of(part.class_path)
+            cls = class_at(part.class_path)
             for kind, why in _REFUSED.items():
                 if issubclass(cls, kind):
                     raise UsageError(f"`{cls.__name__}` {why}")

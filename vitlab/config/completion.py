@@ -32,7 +32,7 @@ complete -o default -F _vitlab vitlab
 """
 
 
-def script(commands: list[str]) -> str:
+def completion_script(commands: list[str]) -> str:
     """Return the script, for both shells.
 
     Args:

@@ -19,14 +19,15 @@ def with_environment(words: list[str]) -> list[str]:
         return words
     from vitlab.config.arguments import config_paths
     from vitlab.config.explain import read_yaml
-    from vitlab.config.parser import flatten, resolve_configs, settings
+    from vitlab.config.keys import flatten_as_typed, key_as_typed
+    from vitlab.config.parser import resolve_configs, settings
 
-    given = {key.replace(".init_args", "") for key, _ in settings(words)}
-    given |= {key for path in config_paths(resolve_configs(words)) for key in flatten(read_yaml(path))}
+    given = {key_as_typed(key) for key, _ in settings(words)}
+    given |= {key for path in config_paths(resolve_configs(words)) for key in flatten_as_typed(read_yaml(path))}
     last: list[str] = []
     first = [f"--config={named.pop('CONFIG')}"] if "CONFIG" in named else []
     for name, value in sorted(named.items()):
-        key = name.lower().replace("__", ".").replace(".init_args", "")
+        key = key_as_typed(name.lower().replace("__", "."))
         inner = "class_path" if key in ("model", "data") else ""  # whose other keys go with any class
         if not any(f"{one}.".startswith(f"{key}.{inner}") or one == key for one in given):
             (last if "." in key else first).append(f"--{key}={value}")

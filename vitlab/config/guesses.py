@@ -60,7 +60,7 @@ def suggest_argument(key: str, known: Iterable[str]) -> str:
     return did_you_mean(name, beside) or did_you_mean(name.split(".")[0], {k.split(".")[0] for k in choices} - {key})
 
 
-def as_typed(text: str, of_model: Iterable[str]) -> str:
+def with_typed_names(text: str, of_model: Iterable[str]) -> str:
     """Return a message with the model's arguments as a user types them; ``img_size`` belongs to the data.
 
     >>> as_typed("`depth` must be at least 1, and `img_size` is [8, 8]", ["depth", "img_size"])

@@ -49,7 +49,7 @@ def key_of(name: str) -> Key:
     >>> key_of("trainer.logger.init_args.project").resume, key_of("model.init_args.depth").resume
     (True, False)
     """
-    parts = [part for part in name.split(".") if part != "init_args"]
+    parts = key_as_typed(name).split(".")
     for count in range(len(parts), 0, -1):
         if found := KEYS.get(".".join(parts[:count])):
             return found
@@ -86,3 +86,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         flat |= flatten(value, f"{name}.") if isinstance(value, dict) and value else {name: value}
     return flat
+
+
+def flatten_as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as the dotted keys that a user types: as :func:`flatten`, without ``init_args``."""
+    return {key_as_typed(name): value for name, value in flatten(config).items()}
+
+
+def key_as_typed(name: str) -> str:
+    """Return a dotted key without its ``init_args``."""
+    return ".".join(part for part in name.split(".") if part != "init_args")

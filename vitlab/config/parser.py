@@ -27,9 +27,10 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
-from vitlab.config.guesses import as_typed
+from vitlab.config.guesses import with_typed_names
+from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
-from vitlab.config.strategies import check_name
+from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
@@ -86,7 +87,9 @@ class VitlabCLI(LightningCLI):
         self.added_callbacks, self.trainer_settings = list(callbacks), trainer
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
-        refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
+        refuse_secrets(
+            {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
+        )
         set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
         super().__init__(
             L.LightningModule,
@@ -116,13 +119,13 @@ class VitlabCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
-        with user_mistakes(inspect.signature(class_of(self.config.model.class_path)).parameters):
+        with user_mistakes(inspect.signature(class_at(self.config.model.class_path)).parameters):
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
-            if issubclass(class_of(self.config.data.class_path), vitlab.data.ImageData):
+            if issubclass(class_at(self.config.data.class_path), vitlab.data.ImageData):
                 check_ranges("data", vars(self.config.data.get("init_args") or Namespace()))
             check_ranges("trainer", vars(self.config.trainer))
-            if issubclass(class_of(self.config.model.class_path), Task):
+            if issubclass(class_at(self.config.model.class_path), Task):
                 check_ranges("model", vars(arguments))  # before a network of 10^9 channels is built
                 import_parts(arguments)
             super().instantiate_classes()
@@ -139,13 +142,15 @@ class VitlabCLI(LightningCLI):
                     callback.hidden = True
         if not deals_samples(self.datamodule):
             config["use_distributed_sampler"] = True
-        check_name(config.get("strategy"))
+        check_strategy_name(config.get("strategy"))
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 
     def given_links(self) -> dict[str, Any]:
         """Return the linked values that config files or arguments set; vitlab's data sets provide them themselves."""
-        given = [pair for content in self.contents for pair in flatten(content).items()] + settings(self.arguments)
+        given = [pair for content in self.contents for pair in flatten_as_typed(content).items()] + settings(
+            self.arguments
+        )
         pairs = [(key.removeprefix("model.").removeprefix("init_args."), v) for key, v in given if "model." in key]
         return {name: value for name, value in pairs if name in LINKS}
 
@@ -153,7 +158,7 @@ class VitlabCLI(LightningCLI):
         def read(data: Any) -> Any:
             if hasattr(data, name):
                 return image_fact(data, name)
-            cls = class_of(self.config.model.class_path)
+            cls = class_at(self.config.model.class_path)
             parameter = inspect.signature(cls).parameters.get(name)
             if parameter is None:
                 return None  # jsonargparse then sets nothing
@@ -194,7 +199,7 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
             root, text = inner, f"{type(inner).__name__}: {inner}"  # from a constructor of the user's
-        raise UsageError(as_typed(" ".join(text.split()), of_model)) from error
+        raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error
 
 
 def _cause_of(error: BaseException) -> BaseException | None:
@@ -222,7 +227,7 @@ def settings(args: list[str]) -> list[tuple[str, Any]]:
     return [(key, parse_yaml(value, f"--{key}={value[:60]}")) for key, value in pairs]
 
 
-def class_of(path: str) -> Any:
+def class_at(path: str) -> Any:
     """Return the class of a full class path, as it is after parsing."""
     module, _, name = path.rpartition(".")
     return getattr(importlib.import_module(module), name)
@@ -236,12 +241,3 @@ def classes_of(module: Any) -> list[type]:
 def _class_names() -> list[str]:
     modules = (vitlab.tasks, vitlab.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
     return [cls.__name__ for module in modules for cls in classes_of(module)]
-
-
-def flatten(config: Namespace | dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested mappings as dotted keys without ``init_args``; lists stay values."""
-    flat: dict[str, Any] = {}
-    for key, value in (config.as_dict() if isinstance(config, Namespace) else config).items():
-        name = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
-        flat |= flatten(value, name) if isinstance(value, dict) and value else {name: value}
-    return flat

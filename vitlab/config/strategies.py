@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vitlab.classes import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
-from vitlab.runs.shards import FOLDER, fill, reader, write
+from vitlab.runs.shards import FOLDER, fill, reader, write_shards
 
 # Buffers are constants, so DDP need not send them; ranks that evaluate unequal numbers of batches would wait forever.
 _RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters  # torch 2.14
@@ -88,7 +88,7 @@ class FullyShard(ModelParallelStrategy):
             raise NotSaved(failure)
 
     def _write(self, flat: dict[str, torch.Tensor], folder: Path, content: dict[str, Any], path: Path) -> None:
-        files = write(flat, folder, self.global_rank, self._writers)
+        files = write_shards(flat, folder, self.global_rank, self._writers)
         if self.is_global_zero:
             self.checkpoint_io.write(content | {"shards": {"folder": folder.name, "files": files}}, path)
 
@@ -132,7 +132,7 @@ StrategyRegistry.register("ddp_bf16", Replicate, **DDP, ddp_comm_hook=bf16_compr
 StrategyRegistry.register("fsdp2", FullyShard)
 
 
-def check_name(name: Any) -> None:
+def check_strategy_name(name: Any) -> None:
     """Refuse a strategy that is not registered, and suggest the closest."""
     if isinstance(name, str) and name != "auto" and name not in (known := StrategyRegistry.available_strategies()):
         raise UsageError(

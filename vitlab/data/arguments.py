@@ -3,7 +3,7 @@
 from typing import Literal, TypedDict
 
 from vitlab.data.loading.order import Sampling
-from vitlab.data.loading.transforms import Augment, Interpolation
+from vitlab.data.loading.transforms import Augment, CropMode, Interpolation
 
 
 class FixedTestRuleArgs(TypedDict, total=False):
@@ -36,6 +36,9 @@ class FrameArgs(FixedTestRuleArgs, total=False):
     mixup: float
     cutmix: float
     interpolation: Interpolation
+    crop_mode: CropMode
+    mean: list[float] | None
+    std: list[float] | None
     value_range: list[float] | None
     max_pixels: int
 

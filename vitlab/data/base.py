@@ -1,7 +1,7 @@
 """The base of every image data set: three splits, statistics of the training split, loaders."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Unpack
 
 import lightning as L
@@ -21,10 +21,18 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.mix import Mix
 from vitlab.data.loading.native import check_native
 from vitlab.data.loading.order import Draw, EvalOrder, Sampling, TrainOrder
-from vitlab.data.loading.pipeline import Pipeline, check_at_least
+from vitlab.data.loading.pipeline import Pipeline, check_data_at_least
 from vitlab.data.loading.prefetch import send
-from vitlab.data.loading.transforms import Augment, Interpolation, as_size
-from vitlab.data.record import RUN, check_same_training, record, state_of, statistics_of
+from vitlab.data.loading.transforms import Augment, CropMode, Interpolation, as_size
+from vitlab.data.record import (
+    RUN,
+    changed_order,
+    check_same_training,
+    data_record,
+    given_statistics,
+    state_of,
+    statistics_of,
+)
 from vitlab.signature import Named
 
 
@@ -45,12 +53,17 @@ class ImageData(Named, L.LightningDataModule):
             a list: crop-flip (only first), these words, rotate90, classes of torchvision.transforms.v2, class paths.
         crop_scale: Smallest share of a photo's area in a random crop; default: .08.
         sampling: How often an epoch shows a class of n images: as n (natural), its root (sqrt), equally (balanced).
-        repeats: Differently augmented copies of each image in a row; the length of an epoch does not change.
+        repeats: Differently augmented copies of each image in a batch, in different processes if there are as many;
+            an epoch is as long as without, and shows one in `repeats` images.
         random_erasing: Probability that a rectangle of a training image is filled with noise.
         mixup: Parameter of mixup's beta distribution; 0 turns mixup off.
         cutmix: Parameter of cutmix's beta distribution; 0 turns cutmix off.
         crop_pct: Share of a photo's shorter side that evaluation uses; default: .875.
         interpolation: How images are resized, bilinear or bicubic.
+        crop_mode: How evaluation cuts photos: center is timm's and torchvision's way, squash and border are timm's;
+            box cuts before it resizes, as runs of vitlab before this option.
+        mean: Mean of each channel in [0, 1], for normalization; default: that of the training split.
+        std: Standard deviation of each channel; given together with the mean.
         value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
         max_pixels: Largest number of pixels of a file.
         **split: Passed to :class:`SplitRule`.
@@ -95,14 +108,17 @@ class ImageData(Named, L.LightningDataModule):
         cutmix: float = 0.0,
         crop_pct: float | None = None,
         interpolation: Interpolation = "bicubic",
+        crop_mode: CropMode = "center",
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
         value_range: list[float] | None = None,
         max_pixels: int = 50_000_000,
         **split: Unpack[RuleArgs],
     ) -> None:
         super().__init__()
         self.allow_zero_length_dataloader_with_multiple_devices = True  # a process may have nothing to evaluate
-        check_at_least(1, batch_size=batch_size, repeats=repeats)
-        check_at_least(0, num_workers=num_workers)
+        check_data_at_least(1, batch_size=batch_size, repeats=repeats)
+        check_data_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
         self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
@@ -110,12 +126,14 @@ class ImageData(Named, L.LightningDataModule):
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
         draws = {"repeats": repeats > 1, "sampling": sampling != "natural", "img_size_schedule": img_size_schedule}
         check_native(native_patch, native_size, mixes | draws)
-        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch)
+        self.pipeline = Pipeline(native_size, self.img_size, *cuts, native_patch, crop_mode)
         self.splits, self.held_back, self.unreadable, self.notes, self._ready = {}, {}, {}, [], {}
         self.targets, self._restored = {"kind": "class"}, {}
         if (run := RUN.get()) and run.class_names not in ([], self.class_names):
             self.adopt_classes(run.class_names)
         self.mix = Mix(mixup, cutmix, random_erasing, self.num_classes)
+        if (given := given_statistics(mean, std, in_chans)) is not None:
+            self._statistics, self.statistics_from = given, "given"
 
     @property
     def num_classes(self) -> int:
@@ -131,6 +149,21 @@ class ImageData(Named, L.LightningDataModule):
     def std(self) -> tuple[float, ...]:
         """Standard deviation of each channel over the training split."""
         return self.statistics()[1]
+
+    def take_images(self, known: Mapping[str, Any], asked: Collection[str] = ()) -> dict[str, Any]:
+        """Normalize and cut images as ``known``, arguments of this class, says, except for what was ``asked`` for.
+
+        Returns:
+            The arguments that apply: mean and std for as many channels, crop_pct unless whole images are evaluated.
+        """
+        taken: dict[str, Any] = {}
+        if not {"mean", "std"} & set(asked) and len(known.get("mean", ())) == self.in_chans:
+            taken |= {name: known[name] for name in ("mean", "std")}
+            self._statistics = given_statistics(known["mean"], known["std"], self.in_chans)
+            self.statistics_from = "given"
+        if "crop_pct" in known and "crop_pct" not in asked and not (self.pipeline.native_size or self.pipeline.native):
+            taken["crop_pct"] = self.pipeline.crop_pct = known["crop_pct"]
+        return taken
 
     def read(self, part: Part) -> Images:
         """Return block 1 (train), block 2 (test), or, without a given test split, all images."""
@@ -163,7 +196,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def build(self, wanted: SplitName) -> None:
         """Read the block that a split belongs to, unless it has been read."""
-        division.build(self, wanted)
+        division.read_block(self, wanted)
 
     def compare_with_test(self) -> None:
         """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
@@ -173,7 +206,8 @@ class ImageData(Named, L.LightningDataModule):
         """Return the training batches of this process."""
         self.build("train")
         place, images = self._place(), self.splits["train"]
-        self.mix.check(self.batch_size, place[1], self.targets["kind"], self.sample_weights is not None)
+        weighted = self.sample_weights is not None
+        self.mix.check(self.batch_size, place[1], self.targets["kind"], weighted, self.repeats)
         how = (self.batch_size, self.seed, *place, self.repeats, self.pipeline.tokens(images))
         return self._loader("train", TrainOrder(Draw(images.labels, self.sampling, self.targets["kind"]), *how))
 
@@ -223,8 +257,10 @@ class ImageData(Named, L.LightningDataModule):
             self.adopt_classes(list(state_dict["class_names"]))
         if self.trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
             check_same_training(self.splits, state_dict)
+            self.notes += changed_order(self, state_dict)
         self._restored = dict(state_dict)
-        self._statistics = statistics_of(state_dict) or self._statistics
+        if self.statistics_from != "given":
+            self._statistics = statistics_of(state_dict) or self._statistics
 
     def adopt_classes(self, class_names: list[str]) -> None:
         """Use the class numbers of a trained run."""
@@ -232,7 +268,7 @@ class ImageData(Named, L.LightningDataModule):
 
     def fingerprint(self) -> dict[str, Any]:
         """Describe the splits built so far and the statistics, for the record of a run."""
-        return record(self)
+        return data_record(self)
 
     def on_unreadable(self, error: ImageError) -> None:
         """Handle a sample that has become unreadable: count it, or raise."""

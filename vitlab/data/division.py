@@ -29,7 +29,7 @@ class Source(Protocol):
         """Return the readable images of a split."""
 
 
-def build(data: Source, wanted: SplitName) -> None:
+def read_block(data: Source, wanted: SplitName) -> None:
     """Read the block that a split belongs to, unless it has been read; refuse a split without images."""
     if wanted in data.splits:
         return

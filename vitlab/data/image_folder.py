@@ -14,6 +14,7 @@ from vitlab.data.files.sets import FileImages, Statistics
 from vitlab.data.photos import Photos, parts_among
 from vitlab.data.record import RUN
 
+_PUBLISHED = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and standard deviation of ImageNet's pixels
 _LOOKS = "ROOT/CLASS/IMAGE, or ROOT/train/CLASS/IMAGE with a folder val, test or both beside train"
 
 
@@ -153,8 +154,8 @@ class ImageNet(ImageFolder):
         super().setup(stage)
 
     def statistics(self) -> Statistics:
-        """Return the mean and standard deviation of published recipes."""
-        return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+        """Return the mean and standard deviation of published recipes, unless others were given."""
+        return super().statistics() if self.statistics_from == "given" else _PUBLISHED
 
 
 class Unlabeled(ImageFolder):

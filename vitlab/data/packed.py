@@ -9,7 +9,7 @@ import torch
 
 from vitlab.data.arguments import PhotoArgs
 from vitlab.data.files.sets import FileImages, Images
-from vitlab.data.pack.shards import PARTS, PackedStore, facts_of, read_index
+from vitlab.data.pack.shards import PARTS, ROUNDED, PackedStore, facts_of, read_index
 from vitlab.data.photos import Photos
 
 
@@ -42,6 +42,22 @@ class Packed(Photos):
             place=root, parts=header["parts"], class_names=self.packed_names,
             sizes=[(h, w) for h, w in sizes], **photos,
         )  # fmt: skip
+        shrunk = header["size"] is not None and bool((self.rows["facts"]["size"].min(axis=1) == header["size"]).any())
+        if shrunk and (way := self._way_to_the_files(header["size"] if header.get("rounded") == ROUNDED else None)):
+            self.notes.append(
+                f"photos were shrunk to {header['size']} pixels on the shorter side, and evaluation resizes again: "
+                f"its pixels are not those of the files; for that, pack with {way}"
+            )
+
+    def _way_to_the_files(self, size: int | None) -> str:
+        """Return how to pack so that evaluation sees the pixels of the files; empty if it does at ``size``."""
+        pipeline = self.pipeline
+        if pipeline.native_size or pipeline.native:
+            return ""
+        whole = pipeline.center().whole
+        if whole[0] != whole[1] or (pipeline.crop_mode, pipeline.interpolation) != ("center", "bicubic"):
+            return "--keep"
+        return "" if whole[0] == size else f"--size={whole[0]} or --keep"
 
     def list_files(self, parts: list[str]) -> FileImages:
         """Return the images of some parts, with the facts stored when they were packed."""

@@ -1,6 +1,6 @@
 """The record of a run's data, and the comparison of that record with data that the run is evaluated on."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -16,10 +16,11 @@ from vitlab.data.files.twins import twins
 if TYPE_CHECKING:
     import pandas as pd
 
+ORDER = 2  # version of the order of training, in checkpoints; 1, which they lack, had copies of an image side by side
 TRAINED_ON = "trained_on.npy"  # in a run's directory: fingerprints of the training images, see `numbers`
 
 
-def record(data: Any) -> dict[str, Any]:
+def data_record(data: Any) -> dict[str, Any]:
     """Return the record of a run's data as plain values; a held-back test split is only checked for duplicates."""
     return {
         "data": type(data).__name__,
@@ -43,7 +44,7 @@ def state_of(data: Any, statistics: Statistics | None) -> dict[str, Any]:
     """Return the state that later stages must share with a training run, as plain values."""
     known = {} if statistics is None else dict(zip(("mean", "std"), map(list, statistics), strict=True))
     train = {"split_hash": data.splits["train"].split_hash} if "train" in data.splits else {}
-    return {"class_names": data.class_names, "seed": data.seed, **known, **train}
+    return {"class_names": data.class_names, "seed": data.seed, "order": ORDER, **known, **train}
 
 
 def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
@@ -51,11 +52,39 @@ def statistics_of(state: Mapping[str, Any]) -> Statistics | None:
     return (tuple(state["mean"]), tuple(state["std"])) if "mean" in state else None
 
 
+def given_statistics(mean: Sequence[float] | None, std: Sequence[float] | None, in_chans: int) -> Statistics | None:
+    """Return the mean and standard deviation that a user gave, or None; refuse one alone and wrong numbers.
+
+    >>> given_statistics([0.5], [0.25], in_chans=1)
+    ((0.5,), (0.25,))
+    """
+    if mean is None and std is None:
+        return None
+    if mean is None or std is None:
+        raise ValueError(f"`data.mean` and `data.std` belong together: give `data.{'mean' if mean is None else 'std'}`")
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) != in_chans:
+            raise ValueError(f"`data.{name}` must have a value for each of {in_chans} channels, got {list(values)}")
+    if min(std) <= 0:
+        raise ValueError(f"`data.std` must be above 0, got {list(std)}")
+    return tuple(mean), tuple(std)
+
+
 def check_same_training(splits: Mapping[SplitName, Images], state: Mapping[str, Any]) -> None:
     """Refuse to resume a run on another training split than that of its checkpoint."""
     if "train" in splits and "split_hash" in state and splits["train"].split_hash != state["split_hash"]:
         now, then = splits["train"].split_hash, state["split_hash"]
         raise ValueError(f"the training split is {now}, the checkpoint was trained on {then}: start a new run")
+
+
+def changed_order(data: Any, state: Mapping[str, Any]) -> list[str]:
+    """Return a sentence if the batches of a resumed run are arranged otherwise than before its checkpoint."""
+    if state.get("order", 1) == ORDER or (data.repeats == 1 and data.sampling == "natural"):
+        return []
+    return [
+        "an earlier vitlab began this run and arranged copies of an image otherwise: from here on each step has the "
+        "same images as it would have had, but other partners in mixup and cutmix, and others in each process"
+    ]
 
 
 class Trained:
@@ -82,7 +111,7 @@ class Trained:
         """Find training images in a split; refuse them if the split was changed after training."""
         if self.images is None or name != self.split:
             return
-        self.met = np.isin(numbers(images), self.images)
+        self.met = np.isin(fingerprints(images), self.images)
         self.changed = bool(self.met.any()) and self.rule != rule.facts()
         if self.changed and not self.allow:
             raise ValueError(
@@ -126,7 +155,7 @@ def measured(run: Trained) -> Iterator[Trained]:
         RUN.reset(token)
 
 
-def numbers(images: Images) -> NDArray[np.uint64]:
+def fingerprints(images: Images) -> NDArray[np.uint64]:
     """Return a 64-bit fingerprint of the content of each image."""
     return np.frombuffer(b"".join(digest[:8] for digest in images.digests), dtype=np.uint64)
 

@@ -64,7 +64,7 @@ def report(data: ImageFolder) -> dict[str, Any]:
     }
 
 
-def as_text(found: dict[str, Any]) -> str:
+def report_as_text(found: dict[str, Any]) -> str:
     """Return a report as text for the terminal."""
     counts = found["class_counts"]
     names = list(counts)
@@ -95,7 +95,7 @@ def as_text(found: dict[str, Any]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def picture(data: ImageFolder, path: str) -> None:
+def write_picture(data: ImageFolder, path: str) -> None:
     """Write a picture of training images: each as in evaluation, then as augmented in several epochs.
 
     Args:

@@ -19,13 +19,13 @@ from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.restore import misfit
-from vitlab.jobs.train.close import checkpoint_facts
+from vitlab.jobs.train.close import checkpoint_facts, protocol_of
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, atomic_write
-from vitlab.runs.shards import is_sharded, read_checkpoint
+from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 
 LOG = logging.getLogger("vitlab")
@@ -107,7 +107,8 @@ def evaluate(
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
-    _save(run, name, {**values, **seen, **recall, **facts, "overrides": conditions}, table)
+    facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
+    _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
     return Measured(name, values, table, told, recall.get("recall", {}), conditions)
 
@@ -146,7 +147,7 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
 def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
     """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
     check_readable(checkpoint)
-    if sharded := is_sharded(checkpoint):
+    if sharded := has_shards(checkpoint):
         content = read_checkpoint(checkpoint, map_location="cpu")
         cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))
         cli.model.load_state_dict(content["state_dict"])

@@ -110,7 +110,7 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
         "values": "(x - mean) / std of x in [0, 1]",
         "mean": data["mean"],
         "std": data["std"],
-        **{name: getattr(pipeline, name) for name in ("native_size", "crop_pct", "interpolation")},
+        **{name: getattr(pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")},
     }
     return {
         "run": run.path.resolve().name,

@@ -76,8 +76,8 @@ def _load_exported(path: Path, beside: Path) -> Loaded:
     if "native_size" not in images:
         raise UsageError(f"{path} was exported by an older vitlab and does not say how to crop images; export it again")
     statistics, native = (tuple(images["mean"]), tuple(images["std"])), images["native_size"]
-    crop_pct, interpolation = images["crop_pct"], images["interpolation"]
-    pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, crop_pct, interpolation)
+    how = images["crop_pct"], images["interpolation"], None, None, images.get("crop_mode", "box")  # as it once was
+    pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)
     mode = "L" if net.in_chans == 1 else "RGB"
 
     def transform(image: Image.Image) -> Tensor:

@@ -1,5 +1,6 @@
 """Command-line arguments that rebuild a run for training or evaluation."""
 
+import inspect
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ import yaml
 
 from vitlab.config.arguments import config_paths, without_flags
 from vitlab.config.explain import read_yaml
+from vitlab.config.parser import class_at
 from vitlab.config.trust import may_import
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -21,8 +23,29 @@ def stored_config(run: RunDir) -> dict[str, Any] | None:
     with suppress(UsageError):
         content = read_yaml(run.config)
         if all(isinstance(content.get(part), dict) for part in ("trainer", "model", "data")):  # else it is truncated
+            content["data"].get("init_args", {}).update(former_ways(run))
             return content
     return None
+
+
+def former_ways(run: RunDir) -> dict[str, Any]:
+    """Return arguments of the data that an older run does not state and that had another default when it was trained.
+
+    A run, unlike a recipe, states all arguments that its data set takes. Without `data.crop_mode` it is of a time when
+    photos were cut before they were resized.
+    """
+    with suppress(UsageError):
+        data = read_yaml(run.config).get("data") if (run.path / "run.json").is_file() else None
+        given = data.get("init_args") if isinstance(data, dict) else None
+        if isinstance(data, dict) and isinstance(given, dict) and "crop_pct" in given and "crop_mode" not in given:
+            path = str(data.get("class_path"))
+            if may_import(path) and "crop_mode" in inspect.signature(class_at(path)).parameters:
+                return {"crop_mode": "box"}
+    return {}
+
+
+def _former_words(run: RunDir) -> list[str]:
+    return [f"--data.{key}={value}" for key, value in former_ways(run).items()]
 
 
 def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]:
@@ -39,7 +62,8 @@ def training_args(run: RunDir | None, words: list[str], auto: bool) -> list[str]
     if stored_config(run):
         if auto and given:
             words = without_flags(words, "c", "config")
-        return ["--config", str(run.config), *words] if auto or not given else words
+        config = ["--config", str(run.config)] if auto or not given else []
+        return [*config, *_former_words(run), *words] if config else [*words, *_former_words(run)]
     if not given:
         way_on = f"give one with `vitlab fit --config FILE --run_dir {run.path} --auto_resume`"
         raise UsageError(f"{run.config} is missing or damaged: {way_on}")
@@ -51,7 +75,8 @@ def evaluation_args(run: RunDir, rest: Sequence[str], alone: bool = False) -> li
     if config_paths(list(rest)):
         raise UsageError(f"the configuration comes from {run.config}; change single values with --key=value")
     devices = one_device(run) if alone else []
-    return ["--config", str(run.config), *_without_callbacks(run), *devices, *rest, *NO_OUTPUT]
+    start = ["--config", str(run.config), *_former_words(run), *_without_callbacks(run)]
+    return [*start, *devices, *rest, *NO_OUTPUT]
 
 
 def _without_callbacks(run: RunDir) -> list[str]:

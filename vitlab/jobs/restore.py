@@ -18,7 +18,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.rebuilt import Rebuilt
 from vitlab.errors import UsageError
-from vitlab.jobs.rebuild import evaluation_args
+from vitlab.jobs.rebuild import evaluation_args, former_ways
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
@@ -79,7 +79,7 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     check_import(content["data"]["class_path"])
     module, _, name = content["data"]["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module or "vitlab.data"), name)
-    arguments = content["data"].get("init_args") or {}
+    arguments = {**(content["data"].get("init_args") or {}), **former_ways(run)}
     if issubclass(cls, Photos):
         names = inspect.signature(ImageData).parameters
         given = {"img_size": 224, "in_chans": 3, **{key: arguments[key] for key in arguments if key in names}}

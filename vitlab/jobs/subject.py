@@ -17,6 +17,7 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
@@ -98,7 +99,7 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
 def named_subject(source: str, view: View) -> Subject:
     """Build a network that has no run, and prepare the images of ``view`` for it."""
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
-    statistics, crop_pct, interpolation, transform = IMAGENET, 0.9, "bicubic", None
+    transform: Any = None
     with user_mistakes():
         if Path(source).is_file():
             if Path(f"{source}.json").is_file():
@@ -115,29 +116,22 @@ def named_subject(source: str, view: View) -> Subject:
                 with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
                     grid = create_model(source, weights=file).grid_size
             net = create_model(source, weights=file or weights, grid=grid, **changes)
-            if source.startswith("timm:"):
-                statistics, crop_pct, interpolation = _timm_images(source.removeprefix("timm:"))
         name = Path(source).stem if Path(source).is_file() else source.removeprefix("timm:")
-        subject = Subject(
-            net, transform or _prepare(net, statistics, crop_pct, interpolation), name=name, **_fields(view)
-        )
+        subject = Subject(net, transform or _prepare(net), name=name, **_fields(view))
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
 
-def _prepare(net: Any, statistics: Any, crop_pct: float | None, interpolation: Any) -> Callable[[Image.Image], Tensor]:
-    pipeline, known = Pipeline(None, net.img_size, "none", None, crop_pct, interpolation), net.in_chans
-    mean, std = (values[:known] for values in statistics)
+def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], Tensor]:
+    """Return the transform of timm's weights if the network has them, else the usual one for ImageNet."""
+    how: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1], "crop_pct": crop_pct}
+    how |= {"crop_mode": "center", "interpolation": "bicubic"}
+    how = images_of(net.pretrained_cfg) if getattr(net, "pretrained_cfg", None) else how
+    pipeline = Pipeline(
+        None, net.img_size, "none", None, how["crop_pct"], how["interpolation"], crop_mode=how["crop_mode"]
+    )
+    mean, std = (tuple(how[name][: net.in_chans]) for name in ("mean", "std"))
     return lambda image: pipeline.eval_image(image, (mean, std))
-
-
-def _timm_images(name: str) -> tuple[Any, float, str]:
-    from timm.models import get_pretrained_cfg
-
-    known = get_pretrained_cfg(name)
-    if known is None:
-        return IMAGENET, 0.9, "bicubic"
-    return (tuple(known.mean), tuple(known.std)), known.crop_pct or 0.875, known.interpolation or "bicubic"
 
 
 def _fields(view: View) -> dict[str, Any]:
@@ -179,7 +173,7 @@ def _transform_of(data: Any, net: Any) -> Any:
     if callable(own := getattr(data, "eval_transform", None)):
         return own
     say("images           the data module has no `eval_transform`: using ImageNet's normalization")
-    return _prepare(net, IMAGENET, None, "bicubic")
+    return _prepare(net, None)
 
 
 def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: bool) -> VitlabCLI:

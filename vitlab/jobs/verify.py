@@ -11,7 +11,7 @@ from vitlab.runs.manifest import damage
 from vitlab.runs.records import RECORDS, read_record
 
 
-def verify(run: RunDir) -> dict[str, str | None]:
+def check_files(run: RunDir) -> dict[str, str | None]:
     """Return what is wrong with each file of a run, None for an intact one; all files with checksums are read."""
     found = {f"checkpoints/{path.name}": damage(path) for path in sorted(run.checkpoints.glob("*.ckpt"))}
     reads: dict[str, Callable[[], Any]] = {

@@ -126,7 +126,7 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
     return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
-def outcome_of(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
+def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
     if found is None:

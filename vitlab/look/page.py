@@ -25,7 +25,7 @@ from vitlab.look.facts import (
     doubts_of,
     environment,
     numbers_of,
-    outcome_of,
+    outcome_facts,
     paired,
 )
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
@@ -86,7 +86,7 @@ def render(
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
-    outcome, changed = outcome_of(run, found), run.path / "overrides.yaml"
+    outcome, changed = outcome_facts(run, found), run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts = {"name": name, "path": run.path, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}

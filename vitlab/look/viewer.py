@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import METHODS, caught_maps
+from vitlab.analysis.attribution.maps import METHODS, SIGNED, caught_maps, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens, outputs
 
-BUDGET = 4_000_000  # bytes of the maps between patches in a page, before they become text
+BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
+PASSES = 2_400  # of occlusion for all pictures; where it takes more, neighboring patches are covered together
 POOLS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8))  # cells of queries and keys: so many patches a side
 
 
@@ -26,7 +27,7 @@ def pictures_of(
 
     Args:
         subject: The network with its pictures.
-        budget: Bytes that all maps between patches may have; where they have more, patches share a cell.
+        budget: Bytes that all maps between patches may have, two each; where they have more, patches share a cell.
         count: Pictures at most.
         has_gradients: Whether maps that need gradients, dozens of passes, are among them.
     """
@@ -34,8 +35,7 @@ def pictures_of(
     query, key = pools(net, len(images), budget)
     scores = outputs(net, images)
     classes, has_head = scores.argmax(dim=1), net.num_classes > 1
-    names_of_maps = [n for n in METHODS if n != "occlusion"] if has_gradients else ["attention", "rollout"]
-    maps = {name: METHODS[name](net, images, classes) for name in names_of_maps if has_head}
+    maps = _maps(net, images, classes, has_gradients) if has_head else {}
     tokens = block_tokens(net, images)
     layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
     colors = {str(i): pca_colors(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
@@ -49,13 +49,29 @@ def pictures_of(
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
         entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
         entry |= {
-            "cells": _text(pooled(attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :], net, query, key))
+            "cells": packed(pooled(attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :], net, query, key))
         }
         if net.num_prefix_tokens:
-            entry["token"] = _text(attention[:, :, 0, net.num_prefix_tokens :])
-        entry["maps"] = {name: _text(each[i]) for name, each in maps.items()}
-        entry["colors"] = {name: _text(each[i] * 255, scale=False) for name, each in colors.items()}
+            entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
+        entry["maps"] = {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
+        entry["colors"] = {name: _base64((each[i] * 255).round().to(torch.uint8)) for name, each in colors.items()}
         found.append(entry)
+    return found
+
+
+def _maps(net: VisionTransformer, images: Tensor, classes: Tensor, has_gradients: bool) -> dict[str, Tensor]:
+    """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page."""
+    names = list(METHODS) if has_gradients else ["attention", "rollout"]
+    found = {name: METHODS[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
+    if net.global_pool != "token":  # the class token's row is not what the head reads
+        found = {"attention that the head reads": METHODS["attention"](net, images, classes)} | found
+    if has_gradients:
+        h, w = net.grid_size
+        side = next(
+            n for n in range(1, max(h, w) + 1) if -(-h // n) * -(-w // n) * len(images) <= PASSES or n == max(h, w)
+        )
+        name = "occlusion" if side == 1 else f"occlusion, {side} x {side} patches together"
+        found[name] = occlusion(net, images, classes, side)
     return found
 
 
@@ -77,13 +93,13 @@ def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
 
     Example:
         >>> net = VisionTransformer(img_size=224, patch_size=16, embed_dim=48, depth=12, num_heads=6)
-        >>> pools(net, count=1, budget=4_000_000), pools(net, count=12, budget=4_000_000)
-        ((1, 1), (2, 2))
+        >>> pools(net, count=1, budget=BUDGET), pools(net, count=12, budget=BUDGET)
+        ((2, 1), (2, 2))
     """
     (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
     for query, key in POOLS:
         cells = -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key)
-        if len(net.blocks) * int(heads) * cells * count <= budget:  # type: ignore[arg-type]
+        if len(net.blocks) * int(heads) * cells * count * 2 <= budget:  # type: ignore[arg-type]
             break
     return query, key
 
@@ -109,10 +125,22 @@ def data_url(pixels: Tensor, side: int = 224) -> str:
     return f"data:image/{'png' if small else 'jpeg'};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _text(values: Tensor, scale: bool = True) -> str:
-    """Return values as bytes in base64; with ``scale`` each last axis spans its own range."""
-    values = values.detach().float().cpu()
-    if scale:
-        low, high = values.amin(dim=-1, keepdim=True), values.amax(dim=-1, keepdim=True)
-        values = (values - low) / (high - low).clamp(min=1e-12) * 255
-    return base64.b64encode(values.round().to(torch.uint8).numpy().tobytes()).decode()
+def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
+    """Return values as 16 bits each and one scale for all: number ``low + code * (high - low) / 65535``.
+
+    Args:
+        values: Numbers of any shape; from 0 on if none is negative.
+        signed: Whether they have a sign that is to be drawn.
+
+    Example:
+        >>> packed(torch.tensor([0.0, 0.5, 2.0]))
+        {'text': 'AAAAQP//', 'low': 0.0, 'high': 2.0, 'signed': False}
+    """
+    values = values.detach().double().cpu()
+    low, high = min(0.0, float(values.min())), float(values.max())
+    codes = ((values - low) / max(high - low, 1e-300) * 65535).round().numpy().astype("<u2")
+    return {"text": base64.b64encode(codes.tobytes()).decode(), "low": low, "high": high, "signed": signed}
+
+
+def _base64(values: Tensor) -> str:
+    return base64.b64encode(values.cpu().numpy().tobytes()).decode()

@@ -46,7 +46,8 @@ def create_model(
         **arguments: Arguments of :class:`VisionTransformer`.
 
     Returns:
-        The network, in training mode. Conversions of the weights are logged at level INFO.
+        The network, in training mode. Conversions of the weights are logged at level INFO. With timm's weights it has
+        timm's ``pretrained_cfg``, from which ``timm.data.resolve_model_data_config`` tells how images are prepared.
 
     Raises:
         ValueError: A name or argument does not exist (the closest is suggested), or weights do not fit.
@@ -64,6 +65,7 @@ def create_model(
         raise ValueError(
             f"a network is called {', '.join(SIZES)} or timm:NAME, got {name!r}{did_you_mean(name, SIZES)}"
         )
+    theirs: nn.Module | None = None
     if name is not None and name.startswith("timm:"):
         file = timm_file(theirs := timm_model(name, pretrained=weights is None), name)
         same_network(theirs, file, {})
@@ -83,6 +85,9 @@ def create_model(
     net = VisionTransformer(**{**base, "num_classes": outputs_of(file.state_dict), **arguments})
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
+    if theirs is not None:
+        description: Any = theirs.pretrained_cfg
+        net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
 
 

@@ -106,6 +106,8 @@ class DataFacts(TypedDict):
     unreadable: NotRequired[dict[str, str]]
     statistics_from: NotRequired[str]
     crop_pct: NotRequired[float]
+    crop_mode: NotRequired[str]
+    interpolation: NotRequired[str]
     img_size: NotRequired[list[int]]
     native_size: NotRequired[list[int] | None]
     in_chans: NotRequired[int]

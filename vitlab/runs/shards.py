@@ -72,7 +72,7 @@ def fill(tensors: dict[str, torch.Tensor], source: Any, *, alone: bool) -> None:
         raise TornShards(f"{source.path} is not a complete folder of shards: {first}") from error
 
 
-def write(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, group: Any = None) -> dict[str, str]:
+def write_shards(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, group: Any = None) -> dict[str, str]:
     """Write this process's part of ``tensors``; return the sha256 of the files of all processes in the group.
 
     Raises:
@@ -108,7 +108,7 @@ def write(tensors: dict[str, torch.Tensor], folder: Path, process: int = 0, grou
     return {name: digest for part in parts for name, digest in part.items()}
 
 
-def is_sharded(path: Path) -> bool:
+def has_shards(path: Path) -> bool:
     """Return whether a checkpoint has shards; it must have been checked before."""
     return path.suffix == ".ckpt" and "shards" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
 

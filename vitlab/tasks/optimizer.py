@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from vitlab.classes import ClassSpec, build, find_class, name_and_args
-from vitlab.contract import better, is_plain
+from vitlab.contract import better, is_loadable
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.optim.schedule import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
@@ -100,7 +100,7 @@ def check_schedule(task: Any) -> None:
         built = build_scheduler(task, torch.optim.AdamW([torch.zeros(1, requires_grad=True)]), 100)
         if built["interval"] not in ("step", "epoch"):
             raise ValueError(f"`lr_scheduler`: interval must be epoch or step, got {built['interval']!r}")
-        if not is_plain(built["scheduler"].state_dict()):
+        if not is_loadable(built["scheduler"].state_dict()):
             raise ValueError(f"`lr_scheduler`: {shape} keeps objects in its state, which a checkpoint cannot hold")
         return
     for name in args:

@@ -33,7 +33,7 @@ OF_A_CELL = (
 )
 
 
-def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
+def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:
     """Write the folder and return its files: no checkpoints, no probabilities, and of the curves what a report draws.
 
     Raises:
@@ -67,7 +67,7 @@ def export(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[P
     return [*files, folder / SUMS]
 
 
-def load(folder: Path) -> tuple[Ablation, list[Resolved]]:
+def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
     """Return the ablation in an exported folder and its arms.
 
     Raises:
@@ -84,7 +84,7 @@ def load(folder: Path) -> tuple[Ablation, list[Resolved]]:
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise UsageError(f"{folder}: these files changed since the export: {', '.join(wrong[:4])}{more}")
-    ablation = replace(spec.read(folder / "ablation.yaml", is_alone=True), home=folder)
+    ablation = replace(spec.read_ablation(folder / "ablation.yaml", is_alone=True), home=folder)
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())
     return ablation, [Resolved(**{**f, "arm": arms[f["arm"]], "groups": tuple(f["groups"])}) for f in facts]

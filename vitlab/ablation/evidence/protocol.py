@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git
@@ -30,7 +30,7 @@ def texts(ablation: Ablation) -> dict[str, str]:
 def record_version(ablation: Ablation) -> str:
     """Store the present version if it is new, and return its digest."""
     present = texts(ablation)
-    name = digest(present)
+    name = json_digest(present)
     folder = RunDir(ablation.directory / "history")
     if not (folder.path / f"{name}.json").is_file():
         folder.write(f"{name}.json", {"time": _now(), "commit": git("rev-parse", "HEAD"), "texts": present})
@@ -62,7 +62,7 @@ def registered(ablation: Ablation) -> dict[str, Any]:
     return read_json(ablation.directory / "registered.json")
 
 
-def versions(ablation: Ablation) -> list[dict[str, Any]]:
+def stored_versions(ablation: Ablation) -> list[dict[str, Any]]:
     """Return the stored versions, oldest first, and the present one if it is not the last."""
     kept = [{**read_json(path), "digest": path.stem} for path in (ablation.directory / "history").glob("*.json")]
     kept.sort(key=lambda version: (version["time"], version["digest"]))
@@ -70,14 +70,14 @@ def versions(ablation: Ablation) -> list[dict[str, Any]]:
         present = texts(ablation)
     except FileNotFoundError:  # exported evidence without its configs
         return kept
-    if not kept or digest(present) != kept[-1]["digest"]:
-        kept.append({"time": "now", "texts": present, "digest": digest(present)})
+    if not kept or json_digest(present) != kept[-1]["digest"]:
+        kept.append({"time": "now", "texts": present, "digest": json_digest(present)})
     return kept
 
 
 def sentences(ablation: Ablation) -> list[str]:
     """Return the report's sentences on the registration, and every change since the first version, line by line."""
-    kept, old = versions(ablation), registered(ablation)
+    kept, old = stored_versions(ablation), registered(ablation)
     words = []
     if old:
         there = f"{old['cells_done']} cells were done" if old["cells_done"] else "before any cell was done"

@@ -13,7 +13,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict import linear
 from vitlab.ablation.verdict.measured import unreadable
 from vitlab.ablation.work.cells import Cell, Resolved
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order
 
@@ -39,7 +39,7 @@ class Verified:
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
 
-def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) -> Verified:
+def verify_evidence(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) -> Verified:
     """Recompute every number of the finished cells from their predictions, refit the gate, and compare."""
     problems: dict[str, list[str]] = {}
     checked = numbers = 0
@@ -59,7 +59,7 @@ def verify(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) 
 
 def _check(cell: Cell) -> tuple[list[str], int]:
     words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
-    if digest(cell.run.read("data.json")) != cell.parts["data"]:
+    if json_digest(cell.run.read("data.json")) != cell.parts["data"]:
         words.append("data.json differs from the plan: it was trained on other images")
     try:
         seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]

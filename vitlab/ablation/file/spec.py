@@ -61,7 +61,7 @@ class Ablation:
         return next((a for a in self.arms if dict(a.levels) == wanted), None)
 
 
-def read(path: str | Path, is_alone: bool = False) -> Ablation:
+def read_ablation(path: str | Path, is_alone: bool = False) -> Ablation:
     """Read and check the file of an ablation; with ``is_alone``, the configs that it names may be missing."""
     file = File(path, is_alone)
     file.check_keys()

@@ -7,7 +7,7 @@ from vitlab.ablation.report.provenance import provenance
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.arms import ArmRow
-from vitlab.ablation.verdict.audit import flags
+from vitlab.ablation.verdict.audit import mismatches
 from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.linear import gate_of
 from vitlab.ablation.verdict.measured import Results
@@ -18,7 +18,7 @@ TESTS = ["arm", "n", "test", "r over seeds", "equivalence interval", "equivalenc
 TESTS += ["interval, unpaired", "p, unpaired"]
 
 
-def sections(found: Findings) -> list[Section]:
+def report_sections(found: Findings) -> list[Section]:
     """Return the sections of the report, answers first."""
     results, ablation = found.results, found.results.ablation
     answers = [_answer(results, v) for v in found.verdicts] or ["The file makes no claims."]
@@ -128,7 +128,7 @@ def _fairness_words(results: Results) -> list[str]:
     within = results.ablation.match.within
     words = ["The sum of the learning rates bounds how far Adam can move a weight."]
     words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
-    unfair = flags(results.ablation, results.resolved)
+    unfair = mismatches(results.ablation, results.resolved)
     return words + [f"{name}: {'; '.join(text)}." for name, text in unfair.items()]
 
 

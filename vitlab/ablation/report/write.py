@@ -11,7 +11,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.report.drawings import Drawing, Rows, figures
 from vitlab.ablation.report.html_page import page
 from vitlab.ablation.report.panels import panels
-from vitlab.ablation.report.sections import sections
+from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import linear
@@ -57,7 +57,7 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     summary.to_csv(place / "summary.csv", index=False, float_format="%.10g")
     drawn = figures(results, found.arms) | panels(found) | responses(results)
     _keep(drawn, place / "figures")
-    parts = sections(found)
+    parts = report_sections(found)
     source = ablation.file.path.read_text()
     titles = {name: title for name, (title, *_) in drawn.items()}
     write_text(place / "report.md", _markdown(ablation.name, parts, source, titles))

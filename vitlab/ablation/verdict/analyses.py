@@ -44,8 +44,9 @@ CURVES = {
     "tokens in random places; mean of the heads."),
     "fewshot": Curve("shots", ("acc1",), (), "Ridge regression on frozen features from a few labels a class."),
     "knn": Curve("k", ("acc1",), (), "The vote of the most similar training images."),
-    "faithfulness": Curve("share", ("probability", "above_random"), ("kind", "map"), "Probability of the class while a "
-    "map's best patches go or come, and by how much the area under that curve is better than random."),
+    "faithfulness": Curve("", ("gain", "first_above_random"), ("filling", "map"), "Area between the curves of the "
+    "class's probability while a map's least and its most relevant patches go first (0: a random map), and what the "
+    "patch named first does beyond a random one. Only what holds under every filling is evidence."),
     "sanity": Curve("blocks", ("correlation",), ("map", "random"), "How alike a map stays while weights "
     "become random."),
     "cka": Curve("other_layer", ("cka",), ("against", "layer"), "How alike two layers represent the same images."),
@@ -78,7 +79,7 @@ def _arm_rows(results: Results, name: str, arm: str) -> Iterator[dict[str, Any]]
         if table is not None and not (
             name == "displacement" and "position" not in table
         ):  # of before the null: content
-            tables.append((_spread(table) if name == "displacement" else table).assign(seed=seed))
+            tables.append(_SUMMARIES.get(name, pd.DataFrame.copy)(table).assign(seed=seed))
     if not tables:
         return
     keys = [*curve.lines, curve.x]
@@ -105,6 +106,18 @@ def _spread(table: pd.DataFrame) -> pd.DataFrame:
     )
     spread = (heads["position"] - heads["noise"]).clip(lower=0) ** 0.5
     return spread.groupby("layer").mean().rename("spread").reset_index()
+
+
+def _gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the gain of each map under each filling; tables of before had deletion and insertion by the mean color."""
+    if "filling" in table:
+        return table[table["kind"] == "MoRF"].drop_duplicates(["filling", "map"])
+    areas = table.drop_duplicates(["kind", "map"]).pivot(index="map", columns="kind", values="area")
+    gain = (areas["insertion"] - areas["deletion"]).rename("gain")  # an insertion curve is LeRF from right to left
+    return gain.reset_index().assign(filling="mean color")
+
+
+_SUMMARIES = {"displacement": _spread, "faithfulness": _gains}
 
 
 def mean_profiles(results: Results) -> dict[str, pd.DataFrame]:

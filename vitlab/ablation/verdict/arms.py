@@ -40,10 +40,16 @@ class ArmRow:
         row = asdict(self)
         levels, _ = row.pop("levels"), row.pop("answer")
         head = ("metric", "n", "planned", "mean", "sd", "low", "high")
-        return {"arm": row.pop("arm"), **levels, **{key: row.pop(key) for key in head}, **numbers(self.answer), **row}
+        return {
+            "arm": row.pop("arm"),
+            **levels,
+            **{key: row.pop(key) for key in head},
+            **answer_columns(self.answer),
+            **row,
+        }
 
 
-def numbers(answer: Answer) -> dict[str, Any]:
+def answer_columns(answer: Answer) -> dict[str, Any]:
     """Return the numbers of an answer as columns of a table."""
     d, e, u = answer.difference, answer.equivalence, answer.unpaired
     return {
@@ -63,7 +69,7 @@ def numbers(answer: Answer) -> dict[str, Any]:
     }
 
 
-def families(results: Results) -> list[tuple[Arm, list[Arm]]]:
+def arms_by_baseline(results: Results) -> list[tuple[Arm, list[Arm]]]:
     """Return each baseline with the arms that are compared with it; an arm without one stands alone."""
     found: dict[str, tuple[Arm, list[Arm]]] = {}
     for arm in results.ablation.arms:
@@ -79,7 +85,7 @@ def arm_questions(results: Results, metric: str) -> dict[str, Question]:
     margin = results.ablation.stats.margin if metric == results.ablation.primary else None
     return {
         arm.name: Question(metric, ((arm.name, 1.0), (baseline.name, -1.0)), 0.0, margin)
-        for baseline, arms in families(results)
+        for baseline, arms in arms_by_baseline(results)
         for arm in arms
     }
 
@@ -88,7 +94,7 @@ def arm_rows(results: Results, metric: str, answers: Mapping[Question, Answer], 
     """Return a row for each arm: mean, interval, difference to the baseline, verdict."""
     asked = arm_questions(results, metric)
     rows = []
-    for baseline, arms in families(results):
+    for baseline, arms in arms_by_baseline(results):
         control = results.values(baseline, metric)
         rows.append(_row(results, metric, baseline, "baseline" if len(control) > 1 else "no inference"))
         for arm in arms:

@@ -40,7 +40,7 @@ def sum_lr(arm: Resolved) -> float:
     return steps(arm) * (warm * (start + lr) / 2 + cosine)
 
 
-def facts(arm: Resolved) -> dict[str, Any]:
+def fair_facts(arm: Resolved) -> dict[str, Any]:
     """Return the facts that match between the arms of a fair comparison, apart from what is compared."""
     found: dict[str, Any] = {"parameters": arm.model.get("parameters"), "flops": arm.model.get("flops")}
     found["tokens"] = arm.model.get("tokens")
@@ -62,7 +62,7 @@ def facts(arm: Resolved) -> dict[str, Any]:
 def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, float]]:
     """Return the relative differences of steps, parameters and FLOPs between each arm and the arm it must match."""
     found: dict[str, dict[str, float]] = {}
-    of = {r.arm.name: facts(r) for r in resolved}
+    of = {r.arm.name: fair_facts(r) for r in resolved}
     for r in resolved:
         mine, other = of[r.arm.name], of.get((reference(ablation, r.arm) or r.arm).name, of[r.arm.name])
         keys = [key for key in ("steps", "parameters", "flops") if mine[key] and other[key]]
@@ -70,10 +70,10 @@ def shares(ablation: Ablation, resolved: list[Resolved]) -> dict[str, dict[str, 
     return found
 
 
-def flags(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
+def mismatches(ablation: Ablation, resolved: list[Resolved]) -> dict[str, list[str]]:
     """Return, for each arm that does not match the one it must match, the notes to print."""
     match = ablation.match
-    found = {r.arm.name: facts(r) for r in resolved}
+    found = {r.arm.name: fair_facts(r) for r in resolved}
     differing = shares(ablation, resolved)
     unfair: dict[str, list[str]] = {}
     for name, text in _unlike_positions(match.pos_to_content, resolved).items():

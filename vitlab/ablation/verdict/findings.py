@@ -7,8 +7,8 @@ import pandas as pd
 
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
-from vitlab.ablation.verdict.arms import ArmRow, arm_questions, arm_rows, numbers
-from vitlab.ablation.verdict.audit import facts, shares
+from vitlab.ablation.verdict.arms import ArmRow, answer_columns, arm_questions, arm_rows
+from vitlab.ablation.verdict.audit import fair_facts, shares
 from vitlab.ablation.verdict.linear import Gates, gate_of
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
@@ -49,7 +49,7 @@ class Findings:
         """Return the facts that should match in all arms, with relative differences to the arm to match."""
         differing = shares(self.results.ablation, self.results.resolved)
         return [
-            {"arm": arm.arm.name, **facts(arm), **{f"{k}_share": v for k, v in differing[arm.arm.name].items()}}
+            {"arm": arm.arm.name, **fair_facts(arm), **{f"{k}_share": v for k, v in differing[arm.arm.name].items()}}
             for arm in self.results.resolved
         ]
 
@@ -106,5 +106,5 @@ def _gated(results: Results, gates: Gates, row: ArmRow) -> ArmRow:
 def _claim_row(v: Verdict) -> dict[str, Any]:
     n = v.answer.estimate.n
     row = {"claim": v.claim.text, "setting": v.setting, "n": n, "planned": v.planned, "missing": v.planned - n}
-    row |= {**numbers(v.answer), "excess_p": v.answer.excess.adjusted}
+    row |= {**answer_columns(v.answer), "excess_p": v.answer.excess.adjusted}
     return {**row, "verdict": v.word, "more_seeds": v.more}

@@ -9,7 +9,7 @@ import yaml
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 from vitlab.ablation.work.resolve import fit_args, overrides
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
@@ -30,7 +30,7 @@ def linear(ablation: Ablation, resolved: list[Resolved]) -> Gates:
     if ablation.primary != "acc1" or ablation.home or ablation.run.command:
         return found
     for arm in resolved:
-        key = f"{digest(arm.data)} {ablation.evaluate}"
+        key = f"{json_digest(arm.data)} {ablation.evaluate}"
         if key not in found:
             try:
                 found[key] = _fit(ablation, arm)
@@ -46,7 +46,7 @@ def check(ablation: Ablation, resolved: list[Resolved]) -> tuple[int, list[str],
         found: Gates = RunDir(ablation.directory).read(FILE)
     except UsageError as error:
         return 0, [str(error)], ""
-    wanted = {f"{digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}
+    wanted = {f"{json_digest(arm.data)} {ablation.evaluate}": arm for arm in resolved}
     wanted = {key: arm for key, arm in wanted.items() if "acc1" in found.get(key, {})}
     if not wanted or ablation.home:
         return 0, [], f"{FILE} not fitted again: the images are not in this folder" if wanted else ""
@@ -71,7 +71,7 @@ def _kept(ablation: Ablation) -> Gates:
 
 def gate_of(found: Gates, ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     """Return the gate for the data of an arm; empty if nothing was fitted."""
-    return found.get(f"{digest(arm.data)} {ablation.evaluate}", {})
+    return found.get(f"{json_digest(arm.data)} {ablation.evaluate}", {})
 
 
 def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pandas as pd
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Cell, Resolved, cells_of
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 from vitlab.ablation.work.tuning import tuned
 from vitlab.runs.directory import RunDir
 
@@ -86,7 +86,7 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
             results.notes[key] = cell.damage()
         elif text := cell.outlived():
             results.notes[key] = text
-        elif state == "done" and digest(cell.run.read("data.json")) != cell.parts["data"]:
+        elif state == "done" and json_digest(cell.run.read("data.json")) != cell.parts["data"]:
             results.mixed.append(cell.name)
         run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
         if run:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.arms import arm_questions
-from vitlab.ablation.verdict.audit import facts, flags, steps
+from vitlab.ablation.verdict.audit import fair_facts, mismatches, steps
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import claim_questions
@@ -50,7 +50,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
         *_table(resolved),
         "",
     ]
-    unfair = flags(ablation, resolved)
+    unfair = mismatches(ablation, resolved)
     lines += [f"unlike   {name}: {'; '.join(words)}" for name, words in unfair.items()]
     lines += _power(collect(ablation, resolved))
     left = [cell for cell in cells if not cell.is_finished()]
@@ -60,7 +60,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
         lines.append(f"tuning   {tune.budget} candidates per arm ({tune.search}); {len(open_)} arms are not tuned yet")
         left += tried
     lines += _cost(ablation, left, workers)
-    rows = [{"arm": r.arm.name, **r.arm.levels, **facts(r)} for r in resolved]
+    rows = [{"arm": r.arm.name, **r.arm.levels, **fair_facts(r)} for r in resolved]
     return Plan(pd.DataFrame(rows), unfair, lines, bool(unfair) and ablation.match.on_violation == "fail")
 
 
@@ -86,7 +86,7 @@ def _bytes(arm: Resolved) -> float:
 def _table(resolved: list[Resolved]) -> list[str]:
     rows = [["arm", "parameters", "pos_embed", "MFLOP", "tokens", "steps", "sum(lr)", "of pos_embed", "img/s"]]
     for arm in resolved:
-        f = facts(arm)
+        f = fair_facts(arm)
         position = f["sum_lr_pos_embed"]
         mflop = f"{f['flops'] / 1e6:.3g}" if f["flops"] else "?"
         rows.append(

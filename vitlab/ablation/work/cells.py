@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import code_digest, digest, effective, weights_digest
+from vitlab.ablation.work.identity import code_digest, effective, initial_weights_digest, json_digest
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
@@ -51,11 +51,11 @@ class Resolved:
     def fingerprint(self) -> str:
         """The hash of the resolved config, without the seed."""
         start = {"init_from": self.arm.init_from} if self.arm.init_from else {}
-        return digest({**effective(self.config), **start})
+        return json_digest({**effective(self.config), **start})
 
     def digest_of(self, source: str) -> str:
         """Return the hash of initial weights: as it was exported, or of the file."""
-        return self.weights.get(source) or weights_digest(source)
+        return self.weights.get(source) or initial_weights_digest(source)
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class Cell:
         """The parts of the identity."""
         source = self.arm.weights(self.seed)
         start = {"init_from": self.resolved.digest_of(source)} if source else {}
-        config = digest({**effective(self.resolved.config), "seed": self.seed, **start})
-        return {"config": config, "data": digest(self.resolved.data), "code": self.resolved.code}
+        config = json_digest({**effective(self.resolved.config), "seed": self.seed, **start})
+        return {"config": config, "data": json_digest(self.resolved.data), "code": self.resolved.code}
 
     @cached_property
     def id(self) -> str:
         """The identity."""
-        return digest(self.parts)
+        return json_digest(self.parts)
 
     @property
     def name(self) -> str:

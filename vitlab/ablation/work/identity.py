@@ -11,15 +11,15 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import vitlab
 from vitlab.config.keys import flatten, key_of
 from vitlab.runs.directory import find_run
+from vitlab.shipped import HERE
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
 
 
-def digest(content: Any) -> str:
+def json_digest(content: Any) -> str:
     """Return the first ten hexadecimal digits of the hash of a JSON value."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -37,7 +37,7 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
         package: Folder of vitlab.
         own: Packages of the user's, which are located but not imported.
     """
-    package = package or Path(vitlab.__file__).parent
+    package = package or HERE
     files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
     for name in own:
         found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
@@ -48,10 +48,10 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
     return _digest(tuple((str(name), path.read_text()) for path, name in files))
 
 
-def weights_digest(source: str) -> str:
+def initial_weights_digest(source: str) -> str:
     """Return the hash of a cell's initial weights: of their file, or of the name of downloaded ones."""
     if source.startswith("timm:"):
-        return digest(source)
+        return json_digest(source)
     path = Path(source) if Path(source).is_file() else find_run(source)[1]
     return _of_file(path, path.stat().st_mtime_ns)
 

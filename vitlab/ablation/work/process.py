@@ -23,7 +23,7 @@ VITLAB = [sys.executable, "-m", "vitlab"]
 READ_AT_START = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "PYTHONPATH", "PYTHONHASHSEED", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
-def environment(workers: int, device: str | None = None, **more: str) -> dict[str, str]:
+def child_environment(workers: int, device: str | None = None, **more: str) -> dict[str, str]:
     """Return the environment of a child: its share of the cores (OMP_NUM_THREADS at most), its device."""
     env = {k: v for k, v in os.environ.items() if k != "VITLAB_RUN_DIR" and not NAME.fullmatch(k)}
     threads, asked = max(1, core_count() // workers), env.get("OMP_NUM_THREADS", "")
@@ -45,7 +45,7 @@ def worker_count(workers: int | str, per_gpu: int) -> int:
     return len(visible_devices()) * per_gpu or max(1, core_count() // 2)
 
 
-def finish(
+def run_to_end(
     words: list[str],
     env: Mapping[str, str],
     log: Path,

@@ -17,8 +17,8 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, batch_size
 from vitlab.ablation.work.gpus import WAIT, Slot, slot
-from vitlab.ablation.work.identity import code_digest, digest, weights_digest
-from vitlab.ablation.work.process import TIMEOUT, VITLAB, environment, finish
+from vitlab.ablation.work.identity import code_digest, initial_weights_digest, json_digest
+from vitlab.ablation.work.process import TIMEOUT, VITLAB, child_environment, run_to_end
 from vitlab.config.keys import flatten
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
@@ -143,7 +143,7 @@ def _refuse_metrics(ablation: Ablation, resolved: list[Resolved]) -> None:
 def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
     texts = [Path(path).read_text() for path in (*ablation.base, *arm.configs)]
     source = arm.weights(ablation.seeds[0])
-    start = [weights_digest(source)] if source else []
+    start = [initial_weights_digest(source)] if source else []
     inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code, *start], default=str)
     key = hashlib.sha256(inputs.encode()).hexdigest()[:10]
     return ablation.directory / "arms" / f"{arm.name}-{key}.json"
@@ -162,7 +162,7 @@ def discard_probe(ablation: Ablation, data: str) -> None:
     """Delete the probes that read images with this digest, as these have changed."""
     for path in (ablation.directory / "arms").glob("*.json"):
         with suppress(ValueError, KeyError):
-            if digest(json.loads(path.read_text())["data"]) == data:
+            if json_digest(json.loads(path.read_text())["data"]) == data:
                 path.unlink()
 
 
@@ -197,8 +197,8 @@ def _run_probe(
     words += ["--run_dir", str(run.path), "--quiet"]
     words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
     started = time.perf_counter()
-    env = environment(workers, own.device)
-    code, lines = finish(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
+    env = child_environment(workers, own.device)
+    code, lines = run_to_end(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
     seconds = time.perf_counter() - started
     if code:
         if code == TIMEOUT:

@@ -84,7 +84,7 @@ def task_count(ablation: Ablation, cells: int) -> int:
     return max(1, math.ceil(min(cells, cells if given == "auto" else int(given)) / per_task))
 
 
-def script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
+def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
     """Return the batch script for so many workers, to be passed to `sbatch`."""
     asked, gpus = site(ablation)
     own: dict[str, Any] = {"ntasks-per-node": 1, "array": f"0-{tasks - 1}"} | ({} if gpus else {"gpus-per-node": None})
@@ -98,7 +98,7 @@ def script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> str:
     )
 
 
-def submit(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[str], None]) -> None:
+def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[str], None]) -> None:
     """Submit the workers that are not in the queue yet, in several arrays if the cluster limits their size.
 
     Arrays are chained: each starts after the previous one has started.
@@ -116,7 +116,7 @@ def submit(ablation: Ablation, tasks: int, more: Sequence[str], say: Callable[[s
     found = re.search(r"^MaxArraySize\s*=\s*(\d+)", _ask("scontrol", "show", "config"), re.MULTILINE)
     most = max(1, int(found[1])) if found else tasks
     path = _folder(ablation) / "workers.sbatch"
-    write_text(path, script(ablation, min(tasks, most), more))
+    write_text(path, batch_script(ablation, min(tasks, most), more))
     own, jobs = site(ablation)[0].sbatch.get("dependency"), list[str]()
     for first in range(0, tasks, most):
         chain = ",".join(filter(None, [own, f"after:{jobs[-1]}" if jobs else None]))

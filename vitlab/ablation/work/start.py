@@ -18,11 +18,11 @@ class Tokens(Callback):
             return
         loader = data.val_dataloader() or data.train_dataloader()
         images, _ = next(iter(data.iterate_batches(loader)))
-        found = spread(net, images.to(pl_module.device))
+        found = token_spread(net, images.to(pl_module.device))
         RunDir(trainer.default_root_dir).write("start.json", found)
 
 
-def spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:
+def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:
     """Return the standard deviation of the tokens of ``(B, C, H, W)`` images, and positions by content.
 
     The ratio is the root mean square of what the position embedding adds to the tokens, divided by that deviation; it

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
@@ -21,7 +21,7 @@ def suggestion(tune: Tune, sign: int, past: Past, folder: Path) -> dict[str, Any
         UsageError: Optuna is not installed, and no suggestion is stored.
     """
     space = {key: vars(v) if isinstance(v, Range) else list(v) for key, v in tune.space.items()}
-    name = f"try{len(past)}-{digest([space, sign, [list(p) for p in past]])}.json"
+    name = f"try{len(past)}-{json_digest([space, sign, [list(p) for p in past]])}.json"
     if not (folder / name).is_file():
         write_text(folder / name, json.dumps(_suggest(tune, sign, past)) + "\n")
     values: dict[str, Any] = json.loads((folder / name).read_text())

@@ -17,7 +17,7 @@ from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.work import process
 from vitlab.ablation.work.cells import Cell
 from vitlab.ablation.work.gpus import Slot
-from vitlab.ablation.work.identity import digest
+from vitlab.ablation.work.identity import json_digest
 from vitlab.ablation.work.process import STOPPED, TIMEOUT
 from vitlab.ablation.work.resolve import command, discard_probe, fit_args, overrides, start_args
 from vitlab.runs.directory import RunDir, write_text
@@ -83,7 +83,7 @@ def write_overrides(cell: Cell) -> None:
 def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started = time.time()
-    env = process.environment(workers, slot.device, **_wandb(cell))
+    env = process.child_environment(workers, slot.device, **_wandb(cell))
     log, timeout = cell.sibling(".log"), cell.ablation.run.timeout
     attempts = 0
     while True:
@@ -99,7 +99,7 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
         if words == evaluate_command(cell):
             _count_reading(cell)
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
-        code, lines = process.finish(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
+        code, lines = process.run_to_end(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():
             continue
         if code == STOPPED or (code and stop()):  # SLURM's warning also reaches the command
@@ -115,7 +115,7 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
 def _other_data(cell: Cell) -> str:
     """Return a message if a run read other images than its arm's probe, and discard the probe."""
     own = cell.run.read("data.json")
-    if cell.run.record.get("status") != "done" or not own or digest(own) == cell.parts["data"]:
+    if cell.run.record.get("status") != "done" or not own or json_digest(own) == cell.parts["data"]:
         return ""
     discard_probe(cell.ablation, cell.parts["data"])
     sizes = [{k: v.get("n") for k, v in (x.get("splits") or {}).items()} for x in (cell.resolved.data, own)]

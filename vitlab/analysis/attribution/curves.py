@@ -1,90 +1,207 @@
-"""Faithfulness of a map: the effect of deleting or inserting its best patches first."""
+"""Faithfulness of a map: the effect of taking its most, or its least, relevant patches away first."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import METHODS, cells, predicted
-from vitlab.analysis.figures import curves, finish, one_axes
+from vitlab.analysis.attribution.fillings import FILLINGS, deleted
+from vitlab.analysis.attribution.maps import METHODS, predicted
+from vitlab.analysis.figures import COLORS, MARKERS, curves, finish
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import outputs
 
-SHARES = (0.0, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)  # of the patches
-Change = Callable[..., Tensor]
-MOST = 48  # images; each takes a hundred forward passes, and one for each patch
+SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)  # of the patches; the same from both ends
+DRAWS = 2  # random orders, each from both ends
+PICKS = 8  # random patches that the patch named first is compared with
+MOST = 48  # images; each takes 500 forward passes, those of integrated gradients, and one for each patch
+ORDERS = {"MoRF": 1, "LeRF": -1}  # most, or least, relevant first
+Method = Callable[..., Tensor]
+Values = dict[str, Tensor]  # (B,) of each map
 
 
-def deleted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return ``(B, C, H, W)`` images whose ``count`` patches of the largest of ``(B, N)`` values have the mean color.
+def probability(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the probability of each image's class, ``(B,)``."""
+    return outputs(net, images).softmax(dim=1).gather(1, classes[:, None])[:, 0].double().cpu()
 
-    Example:
-        >>> net = VisionTransformer(img_size=4, patch_size=2, embed_dim=16, depth=1, num_heads=2)
-        >>> deleted(net, torch.ones(1, 1, 4, 4), torch.tensor([[0.0, 3.0, 1.0, 2.0]]), 2)[0, 0]
-        tensor([[1., 1., 0., 0.],
-                [1., 1., 0., 0.],
-                [1., 1., 0., 0.],
-                [1., 1., 0., 0.]])
+
+def taken_away(
+    net: VisionTransformer, images: Tensor, values: Tensor, classes: Tensor, filling: Tensor, ends: Sequence[Tensor]
+) -> Tensor:
+    """Return the classes' probabilities while patches go, largest of ``(B, N)`` values first, ``(B, shares)``.
+
+    Args:
+        net: The network.
+        images: Normalized ``(B, C, H, W)`` images.
+        values: A value of each patch.
+        classes: The class of each image, ``(B,)``.
+        filling: What comes in place of patches, ``(B, C, H, W)``.
+        ends: The probabilities of the whole images and of the filling alone, ``(B,)`` each.
     """
-    return images * (1 - _best(net, values, count))
+    counts = [round(share * values.shape[1]) for share in SHARES[1:-1]]
+    found = [probability(net, deleted(net, images, values, count, filling), classes) for count in counts]
+    return torch.stack([ends[0], *found, ends[1]], dim=1)
 
 
-def inserted(net: VisionTransformer, images: Tensor, values: Tensor, count: int) -> Tensor:
-    """Return the mean color but for the ``count`` best patches, the opposite of :func:`deleted`."""
-    return images * _best(net, values, count)
-
-
-def _best(net: VisionTransformer, values: Tensor, count: int) -> Tensor:
-    order = values.argsort(dim=1, descending=True, stable=True)
-    return cells(net, torch.zeros_like(values).scatter(1, order[:, :count], 1.0))
-
-
-def probabilities(net: VisionTransformer, images: Tensor, values: Tensor, classes: Tensor, change: Change) -> Tensor:
-    """Return the classes' probabilities at each of :data:`SHARES` of the patches, ``(B, shares)``."""
-    counts = [round(share * values.shape[1]) for share in SHARES]
-    found = [outputs(net, change(net, images, values, count)).softmax(dim=1) for count in counts]
-    return torch.stack([each.gather(1, classes[:, None])[:, 0] for each in found], dim=1).double().cpu()
+def area(probabilities: Tensor) -> Tensor:
+    """Return the area under ``(B, shares)`` curves, ``(B,)``."""
+    return torch.trapezoid(probabilities, torch.tensor(SHARES).double())
 
 
 def analyze_faithfulness(subject: Subject) -> Finding:
-    """Delete and insert the patches that each map finds most important (Petsiuk et al. 2018, arXiv:1806.07421).
+    """Take patches away, most or least relevant first, with several fillings in their place.
+
+    MoRF and LeRF are the orders of Samek et al. 2017 (arXiv:1509.06321): the class's probability should fall at once if
+    the most relevant patches go first, and last if the least relevant ones do. The area between both curves, which is 0
+    for random maps, is the symmetric relevance gain of Bluecher et al. 2024 (arXiv:2401.06654). An insertion curve
+    (Petsiuk et al. 2018, arXiv:1806.07421) is LeRF from right to left.
+
+    Under a filling a map is evidence if, by 95 % intervals over images, its MoRF and LeRF are better than those of
+    random patches, and the patch it names first does more than a random patch. A map is better than another one if
+    its gain is larger under every filling, by the intervals of the differences image by image.
 
     Example:
         >>> finding = analyze_faithfulness(subject)
-        >>> list(finding.table.columns)[:4]
-        ['kind', 'map', 'share', 'probability']
+        >>> list(finding.table.columns)[:6]
+        ['filling', 'kind', 'map', 'against', 'share', 'probability']
     """
     net = subject.net
     images = torch.cat([batch for batch, _ in subject.batches(limit=min(subject.num_images, MOST))])
     classes = predicted(subject, images, "faithfulness")
-    maps = {"random": torch.rand(len(images), np.prod(net.grid_size), generator=torch.Generator().manual_seed(0))}
-    maps |= {name: _in_parts(net, images, classes, method).cpu() for name, method in METHODS.items()}
-    rows, verdicts = [], {}
-    for kind, change in (("deletion", deleted), ("insertion", inserted)):
-        found = {name: probabilities(net, images, m.to(images), classes, change) for name, m in maps.items()}
-        areas = {name: torch.trapezoid(each, torch.tensor(SHARES).double()) for name, each in found.items()}
-        for name, each in found.items():
-            better = (areas[name] - areas["random"]) * (-1 if kind == "deletion" else 1)
-            facts = over_images("area", areas[name].numpy()) | over_images("above_random", better.numpy())
-            verdicts[kind, name] = facts["above_random_low"] > 0
-            for share, column in zip(SHARES, each.T, strict=True):
-                point = {"kind": kind, "map": name, "share": share, **over_images("probability", column.numpy())}
-                rows.append({**point, **facts, "n": len(images)})
-    table = pd.DataFrame(rows)
-    figure, axes = one_axes(columns=2, width=4.4)
-    for ax, kind in zip(axes, ("deletion", "insertion"), strict=True):
-        curves(ax, table[table["kind"] == kind], "share", "probability", by="map")
-        ax.set_ylim(bottom=0)
-        finish(ax, f"share of patches {'deleted' if kind == 'deletion' else 'inserted'}", "probability of the class")
-    no = [f"{name} ({kind})" for (kind, name), is_better in verdicts.items() if not is_better and name != "random"]
-    lost = f"NO BETTER THAN RANDOM: {', '.join(no)}" if no else "all maps are better than random"
-    note = f"{len(images)} images, deleted patches have the mean color, bands are 95 % intervals over images; {lost}"
-    return Finding(table, figure, note)
+    fillings = {name: fill(net, images) for name, fill in FILLINGS.items()}
+    maps = {name: _in_parts(net, images, classes, method).cpu() for name, method in METHODS.items()}
+    found = [_under(net, images, classes, maps, name, filling) for name, filling in fillings.items()]
+    table = pd.DataFrame([{**row, "n": len(images)} for rows in found for row in rows])
+    note = (
+        f"{len(images)} images, patches give way to {', '.join(fillings)}, most and least relevant first; "
+        f"{verdict(table)}; 95 % intervals over images, not adjusted for {len(maps)} maps"
+    )
+    return Finding(table, _figure(table), note)
 
 
-def _in_parts(net: VisionTransformer, images: Tensor, classes: Tensor, method: Change) -> Tensor:
+def _under(
+    net: VisionTransformer, images: Tensor, classes: Tensor, maps: Values, name: str, filling: Tensor
+) -> list[dict[str, Any]]:
+    """Return the rows of one filling: the curve of each map in both orders, and each pair of maps."""
+    draws = torch.rand(DRAWS + 1, *next(iter(maps.values())).shape, generator=torch.Generator().manual_seed(0))
+    ends = probability(net, images, classes), probability(net, filling, classes)
+
+    def curve(values: Tensor) -> Tensor:
+        return taken_away(net, images, values.to(images), classes, filling, ends)
+
+    def fall(values: Tensor) -> Tensor:  # when the best patch alone goes
+        return ends[0] - probability(net, deleted(net, images, values.to(images), 1, filling), classes)
+
+    random = torch.stack([curve(sign * draw) for draw in draws[:-1] for sign in ORDERS.values()]).mean(dim=0)
+    ranks = draws[-1].argsort(dim=1)
+    any_patch = torch.stack([fall((ranks == i).float()) for i in range(min(PICKS, ranks.shape[1]))]).mean(dim=0)
+    lines = {kind: {m: curve(sign * values) for m, values in maps.items()} for kind, sign in ORDERS.items()}
+    gains = {m: area(lines["LeRF"][m]) - area(lines["MoRF"][m]) for m in maps}
+    firsts = {m: fall(values) - any_patch for m, values in maps.items()}
+    rows = []
+    for kind, sign in ORDERS.items():
+        for m, line in {"random": random, **lines[kind]}.items():
+            zeros = torch.zeros(len(images)).double()
+            facts = over_images("area", area(line).numpy())
+            facts |= over_images("above_random", (sign * (area(random) - area(line))).numpy())
+            facts |= over_images("gain", gains.get(m, zeros).numpy())
+            facts |= over_images("first_above_random", firsts.get(m, zeros).numpy())
+            start = {"filling": name, "kind": kind, "map": m, "against": "random"}
+            for share, column in zip(SHARES, line.T, strict=True):
+                rows.append({**start, "share": share, **over_images("probability", column.numpy()), **facts})
+    for m, other in permutations(maps, 2):
+        difference = over_images("gain", (gains[m] - gains[other]).numpy())
+        rows.append({"filling": name, "kind": "pair", "map": m, "against": other, **difference})
+    return rows
+
+
+def verdict(table: pd.DataFrame) -> str:
+    """Return what the table of :func:`analyze_faithfulness` says: which maps are evidence, and which are better.
+
+    Example:
+        >>> facts = {"map": "a", "above_random_low": 0.1, "first_above_random_low": [0.1, 0.1, -0.1, -0.1]}
+        >>> facts |= {"filling": ["blur", "blur", "own mean", "own mean"], "kind": ["MoRF", "LeRF"] * 2}
+        >>> verdict(pd.DataFrame(facts))
+        'evidence under every filling: none; DEPENDS ON THE FILLING: a (evidence under blur alone)'
+    """
+    lines = table[table["kind"].isin(ORDERS) & (table["map"] != "random")]
+    beats = lines.assign(area=lines["above_random_low"] > 0, first=lines["first_above_random_low"] > 0)
+    passed = beats.groupby(["map", "filling"], sort=False)[["area", "first"]].all().all(axis=1).unstack("filling")
+    passed = passed[list(lines["filling"].unique())].loc[list(lines["map"].unique())]
+    named_wrong = ~beats.groupby("map")["first"].any()
+    always, never = passed.all(axis=1), ~passed.any(axis=1)
+    said = [f"evidence under every filling: {_names(passed.index[always])}"]
+    some = [
+        f"{m} (evidence under {_names(passed.columns[row])} alone)" for m, row in passed[~always & ~never].iterrows()
+    ]
+    if some:
+        said.append(f"DEPENDS ON THE FILLING: {', '.join(some)}")
+    for is_wrong, why in (
+        (True, "the patch named first does no more than a random one"),
+        (False, "no better than random patches"),
+    ):
+        if len(lost := [m for m in passed.index[never] if named_wrong[m] == is_wrong]):
+            said.append(f"NO EVIDENCE: {_names(lost)} ({why})")
+    return "; ".join([*said, *_order(table[table["kind"] == "pair"])])
+
+
+def _order(pairs: pd.DataFrame) -> list[str]:
+    """Say which maps are better than which under every filling, and for which pairs the fillings contradict."""
+    if not len(pairs):
+        return []
+    better = (pairs["gain_low"] > 0).groupby([pairs["map"], pairs["against"]], sort=False).agg(["all", "any"])
+    than: dict[str, list[str]] = {}
+    for m, other in better.index[better["all"]]:
+        than.setdefault(m, []).append(other)
+    said = [f"{m} than {_names(others)}" for m, others in sorted(than.items(), key=lambda pair: -len(pair[1]))]
+    turned = [(m, o) for m, o in better.index if better["any"][m, o] and better["any"][o, m]]
+    both = [f"{m} and {other}" for i, (m, other) in enumerate(turned) if (other, m) not in turned[:i]]
+    found = [f"better under every filling: {', '.join(said) or 'none'}"]
+    return found + ([f"WHICH IS BETTER DEPENDS ON THE FILLING: {', '.join(both)}"] if both else [])
+
+
+def _names(names: Sequence[Any]) -> str:
+    return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1] if len(names) else "none"
+
+
+def _in_parts(net: VisionTransformer, images: Tensor, classes: Tensor, method: Method) -> Tensor:
     return torch.cat([method(net, x, k) for x, k in zip(images.split(16), classes.split(16), strict=True)])
+
+
+def _figure(table: pd.DataFrame) -> Figure:
+    """Draw gain and first patch of each map under each filling, and below them the curves."""
+    figure = Figure(figsize=(11, 8.4), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=True, height_ratios=(1, 1.8))  # type: ignore[misc]
+    fillings, maps = (list(table[name].unique()) for name in ("filling", "map"))
+    maps = [name for name in maps if name != "random"]
+    names = {"gain": "area between LeRF and MoRF", "first_above_random": "fall by the first patch, less a random one's"}
+    for ax, (column, label) in zip(above.subplots(1, 2, sharey=True), names.items(), strict=True):
+        for i, filling in enumerate(fillings):
+            part = table.query("kind == 'MoRF' and share == 0 and filling == @filling").set_index("map").loc[maps]
+            ends = np.abs(part[[f"{column}_low", f"{column}_high"]].to_numpy().T - part[column].to_numpy())
+            place: Any = np.arange(len(maps)) + (i - (len(fillings) - 1) / 2) * 0.17
+            style: Any = {"fmt": MARKERS[i], "color": COLORS[i], "markersize": 4, "label": filling}
+            ax.errorbar(part[column], place, xerr=np.nan_to_num(ends), **style)
+        ax.axvline(0, color="0.5", linewidth=0.8, zorder=0)
+        ax.set_yticks(range(len(maps)), maps)
+        ax.set_ylim(len(maps) - 0.5, -0.5)
+        finish(ax, label, "", legend=column == "gain")
+    grid = below.subplots(len(ORDERS), len(fillings), sharex=True, sharey=True)
+    for row, (kind, which) in zip(grid, (("MoRF", "most"), ("LeRF", "least")), strict=True):
+        for ax, filling in zip(row, fillings, strict=True):
+            part = table.query("kind == @kind and filling == @filling")
+            curves(ax, part.drop(columns=["probability_low", "probability_high"]), "share", "probability", by="map")
+            ax.get_legend().remove()
+            finish(ax, f"share replaced, {which} relevant first", kind if ax is row[0] else "", legend=False)
+            ax.set_title(filling if kind == "MoRF" else "", fontsize=9)
+    grid[0, 0].set_ylim(0, 1.05 * table["probability"].max())
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    below.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    return figure

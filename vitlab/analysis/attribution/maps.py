@@ -113,16 +113,25 @@ def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor
     return by_patch(net, images * total)
 
 
-def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
     """Return the decrease of the class's probability when a patch gets the mean color, for each patch.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
+
+    Args:
+        net: The network.
+        images: Normalized ``(B, C, H, W)`` images.
+        classes: The class of each image, ``(B,)``.
+        side: Patches that are covered together, a square of so many a side: fewer passes; all have the value of theirs.
     """
-    n, found = net.grid_size[0] * net.grid_size[1], []
+    (h, w), device = net.grid_size, images.device
+    y, x = torch.meshgrid(torch.arange(h, device=device) // side, torch.arange(w, device=device) // side, indexing="ij")
+    owner, found = (y * -(-w // side) + x).flatten(), []  # the square of each patch
+    masks = cells(net, F.one_hot(owner).T.to(images))
     for image, k in zip(images, classes, strict=True):
-        covered = torch.cat([image[None], image * (1 - cells(net, torch.eye(n, device=image.device)))])
+        covered = torch.cat([image[None], image * (1 - masks)])
         share = outputs(net, covered).softmax(dim=1)[:, k]
-        found.append(share[0] - share[1:])
+        found.append((share[0] - share[1:])[owner])
     return torch.stack(found)
 
 
@@ -148,6 +157,9 @@ METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
 }
 
 
+SIGNED = ("integrated gradients", "occlusion")  # a patch can speak against the class
+
+
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
     """Return the predicted class of each image, ``(B,)``; refuse a network without outputs."""
     if subject.net.num_classes < 2 or isinstance(subject.net.head, torch.nn.Identity):
@@ -156,7 +168,7 @@ def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
 
 
 def analyze_attribution(subject: Subject) -> Finding:
-    """Show six attribution maps for the predicted class, drawn over the images.
+    """Show six attribution maps for the predicted class; those that have a sign are drawn beside the images.
 
     Example:
         >>> finding = analyze_attribution(subject)
@@ -168,4 +180,4 @@ def analyze_attribution(subject: Subject) -> Finding:
     named = {name: method(subject.net, images, classes) for name, method in METHODS.items()}
     names = subject.class_names
     titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
-    return maps_of_images(subject, images, named, "maps of the predicted class", titles)
+    return maps_of_images(subject, images, named, "maps of the predicted class", titles, SIGNED)

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.data.loading.streams import MASK, shuffled_tokens, stream
+from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.tokenizers.patch import cut_patches
 
@@ -34,7 +34,7 @@ def analyze_reconstruction(subject: Subject) -> Finding:
     if len(images) < 2:
         raise UsageError("reconstruction compares images and needs at least two")
     seeds = stream(np.arange(len(images)), MASK)
-    order = torch.from_numpy(shuffled_tokens(seeds, subject.net.grid_size, task.hparams["mask_block"])).to(
+    order = torch.from_numpy(shuffled_indices(seeds, subject.net.grid_size, task.hparams["mask_block"])).to(
         images.device
     )
     errors: dict[str, list[Tensor]] = {"itself": [], "another picture": [], "nothing": []}

@@ -11,7 +11,7 @@ import numpy as np
 from vitlab.runs.directory import atomic_write
 
 
-def write(path: Path, header: Any, rows: np.ndarray) -> None:
+def write_rows(path: Path, header: Any, rows: np.ndarray) -> None:
     """Write records, with a header of plain values."""
     text = np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
     with atomic_write(path) as beside, beside.open("wb") as file:
@@ -20,7 +20,7 @@ def write(path: Path, header: Any, rows: np.ndarray) -> None:
         os.fsync(file.fileno())
 
 
-def read(path: Path) -> tuple[Any, np.ndarray]:
+def read_rows(path: Path) -> tuple[Any, np.ndarray]:
     """Return header and records; a damaged file can raise any error."""
     stored = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
     return json.loads(stored["header"].tobytes()), stored["rows"]

@@ -123,7 +123,7 @@ def draft_scale(size: tuple[int, int], shrink: int) -> int:
     return next(scale for scale in (8, 4, 2, 1) if min(size) // shrink >= scale or scale == 1)
 
 
-def header(data: bytes) -> tuple[str, tuple[int, int]]:
+def image_header(data: bytes) -> tuple[str, tuple[int, int]]:
     """Return format and mode, such as "JPEG CMYK", and upright height and width of a file that can be decoded.
 
     >>> header(b"P6 2 1 255 " + bytes(6))

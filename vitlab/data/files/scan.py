@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from vitlab.data.files import archive
-from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, draft_scale, header
+from vitlab.data.files.decode import Decoding, ImageError, decode_bytes, draft_scale, image_header
 
 Facts = np.ndarray  # one record of this type for each file
 FACTS = np.dtype(
@@ -151,7 +151,7 @@ def sizes_of(store: Store, files: list[str]) -> list[tuple[int, int]]:
     sizes = []
     for file in files:
         with contextlib.suppress(Exception):  # the scan reports unreadable files
-            sizes.append(header(store.read(file))[1])
+            sizes.append(image_header(store.read(file))[1])
     return sizes
 
 
@@ -176,7 +176,7 @@ class _Looks(Dataset[tuple[np.ndarray, str]]):
         try:
             return inspect_image(data, self.how), ""
         except ImageError as error:
-            record["digest"] = digest(data)
+            record["digest"] = bytes_digest(data)
             return record, error.reason
 
 
@@ -190,16 +190,16 @@ def inspect_image(data: bytes, how: Decoding, image: Image.Image | None = None, 
         shrunk: ``shrink`` of `decode_bytes` for ``image``.
     """
     record = np.zeros((), dtype=FACTS)
-    kind, size = header(data) if image is not None else ("", (0, 0))
+    kind, size = image_header(data) if image is not None else ("", (0, 0))
     if image is None or draft_scale(size, shrunk) != draft_scale(size, LOOKED):  # always the same scale
         image = decode_bytes(data, "", replace(how, mode="RGB"), LOOKED)
-        kind, size = header(data)
-    record["readable"], record["kind"], record["size"], record["digest"] = True, kind, size, digest(data)
+        kind, size = image_header(data)
+    record["readable"], record["kind"], record["size"], record["digest"] = True, kind, size, bytes_digest(data)
     record["look"], record["moments"] = look_of(image), moments(image)
     return record
 
 
-def digest(data: bytes) -> np.ndarray:
+def bytes_digest(data: bytes) -> np.ndarray:
     """Return a 128-bit hash of the bytes of a file."""
     return np.frombuffer(hashlib.blake2b(data, digest_size=16).digest(), dtype="u8")
 
@@ -228,7 +228,7 @@ def _cache_file(store: Store, how: Decoding) -> Path:
 
 def _load(path: Path) -> dict[str, tuple[np.ndarray, str]]:
     try:
-        (files, reasons), facts = archive.read(path)
+        (files, reasons), facts = archive.read_rows(path)
         if facts.dtype != FACTS or len(files) != len(facts):
             return {}
         return {file: (fact, reasons.get(file, "")) for file, fact in zip(files, facts, strict=True)}
@@ -239,4 +239,4 @@ def _load(path: Path) -> dict[str, tuple[np.ndarray, str]]:
 def _save(path: Path, known: dict[str, tuple[np.ndarray, str]]) -> None:
     facts = np.array([fact for fact, _ in known.values()], dtype=FACTS)
     with contextlib.suppress(OSError):
-        archive.write(path, [list(known), {file: reason for file, (_, reason) in known.items() if reason}], facts)
+        archive.write_rows(path, [list(known), {file: reason for file, (_, reason) in known.items() if reason}], facts)

@@ -130,7 +130,7 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
         stamp = int.from_bytes(_digest(repr(facts))[:7])
         cache = archive.cache() / f"tar-{_digest(f'{fs.unstrip_protocol(path)} {text}').hex()}.npz"
         with contextlib.suppress(Exception):  # absent, outdated or incomplete: read the tar file
-            (known, names, texts), places = archive.read(cache)
+            (known, names, texts), places = archive.read_rows(cache)
             if known == stamp:
                 return [Member(*x) for x in zip(names, *places.T.tolist(), texts, strict=True)], stamp
         members = []
@@ -150,7 +150,9 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
         raise ValueError(f"{address} cannot be read: {reason}") from None
     with contextlib.suppress(OSError):
         places = np.array([member[1:3] for member in members], dtype=np.int64).reshape(-1, 2)
-        archive.write(cache, [stamp, [member.name for member in members], [member.text for member in members]], places)
+        archive.write_rows(
+            cache, [stamp, [member.name for member in members], [member.text for member in members]], places
+        )
     return members, stamp
 
 

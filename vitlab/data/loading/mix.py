@@ -13,8 +13,9 @@ class Mix:
     """Erase rectangles (Zhong et al. 2017, arXiv:1708.04896), then mix neighbors by mixup (Zhang et al. 2017,
     arXiv:1710.09412) or cutmix (Yun et al. 2019, arXiv:1905.04899), one per batch.
 
-    Rectangles depend on the sample's seed, mixtures on the step's, and partners are neighbors in the global batch. So
-    images do not depend on the number of processes, if each takes an even number of them.
+    Rectangles depend on the sample's seed, mixtures on the step's, and partners are neighbors in the global batch,
+    which are no copies of one image (:func:`vitlab.data.loading.order.spread_copies`). So images do not depend on the
+    number of processes, if each takes an even number of them.
 
     Args:
         mixup: Both parameters of the beta distribution of mixup's weight; 0 turns mixup off.
@@ -36,8 +37,8 @@ class Mix:
 
             self.mixing = Mixup(mixup, cutmix, label_smoothing=0.0, num_classes=num_classes)
 
-    def check(self, batch_size: int, world: int, kind: str, weighted: bool) -> None:
-        """Refuse to mix targets other than classes, weighted rows, and pairs across ``world`` processes."""
+    def check(self, batch_size: int, world: int, kind: str, weighted: bool, repeats: int = 1) -> None:
+        """Refuse to mix targets other than classes, weighted rows, pairs across processes, and an image with itself."""
         if self.mixing and (kind != "class" or weighted):
             what = "rows have weights" if weighted else f"the targets are {'numbers' if kind == 'number' else 'labels'}"
             raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
@@ -45,6 +46,11 @@ class Mix:
             raise ValueError(
                 "`data.mixup` and `data.cutmix` mix pairs: `data.batch_size` must be even for each process, "
                 f"got batch_size={batch_size} and {world} processes"
+            )
+        if self.mixing and repeats > batch_size // 2:
+            raise ValueError(
+                "`data.mixup` and `data.cutmix` mix different images: `data.repeats` must be at most half of "
+                f"`data.batch_size`, got repeats={repeats} and batch_size={batch_size}"
             )
 
     def __call__(self, images: Tensor, targets: Tensor, step: Step) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,6 @@
 """Which samples a process takes at each step."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.native import Tokens
-from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_tokens, stream, uniforms
+from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_indices, stream, uniforms
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
@@ -28,14 +27,14 @@ class Step(NamedTuple):
     def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
         """Return ``(b, N)`` token indices in a random order for each sample, the same in every evaluation."""
         seeds = self.indices if self.mix_seed is None else self.seeds.astype(np.int64)
-        return shuffled_tokens(stream(seeds, MASK), grid_size, block)
+        return shuffled_indices(stream(seeds, MASK), grid_size, block)
 
     def hidden(self, grid_size: tuple[int, int], block: int, view: int, least: float, most: float) -> NDArray[np.bool_]:
         """Return a ``(b, N)`` mask of hidden tokens: a random share for half of the samples, none for the others."""
         seeds = self.seeds.astype(np.int64)
         draws = uniforms(stream(seeds, MASK, view, 1), 2)
         shares = np.where(draws[:, :1] < 0.5, least + (most - least) * draws[:, 1:], 0)
-        order = shuffled_tokens(stream(seeds, MASK, view), grid_size, block)
+        order = shuffled_indices(stream(seeds, MASK, view), grid_size, block)
         return order.argsort(axis=1) < np.floor(shares * order.shape[1] + 1e-6)
 
 
@@ -80,10 +79,48 @@ class Draw:
         return indices, copies
 
 
+_MATCHES = np.array([[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]])  # the ways to make two pairs of four
+
+
+def spread_copies(samples: Indices) -> Indices:
+    """Return an order of a batch in which copies of a sample lie far apart, and neighbors 2i and 2i + 1 differ.
+
+    Copies of a sample are about equally far from each other, so that slices hold as many different samples as they can,
+    and have different neighbors. A batch of different samples keeps its order. Neighbors are equal only where one
+    sample fills more than half of the batch.
+
+    Args:
+        samples: ``(B,)`` sample indices.
+
+    >>> batch = np.array([7, 7, 7, 4, 4, 4, 5, 5, 5, 9, 9, 9])
+    >>> batch[spread(batch)].reshape(3, 2, 2).tolist()
+    [[[7, 4], [5, 9]], [[7, 5], [4, 9]], [[7, 9], [4, 5]]]
+    """
+    _, first, sample, counts = np.unique(samples, return_index=True, return_inverse=True, return_counts=True)
+    n, kinds = len(samples), len(counts)
+    if kinds == n:
+        return np.arange(n)
+    copy = np.empty(n, dtype=np.int64)  # how many copies of the same sample stand before it
+    copy[sample.argsort(kind="stable")] = np.arange(n) - np.repeat(counts.cumsum() - counts, counts)
+    appearance = first.argsort().argsort()[sample]
+    order: Indices = ((copy * kinds + appearance) / (counts[sample] * kinds)).argsort(kind="stable")
+    fours = order[: n // 4 * 4].reshape(-1, 4)  # a view; each copy of a sample is matched in another way
+    fours[:] = np.take_along_axis(fours, _MATCHES[copy[fours[:, 0]] % len(_MATCHES)], axis=1)
+    pairs = order[: n // 2 * 2].reshape(-1, 2)
+    for i in np.flatnonzero(samples[pairs[:, 0]] == samples[pairs[:, 1]]):  # rare: many more copies of some samples
+        own, other = samples[pairs[i]]
+        others = np.flatnonzero((samples[pairs] != own).all(axis=1))
+        if own == other and len(others):
+            nearest = others[abs(others - i).argmin()]
+            pairs[[i, nearest], 1] = pairs[[nearest, i], 1]
+    return order
+
+
 class TrainOrder:
     """The order of training, a function of (seed, epoch): every process takes its slice of each global batch.
 
-    The samples of the last, incomplete batch are dropped; they differ between epochs.
+    The samples of the last, incomplete batch are dropped; they differ between epochs. A global batch holds the copies
+    of a sample, as in timm's ``RepeatAugSampler``, and :func:`spread` divides them among processes.
 
     Args:
         draw: Draws the samples of an epoch; a number n draws each of n samples once.
@@ -91,8 +128,9 @@ class TrainOrder:
         seed: Seed of the run.
         rank: Rank of this process, in 0..world-1.
         world: Number of processes.
-        repeats: Copies of each sample in a row, each augmented differently (repeated augmentation, Hoffer et al. 2020,
-            arXiv:1901.09335); the length of an epoch does not change.
+        repeats: Copies of each sample in a global batch, each augmented differently (repeated augmentation, Hoffer et
+            al. 2020, arXiv:1901.09335), one for each process if there are as many; the length of an epoch does not
+            change, so that it shows one in ``repeats`` samples.
         tokens: Numbers of tokens, if they differ: a batch has at most the tokens of ``batch_size`` largest samples,
             and an epoch has as many steps as every order fills.
     """
@@ -141,9 +179,10 @@ class TrainOrder:
         indices = np.repeat(indices, self.repeats)[: self.n]
         seeds = stream(self.seed, AUGMENT, epoch, indices, copies)
         ends = self.tokens.starts(indices, self.share) if self.tokens else range(0, self.n + 1, self.share)
-        parts = [slice(*ends) for ends in pairwise(ends)]
         for step in range(start, len(self)):
-            mine = parts[step * self.world + self.rank]
+            bounds = np.array(ends[step * self.world : (step + 1) * self.world + 1])  # of each process, in this batch
+            rows = bounds[0] + spread_copies(indices[bounds[0] : bounds[-1]])
+            mine = rows[slice(*(bounds - bounds[0])[self.rank : self.rank + 2])]
             yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch)
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from vitlab.data.loading.transforms import (
     Augment,
     Augmented,
     CenterCrop,
+    CropMode,
     Interpolation,
     RandomCropFlip,
     ShiftFlip,
@@ -42,6 +43,13 @@ from vitlab.packed import Packed
 
 _CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size
+_HOW = get_args(Interpolation)
+_MODES: dict[CropMode, str] = {
+    "center": "the center, {} of the shorter side",
+    "squash": "the center, {} of both sides, without their aspect ratio",
+    "border": "the whole image with a border, {} of the longer side",
+    "box": "the center, {} of the shorter side, cut before it is resized",
+}
 
 
 class Buffers:
@@ -77,6 +85,7 @@ class Pipeline:
         interpolation: How images are resized.
         schedule: Sizes of training images by epoch; see :class:`Sizes`.
         native_patch: Side of the patches of images that keep their aspect ratio; None resizes all to one size.
+        crop_mode: How evaluation resizes and cuts photos; see :class:`CenterCrop`.
     """
 
     def __init__(
@@ -89,21 +98,25 @@ class Pipeline:
         interpolation: Interpolation,
         schedule: Sequence[Sequence[int]] | None = None,
         native_patch: int | None = None,
+        crop_mode: CropMode = "center",
     ) -> None:
         crop_scale = 0.08 if crop_scale is None else crop_scale
         crop_pct = 0.875 if crop_pct is None else crop_pct
         for name, share in (("crop_scale", crop_scale), ("crop_pct", crop_pct)):
             if not 0 < share <= 1:
                 raise ValueError(f"`data.{name}` must be above 0 and at most 1, got {share}")
+        for name, word, words in (("crop_mode", crop_mode, get_args(CropMode)), ("interpolation", interpolation, _HOW)):
+            if word not in words:
+                raise ValueError(f"`data.{name}` must be one of {', '.join(words)}, got {word!r}")
         self.native_size, self.img_size, self.interpolation = native_size, img_size, interpolation
         self.crops = multi_crop(augment, img_size, interpolation, schedule or native_patch)
         self.moves, self.steps = (False, []) if self.crops else parts_of(augment)
         self.sizes = Sizes(schedule, img_size)
         self.native = None if native_patch is None else Native(native_patch, img_size, interpolation)
-        self.crop_scale, self.crop_pct = crop_scale, crop_pct
+        self.crop_scale, self.crop_pct, self.crop_mode = crop_scale, crop_pct, crop_mode
         self.buffers = Buffers()
         if self.steps:  # refuse wrong steps now
-            try_on((native_patch, 2 * native_patch) if native_patch else native_size or img_size, self.steps)
+            try_on((native_patch, 2 * native_patch) if native_patch else self._step_size, self.steps, interpolation)
         self.pad = max(1, round(max(native_size) / 8)) if native_size else 0  # 4 pixels for 32, as usual
 
     def __str__(self) -> str:
@@ -120,7 +133,7 @@ class Pipeline:
         if self.native:
             part = f"random parts of {100 * self.crop_scale:.4g} to 100 % of the area" if self.moves else "whole images"
             return f"{part}{then}, evaluated on whole images, {self.native}"
-        center = f"evaluated on the center, {100 * self.crop_pct:.4g} % of the shorter side"
+        center = f"evaluated on {_MODES[self.crop_mode].format(f'{100 * self.crop_pct:.4g} %')}"
         if self.crops or not self.moves:
             return f"{self.crops}, {center}" if self.crops else f"trained and {center}{then}"
         return f"random crops of {100 * self.crop_scale:.4g} to 100 % of the area{then}, {center}"
@@ -129,7 +142,24 @@ class Pipeline:
         """Return sizes and crop, for the record of a run."""
         native = self.native_size and list(self.native_size)
         seen = {} if self.native else {"crop_pct": self.crop_pct}
-        return {"img_size": list(self.img_size), "native_size": native, **seen}
+        return {
+            "img_size": list(self.img_size), "native_size": native, **seen,
+            "crop_mode": self.crop_mode, "interpolation": self.interpolation,
+        }  # fmt: skip
+
+    def protocol(self) -> dict[str, Any]:
+        """Return how evaluation prepares an image, for the record of a result.
+
+        >>> Pipeline(None, (80, 80), "none", None, 1.0, "bicubic").protocol()
+        {'img_size': [80, 80], 'crop': 'center', 'crop_pct': 1.0, 'interpolation': 'bicubic'}
+        """
+        if self.native:
+            crop: dict[str, Any] = {"crop": "none, at most the patches of img_size"}
+        elif self.native_size:
+            crop = {"crop": "none"}
+        else:
+            crop = {"crop": self.crop_mode, "crop_pct": self.crop_pct}
+        return {"img_size": list(self.img_size), **crop, "interpolation": self.interpolation}
 
     def loader(
         self,
@@ -196,7 +226,7 @@ class Pipeline:
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""
-        crop = CenterCrop(self.native_size, 1.0, self.interpolation) if self.native_size else self._center()
+        crop = self.center(statistics[0])
         return self.normalize(to_tensor(crop(image))[None], statistics)[0]
 
     def eval_file(
@@ -223,15 +253,24 @@ class Pipeline:
 
     def transform(self, train: bool, mean: tuple[float, ...], native: Native | None = None) -> Transform | None:
         """Return the transform of single images in training or evaluation; None if there is none."""
-        move: Transform | None = None if self.native_size else native or self._center()
+        move: Transform | None = None if self.native_size else native or self.center(mean)
         if train and self.moves:
             crop: Transform = RandomCropFlip(self.img_size, self.crop_scale, self.interpolation)
             crop = NativeCropFlip(native, self.crop_scale) if native else crop
             move = ShiftFlip(self.pad) if self.native_size else crop
-        return Augmented(move, self.steps, mean) if train and self.steps else move
+        if not train or not self.steps:
+            return move
+        return Augmented(move, self.steps, mean, self.interpolation, min(self._step_size))
 
-    def _center(self) -> CenterCrop:
-        return CenterCrop(self.img_size, self.crop_pct, self.interpolation)
+    @property
+    def _step_size(self) -> Size:
+        """Height and width of the images that augmentation gets after the crop."""
+        return self.native_size or self.img_size
+
+    def center(self, mean: tuple[float, ...] = (0.0,)) -> CenterCrop:
+        """Return the one transform of photos in evaluation; images of one size are taken whole."""
+        size, share = (self.native_size, 1.0) if self.native_size else (self.img_size, self.crop_pct)
+        return CenterCrop(size, share, self.interpolation, self.crop_mode, mean)
 
 
 @lru_cache(8)
@@ -242,7 +281,7 @@ def _line(statistics: Statistics, scale: int, device: torch.device) -> tuple[Ten
     return (1 / (scale * std)).to(device), (mean / std).to(device)
 
 
-def check_at_least(least: int, **numbers: int) -> None:
+def check_data_at_least(least: int, **numbers: int) -> None:
     """Raise a ValueError that names the first `data.` argument below ``least``."""
     for name, number in numbers.items():
         if number < least:

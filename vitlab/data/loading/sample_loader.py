@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -14,7 +15,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
-from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
+from vitlab.data.loading.order import EvalOrder, Step, TrainOrder, spread_copies
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed import Packed
 
@@ -83,7 +84,8 @@ class SampleLoader(Loader):
     def _replace_unreadable(self, images: Tensor | Packed, targets: Tensor, step: Step, rows: list[int]) -> Batch:
         chosen = list(range(len(rows)))
         if isinstance(self.sampler, TrainOrder):
-            chosen = [i % len(rows) for i in range(len(step.indices))]
+            again = np.arange(len(step.indices)) % len(rows)
+            chosen = again[spread_copies(step.indices[rows][again])].tolist()
         samples = [rows[i] for i in chosen]
         step = step._replace(indices=step.indices[samples], seeds=step.seeds[samples])
         return images[chosen], targets[chosen], step

@@ -36,7 +36,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed) & (2**63 - 1))
 
 
-def shuffled_tokens(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -> NDArray[np.int64]:
+def shuffled_indices(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -> NDArray[np.int64]:
     """Return ``(B, N)`` token indices of an ``(h, w)`` grid in random order, tokens of a square together.
 
     Args:

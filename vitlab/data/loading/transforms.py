@@ -1,5 +1,6 @@
 """Transforms of single images; all random numbers come from the sample's seed."""
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_a
 from vitlab.data.loading.streams import uniforms
 
 Interpolation = Literal["bilinear", "bicubic"]
+CropMode = Literal["center", "squash", "border", "box"]
 Augment = str | list[str | ClassSpec]
 Size = tuple[int, int]  # height, width
 
@@ -35,22 +37,71 @@ class Transform(Protocol):
 
 
 class CenterCrop:
-    """Cut out the center of an image and resize it; the seed is not used.
+    """Resize an image and cut out its center, for evaluation; the seed is not used.
+
+    With S = floor(size / crop_pct), `center` resizes so that the image just covers S (for a square, the shorter side to
+    S and the longer one rounded down), rounds to whole pixels and then cuts, as timm and torchvision do: pixels are
+    equal. `squash` resizes to S whatever the aspect ratio, `border` fits the whole image into S and fills what is left,
+    both as in timm. `box` cuts a box of fractional pixels and resizes once, as vitlab did before there was a choice.
 
     Args:
         size: Height and width of the result, in pixels.
         crop_pct: Share of the shorter side to keep.
         interpolation: How the image is resized.
+        mode: How it is resized and cut.
+        mean: Mean of each channel in [0, 1], the color of the border.
+
+    >>> image = Image.effect_noise((60, 40), 50)
+    >>> image.resize((30, 20)).crop((5, 0, 25, 20)) == CenterCrop((20, 20), 1.0, "bicubic")(image)
+    True
     """
 
-    def __init__(self, size: Size, crop_pct: float, interpolation: Interpolation) -> None:
-        self.size, self.crop_pct, self.filter = size, crop_pct, resampling(interpolation)
+    def __init__(
+        self,
+        size: Size,
+        crop_pct: float,
+        interpolation: Interpolation,
+        mode: CropMode = "center",
+        mean: Sequence[float] = (0.0,),
+    ) -> None:
+        self.size, self.crop_pct, self.filter, self.mode = size, crop_pct, resampling(interpolation), mode
+        self.whole = math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
+        self.fill = tuple(round(255 * value) for value in mean)
 
     def __call__(self, image: Image.Image, seed: int = 0) -> Image.Image:
+        if self.mode == "box":
+            return self._box(image)
+        height, width = self.resized((image.height, image.width))
+        if (width, height) != image.size:
+            image = image.resize((width, height), self.filter)
+        (h, w), top, left = self.size, _start(height, self.size[0]), _start(width, self.size[1])
+        if h <= height and w <= width:
+            return image.crop((left, top, left + w, top + h))
+        fill = self.fill if len(self.fill) == len(image.getbands()) else self.fill[:1] * len(image.getbands())
+        framed = Image.new(image.mode, (w, h), fill if len(fill) > 1 else fill[0])
+        framed.paste(image, (-left, -top))
+        return framed
+
+    def resized(self, size: Size) -> Size:
+        """Return height and width to which an image of this height and width is resized before it is cut."""
+        (h, w), (height, width) = self.whole, size
+        if self.mode == "squash":
+            return self.whole
+        if self.mode == "center" and h == w:  # torchvision rounds down, and timm calls it
+            return (h, int(h * width / height)) if height <= width else (int(w * height / width), w)
+        scale = (max if self.mode == "border" else min)(height / h, width / w)
+        return max(1, round(height / scale)), max(1, round(width / scale))
+
+    def _box(self, image: Image.Image) -> Image.Image:
         scale = min(image.height / self.size[0], image.width / self.size[1]) * self.crop_pct
         height, width = self.size[0] * scale, self.size[1] * scale
         left, top = (image.width - width) / 2, (image.height - height) / 2
         return image.resize(self.size[::-1], self.filter, (left, top, left + width, top + height))
+
+
+def _start(n: int, wanted: int) -> int:
+    """Return the first pixel of the middle ``wanted`` of n; negative where a border is needed."""
+    return round((n - wanted) / 2) if n >= wanted else -((wanted - n) // 2)
 
 
 class RandomCropFlip:
@@ -85,13 +136,13 @@ class RandomCropFlip:
         for attempt in range(10):
             area = size[0] * size[1] * (self.scale + (self.most - self.scale) * draws[attempt])
             ratio = aspect * (4 / 3) ** (2 * draws[10 + attempt] - 1)  # 3/4 to 4/3 of the wanted one, log-uniform
-            height, width = (area / ratio) ** 0.5, (area * ratio) ** 0.5
-            if height <= size[0] and width <= size[1]:
-                break
-        else:
-            height, width = min(size[0], size[1] / aspect), min(size[1], size[0] * aspect)
-        height, width = max(1, round(height)), max(1, round(width))
-        return int((size[0] - height + 1) * draws[21]), int((size[1] - width + 1) * draws[20]), height, width
+            height, width = round((area / ratio) ** 0.5), round((area * ratio) ** 0.5)
+            if 0 < height <= size[0] and 0 < width <= size[1]:
+                return int((size[0] - height + 1) * draws[21]), int((size[1] - width + 1) * draws[20]), height, width
+        ratio = min(max(size[1] / size[0], aspect * 3 / 4), aspect * 4 / 3)  # then the center, as in torchvision
+        height, width = min(size[0], round(size[1] / ratio)), min(size[1], round(size[0] * ratio))
+        height, width = max(1, height), max(1, width)
+        return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
 class ShiftFlip:
@@ -118,11 +169,20 @@ class Augmented:
         first: The geometric transform; None for none.
         steps: Names and classes, see :func:`step_of`.
         mean: Mean of each channel in [0, 1], the color of uncovered areas.
+        interpolation: How timm's steps turn, shear and shift an image.
+        side: Shorter side of the images, in pixels.
     """
 
-    def __init__(self, first: Transform | None, steps: Sequence[str | ClassSpec], mean: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        first: Transform | None,
+        steps: Sequence[str | ClassSpec],
+        mean: tuple[float, ...],
+        interpolation: Interpolation = "bicubic",
+        side: int = 224,
+    ) -> None:
         self.first, self.names = first, [choice_text(step) for step in steps]
-        self.steps = [step_of(step, mean) for step in steps]
+        self.steps = [step_of(step, mean, interpolation, side) for step in steps]
 
     def __call__(self, image: Image.Image, seed: int) -> Image.Image:
         image = self.first(image, seed) if self.first else image
@@ -140,9 +200,9 @@ class Augmented:
         return image.convert(mode)
 
 
-def try_on(size: Size, steps: Sequence[str | ClassSpec]) -> None:
+def try_on(size: Size, steps: Sequence[str | ClassSpec], interpolation: Interpolation) -> None:
     """Refuse steps that fail on an image of this size, or do not keep the size."""
-    trial, gray = Augmented(None, steps, (0.5,)), Image.new("RGB", size[::-1], "gray")
+    trial, gray = Augmented(None, steps, (0.5,), interpolation, min(size)), Image.new("RGB", size[::-1], "gray")
     with torch.device("cpu"):  # even if networks are built on another device
         for seed in range(8):
             trial(gray, seed)
@@ -166,8 +226,12 @@ def parts_of(augment: Augment) -> tuple[bool, list[str | ClassSpec]]:
     return moves, steps
 
 
-def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.Image], Image.Image]:
+def step_of(
+    step: str | ClassSpec, mean: tuple[float, ...], interpolation: Interpolation = "bicubic", side: int = 224
+) -> Callable[[Image.Image], Image.Image]:
     """Return the transform for a name, a class of torchvision.transforms.v2 or a class path.
+
+    timm's strings get what timm's `create_transform` passes to them: color, interpolation and largest shifts.
 
     Names are 3-augment (Touvron et al. 2022, arXiv:2204.07118), rotate90 (by 0 to 3 quarter turns), and timm's strings
     rand-... (Cubuk et al. 2019, arXiv:1909.13719), augmix-... (Hendrycks et al. 2019, arXiv:1912.02781), original
@@ -177,7 +241,11 @@ def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.I
     from torchvision.transforms import ColorJitter, Compose, v2
 
     name, args = name_and_args("data.augment", step)
-    hparams = {"img_mean": tuple(round(255 * value) for value in (mean * 3)[:3])}
+    hparams = {
+        "img_mean": tuple(round(255 * value) for value in (mean * 3)[:3]),
+        "interpolation": resampling(interpolation),
+        "translate_const": int(side * 0.45),
+    }
     kind = name.split("-")[0]
     try:
         if name == "3-augment":
@@ -187,7 +255,7 @@ def step_of(step: str | ClassSpec, mean: tuple[float, ...]) -> Callable[[Image.I
         if kind in ("original", "v0"):
             return auto_augment.auto_augment_transform(name, hparams)
         if kind == "augmix":
-            return auto_augment.augment_and_mix_transform(name, hparams)
+            return auto_augment.augment_and_mix_transform(name, {**hparams, "translate_pct": 0.3})
         if kind == "rand":
             randaugment = auto_augment.rand_augment_transform(name, hparams)
             for op in randaugment.ops:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from vitlab.data.files.decode import Decoding, ImageError, decode_bytes
 from vitlab.data.files.scan import Store, inspect_image
+from vitlab.data.loading.transforms import CenterCrop
 from vitlab.data.pack.shards import ROW
 
 _GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # gray modes of Pillow
@@ -69,15 +70,14 @@ class Encoded(Dataset[Photo]):
 
 
 def resized(image: Image.Image, size: int) -> Image.Image:
-    """Shrink an image so that its shorter side has at most ``size`` pixels, keeping its aspect ratio.
+    """Shrink an image so that its shorter side has at most ``size`` pixels, as evaluation does before it cuts.
 
     >>> resized(Image.new("RGB", (400, 300)), 150).size
     (200, 150)
     """
-    scale = size / min(image.size)
-    if scale >= 1:
+    if size >= min(image.size):
         return image
-    width, height = (max(size, round(side * scale)) for side in image.size)
+    height, width = CenterCrop((size, size), 1.0, "bicubic").resized((image.height, image.width))
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 

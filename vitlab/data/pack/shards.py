@@ -14,6 +14,7 @@ from vitlab.data.files import archive
 from vitlab.data.files.scan import FACTS, Facts
 
 INDEX, VERSION = "index.npz", 2
+ROUNDED = "down"  # the longer side of a shrunk photo, as in evaluation; older packs do not say and rounded to nearest
 ROW = np.dtype(
     [
         ("label", "i4"),
@@ -41,7 +42,7 @@ def shard_name(number: int) -> str:
 def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
     """Return header and rows of a packed set, after checking the length of its shards."""
     try:
-        header, rows = archive.read(root / INDEX)
+        header, rows = archive.read_rows(root / INDEX)
         version = header["version"]
     except FileNotFoundError:
         raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None

@@ -19,7 +19,7 @@ from vitlab.data.files import archive
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
-from vitlab.data.pack.shards import INDEX, PARTS, ROW, VERSION, shard_name
+from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 
 _SHARD = 2**30  # bytes
@@ -59,7 +59,7 @@ def pack(
     settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
     data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **settings)
     what = _listed(data, size)
-    plan = f"{VERSION} {size} {shard_bytes} {settings} {what.store.place}"
+    plan = f"{VERSION} {size} {ROUNDED} {shard_bytes} {settings} {what.store.place}"
     name = hashlib.blake2b(os.fsencode(plan), digest_size=6).hexdigest()
     work = place.parent / f".{place.name}-{name}"
     work.mkdir(parents=True, exist_ok=True)
@@ -70,8 +70,15 @@ def pack(
             shutil.rmtree(work, ignore_errors=True)
     readable = what.rows["facts"]["readable"]
     files = [file for file, kept in zip(what.files, readable.tolist(), strict=True) if kept]
-    facts = {"version": VERSION, "size": size, "class_names": data.class_names, "parts": data.parts, **settings}
-    archive.write(work / INDEX, {**facts, "files": files}, what.rows[readable])
+    facts = {
+        "version": VERSION,
+        "size": size,
+        "rounded": ROUNDED,
+        "class_names": data.class_names,
+        "parts": data.parts,
+        **settings,
+    }
+    archive.write_rows(work / INDEX, {**facts, "files": files}, what.rows[readable])
     _finish(work, place)
     total = {"n": len(files), "bytes": int(what.rows["length"].sum()), "classes": data.num_classes}
     return {**total, "continued": continued, "unreadable": unreadable}
@@ -134,7 +141,7 @@ def _write(
             unreadable |= reasons
             if i == total:
                 refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
-            archive.write(folder / f"{shard_name(shard)}.npz", [what.files[first:i], reasons], what.rows[first:i])
+            archive.write_rows(folder / f"{shard_name(shard)}.npz", [what.files[first:i], reasons], what.rows[first:i])
             shard += 1
     refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
     return start, unreadable
@@ -145,7 +152,7 @@ def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
     start, shard, unreadable = 0, 0, dict[str, str]()
     with contextlib.suppress(FileNotFoundError, KeyError, ValueError, zipfile.BadZipFile):
         while True:
-            (files, reasons), known = archive.read(folder / f"{shard_name(shard)}.npz")
+            (files, reasons), known = archive.read_rows(folder / f"{shard_name(shard)}.npz")
             now = what.rows[start : start + len(known)]
             same = files == what.files[start : start + len(files)] and known.dtype == ROW
             if not same or any((known[x] != now[x]).any() for x in ("label", "part")) or any(

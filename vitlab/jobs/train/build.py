@@ -16,12 +16,14 @@ from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
-from vitlab.config.keys import check_same_config, recipe_name
+from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, class_of, flatten
+from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.contract import deals_samples, recipe
+from vitlab.data.base import ImageData
+from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import print_error, say
@@ -35,7 +37,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import last_saved
 
 
-def build(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
+def build_job(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
     """Build the job that ``arguments`` configure, without writing anything.
 
     Args:
@@ -60,7 +62,10 @@ class FitCLI(VitlabCLI):
         self.resumed = run is not None
         self.run = run or RunDir(".")
         self.wandb_id = os.urandom(4).hex()
+        self.known: dict[str, Any] = {}  # how images were prepared for the initial weights
+        self.asked: set[str] = set()  # what of it is given
         super().__init__(args)
+        self._prepare_as_the_weights()
         check_module(self.model)
         check_crops(self.model, self.datamodule)
         saves = self.config.trainer.enable_checkpointing is not False
@@ -85,11 +90,12 @@ class FitCLI(VitlabCLI):
     def before_instantiate_classes(self) -> None:
         """Choose the run directory and point the loggers to it, without writing anything."""
         check_callbacks(self.config.trainer)
+        self._read_images_of_weights()
         self.config_text = self._as_text()
-        values = flatten(yaml.safe_load(self.config_text))
+        values = flatten_as_typed(yaml.safe_load(self.config_text))
         if self.resumed:
             if old := stored_config(self.run):
-                check_same_config(self.run, self._defaults_among(values) | flatten(old), values)
+                check_same_config(self.run, self._defaults_among(values) | flatten_as_typed(old), values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
@@ -99,6 +105,35 @@ class FitCLI(VitlabCLI):
             self.recipe = self.run.record.get("recipe") or self.recipe
         redirect_into_run(self.config.trainer, self.run.path)
         self.wandb_line = place_loggers(self.config, self.run, self.wandb_id)
+
+    def _read_images_of_weights(self) -> None:
+        """Learn how images were prepared for timm's initial weights; resize and cut them so, unless told otherwise."""
+        source, cls = self.options.init_from or "", class_at(self.config.data.class_path)
+        if self.resumed or not source.startswith("timm:") or not issubclass(cls, ImageData):
+            return
+        with user_mistakes():
+            taken = signature(cls).parameters
+            self.known = {k: v for k, v in images_of_timm(source).items() if k in taken}
+        given = [pair for content in self.contents for pair in flatten_as_typed(content).items()] + settings(
+            self.arguments
+        )
+        self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
+        for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
+            self.config.data.init_args[name] = self.known[name]
+
+    def _prepare_as_the_weights(self) -> None:
+        """Take the rest of what timm's initial weights need, now that the images are known; say what differs."""
+        if not self.known:
+            return
+        arguments = self.config.data.init_args
+        for name, value in self.datamodule.take_images(self.known, self.asked).items():
+            arguments[name] = value
+        self.config_text = self._as_text()
+        source, now = self.options.init_from, {name: arguments[name] for name in self.known}
+        same = [f"{name} {value}" for name, value in self.known.items() if now[name] == value]
+        others = [f"{k} {v} and not {now[k]}" for k, v in self.known.items() if k in self.asked and now[k] != v]
+        self.datamodule.notes += [f"images as for the weights of {source}: {', '.join(same)}"] if same else []
+        self.datamodule.notes += [f"the weights of {source} were trained with {', '.join(others)}"] if others else []
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer with vitlab's callbacks and the run directory as its root."""
@@ -128,7 +163,7 @@ class FitCLI(VitlabCLI):
 
     def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that are defaults; an older run that lacks a key was trained with its default."""
-        classes = {name: class_of(self.config[name].class_path) for name in ("model", "data")}
+        classes = {name: class_at(self.config[name].class_path) for name in ("model", "data")}
         taken = {
             f"{name}.{p.name}": p.default for name, cls in classes.items() for p in signature(cls).parameters.values()
         }
@@ -138,7 +173,7 @@ class FitCLI(VitlabCLI):
     def _as_text(self) -> str:
         """Return the configuration to store, with the linked values that the data cannot provide."""
         content = yaml.safe_load(self.parser.dump(self.config, skip_none=False))
-        links = {} if deals_samples(class_of(self.config.data.class_path)) else self.given_links()
+        links = {} if deals_samples(class_at(self.config.data.class_path)) else self.given_links()
         arguments = {**content["model"].get("init_args", {}), **links}
         as_mappings(arguments)
         content["model"]["init_args"] = arguments

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitlab.contract import fingerprint
+from vitlab.data.base import ImageData
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger
@@ -51,7 +52,8 @@ def close(job: Job, seconds: float) -> None:
     if best := best_row(job):
         path = job.run.checkpoint()
         values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
-        job.run.update("results.json", val={**values, **checkpoint_facts(path), "epoch": keeper.best_epoch})
+        facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
+        job.run.update("results.json", val={**values, **facts})
         lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
     elif keeper.best_epoch is None and keeper.monitor:
         lines.append(_never_validated(job))
@@ -80,6 +82,11 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
     """Return what identifies the weights that a result was measured with."""
     averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
     return {"checkpoint": path.name, "sha256": checksum(path), "weights": "ema" if averaged else "raw"}
+
+
+def protocol_of(data: Any) -> dict[str, Any]:
+    """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
+    return {"images": data.pipeline.protocol()} if isinstance(data, ImageData) else {}
 
 
 def save_weights(checkpoint: Path, path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.contract import image_fact, is_plain, network, path_of, recipe, trained
+from vitlab.contract import image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
@@ -126,7 +126,7 @@ def check_module(task: L.LightningModule) -> None:
         if not is_overridden(name, task, L.LightningModule):
             raise UsageError(f"{path_of(task)} cannot be trained without `{name}`; see docs/bring_your_own.md")
     for name, value in recipe(task).items():
-        if not is_plain(value):
+        if not is_loadable(value):
             raise UsageError(
                 f"{path_of(task)} saves `{name}`, a {type(value).__name__}, as a hyper-parameter, but checkpoints only "
                 f'hold numbers, strings and tensors: use save_hyperparameters(ignore=["{name}"])'

@@ -20,7 +20,7 @@ from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.contract import deals_samples, fingerprint
 from vitlab.data.base import ImageData
-from vitlab.data.record import TRAINED_ON, numbers
+from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.jobs.terminal import log_to, print_error
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
@@ -85,7 +85,7 @@ def describe(job: Job) -> None:
     run.write("data.json", fingerprint(job.data))
     if isinstance(job.data, ImageData):
         with atomic_write(run.path / TRAINED_ON) as beside:
-            np.save(beside, numbers(job.data.splits["train"]), allow_pickle=False)
+            np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
     run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:
         if isinstance(logger, WandbLogger):

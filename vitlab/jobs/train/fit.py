@@ -16,14 +16,14 @@ from vitlab.config.parser import user_mistakes
 from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.jobs.rebuild import training_args
 from vitlab.jobs.terminal import close_log, open_terminal, print_error, say
-from vitlab.jobs.train.build import build
+from vitlab.jobs.train.build import build_job
 from vitlab.jobs.train.close import close, log_summary
 from vitlab.jobs.train.describe import header
 from vitlab.jobs.train.endings import explain_exception, is_out_of_memory
 from vitlab.jobs.train.files import begin
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import explain_mismatch
-from vitlab.jobs.train.wandb import finish
+from vitlab.jobs.train.wandb import finish_run
 from vitlab.jobs.train.weights import load_initial_weights
 from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
@@ -55,7 +55,7 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     open_terminal(options.quiet)
     try:
         with quick_imports():  # of logger, data and the user's code
-            job = build(training_args(run, arguments, auto=not options.resume), options, run)
+            job = build_job(training_args(run, arguments, auto=not options.resume), options, run)
     except UsageError as error:
         if is_out_of_memory(error):
             raise UsageError(f"out of memory: the network does not fit; make it smaller ({error})") from error
@@ -104,7 +104,7 @@ def _train(job: Job, started: float) -> None:
             if isinstance(part, Progress):  # still running after an error during error handling
                 part.stop()
         if job.wandb_line:
-            finish(failed)
+            finish_run(failed)
         close_log()
     if job.trainer.is_global_zero:
         try:

@@ -7,11 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-import vitlab
 from vitlab.contract import deals_samples, path_of
+from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
-
-_OURS = Path(vitlab.__file__).parent
 
 
 def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
@@ -40,17 +38,17 @@ def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
 
 def _is_own(file: str) -> bool:
     path = Path(file)
-    return path.is_file() and "site-packages" not in path.parts and _OURS not in path.parents
+    return path.is_file() and "site-packages" not in path.parts and HERE not in path.parents
 
 
 def _first(data: Any) -> str:
     try:
-        return shape_of(next(iter(data.train_dataloader())))
+        return structure_of(next(iter(data.train_dataloader())))
     except Exception as error:  # the user's code may raise anything
         return f"not available ({type(error).__name__})"
 
 
-def shape_of(batch: Any) -> str:
+def structure_of(batch: Any) -> str:
     """Return the structure of a batch in short.
 
     >>> import torch
@@ -60,7 +58,7 @@ def shape_of(batch: Any) -> str:
     if isinstance(batch, Tensor):
         return f"tensor {tuple(batch.shape)}"
     if isinstance(batch, Mapping):
-        return "{" + ", ".join(f"{key}: {shape_of(value)}" for key, value in batch.items()) + "}"
+        return "{" + ", ".join(f"{key}: {structure_of(value)}" for key, value in batch.items()) + "}"
     if isinstance(batch, list | tuple) and any(isinstance(part, Tensor) for part in batch):
-        return f"({', '.join(map(shape_of, batch))})"
+        return f"({', '.join(map(structure_of, batch))})"
     return type(batch).__name__

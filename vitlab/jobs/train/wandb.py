@@ -86,7 +86,7 @@ def add_result(run: RunDir, config: Mapping[str, Any], values: Mapping[str, floa
             logged = SafeWandbLogger(**given)
             logged.set_group(run.record.get("recipe"), run.record["seed"])
             logged.log_summary(values)
-            finish(failed=False)
+            finish_run(failed=False)
 
 
 class SafeWandbLogger(WandbLogger):
@@ -194,7 +194,7 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def finish(failed: bool) -> None:
+def finish_run(failed: bool) -> None:
     """End the W&B run of this process, so that the next one starts separately."""
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:

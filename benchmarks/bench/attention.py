@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from vitlab.bench.model import DTYPES
-from vitlab.bench.pairs import Work, compare, interleave
+from bench.model import DTYPES
+from bench.pairs import Work, compare, interleave
 from vitlab.layers.attention import prefers_sdpa, products, sdpa
 
 SHAPES = [

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.bench.official import official
+from bench.official import official
 from vitlab.layers.attention import Attention, products
 from vitlab.models.convert import to_timm
 from vitlab.models.sizes import SIZES

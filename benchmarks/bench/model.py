@@ -3,7 +3,6 @@
 import copy
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, cast
@@ -12,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitlab.bench.networks import OWN_WEIGHTS, build, contenders, difference, ours
-from vitlab.bench.pairs import Work, canary, compare, interleave, is_noisy
+from bench import command
+from bench.networks import OWN_WEIGHTS, build, contenders, difference, ours
+from bench.pairs import Work, canary, compare, interleave, is_noisy
 from vitlab.layers.compiled import compile_parts
 from vitlab.models.cost import count_macs
 
@@ -166,8 +166,8 @@ def add_memory(rows: list[dict[str, Any]], case: Case, t2t_repo: str | None = No
 def memory(case: Case, contender: str, t2t_repo: str | None = None) -> float:
     """Return the peak memory of a case in MiB beyond the imports, in a separate process."""
     arguments = [case.model, case.mode, case.dtype, str(case.batch), contender, *([t2t_repo] if t2t_repo else [])]
-    command = [sys.executable, "-m", "vitlab.bench.memory", *arguments]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    words, environment = command("memory")
+    output = subprocess.run([*words, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
     return json.loads(output.splitlines()[-1])["mib"]
 
 

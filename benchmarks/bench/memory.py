@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from vitlab.bench.model import Case, step
-from vitlab.bench.networks import NETWORKS, PEERS, build
+from bench.model import Case, step
+from bench.networks import NETWORKS, PEERS, build
 
 
 def peak() -> float:

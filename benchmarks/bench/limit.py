@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from vitlab.bench.model import DTYPES
-from vitlab.bench.networks import ours
-from vitlab.bench.pairs import canary, timed
+from bench.model import DTYPES
+from bench.networks import ours
+from bench.pairs import canary, timed
 from vitlab.models.cost import count_macs
 
 MODELS = ("vit_ti16", "vit_s16", "vit_b16", "t2t_vit_7", "t2t_vit_14", "t2t_vit_t_14", "cifar_vit")

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from vitlab.bench.pairs import Work, compare, interleave
+from bench.pairs import Work, compare, interleave
 from vitlab.data.image_folder import ImageFolder
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.pipeline import Pipeline

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitlab.bench.pairs import Work, compare, interleave
+from bench.pairs import Work, compare, interleave
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.ema import EMA
 from vitlab.callbacks.record import RunRecord

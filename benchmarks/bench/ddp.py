@@ -1,7 +1,6 @@
 """``vitlab bench ddp``: images per second of two processes that average gradients, against one process alone."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,9 +13,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from vitlab.bench.model import Case, step
-from vitlab.bench.networks import ours
-from vitlab.bench.pairs import Work, compare, timed
+from bench import command
+from bench.model import Case, step
+from bench.networks import ours
+from bench.pairs import Work, compare, timed
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -38,14 +38,14 @@ def measure(rounds: int, budget: float, model: str = "cifar_vit", batch: int = 3
     """
     with tempfile.TemporaryDirectory() as folder:
         arguments = [str(Path(folder) / "store"), str(rounds), str(budget), model, str(batch)]
-        command = [sys.executable, "-m", "vitlab.bench.ddp"]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        words, environment = command("ddp")
+        environment["OMP_NUM_THREADS"] = "1"
         others = [
-            subprocess.Popen([*command, str(rank), *arguments], env=environment, stdout=subprocess.DEVNULL)
+            subprocess.Popen([*words, str(rank), *arguments], env=environment, stdout=subprocess.DEVNULL)
             for rank in range(1, _WORLD)
         ]
         try:
-            first = subprocess.run([*command, "0", *arguments], env=environment, capture_output=True, text=True)
+            first = subprocess.run([*words, "0", *arguments], env=environment, capture_output=True, text=True)
         finally:
             for other in others:
                 other.kill() if sys.exc_info()[0] else other.wait()

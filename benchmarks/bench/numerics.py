@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.bench.networks import Plain, ours
+from bench.networks import Plain, ours
 
 LIMIT = 1e-5  # of the largest logit, and of the norm of all gradients
 MODELS = ("t2t_vit_7", "t2t_vit_t_14", "vit_ti16")

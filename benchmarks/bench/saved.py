@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitlab.bench.pairs import compare
+from bench.pairs import compare
 from vitlab.errors import UsageError
 from vitlab.tables import table
 

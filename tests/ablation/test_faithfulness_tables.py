@@ -1,0 +1,47 @@
+"""The report reads tables of `faithfulness` of several fillings, and those of before, of the mean color alone."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from vitlab.ablation.verdict.analyses import CURVES, curve_rows
+from vitlab.runs.directory import RunDir
+
+
+def saved(folder, rows):
+    (folder / "analysis").mkdir(parents=True)
+    pd.DataFrame(rows).to_csv(folder / "analysis" / "faithfulness.csv", index=False)
+    return RunDir(folder)
+
+
+def test_an_old_table_is_the_filling_with_the_mean_color(tmp_path):
+    shares = (0.0, 0.5, 1.0)
+    old = [
+        {"kind": kind, "map": "rollout", "share": x, "probability": 0.5, "area": area, "above_random": 0.1}
+        for kind, area in (("deletion", 0.2), ("insertion", 0.7))
+        for x in shares
+    ]
+    new = [
+        {"filling": filling, "kind": kind, "map": "rollout", "against": "random", "share": x, "probability": 0.5}
+        | {"area": 0.1, "above_random": 0.1, "gain": gain, "first_above_random": 0.3}
+        for filling, gain in (("mean color", 0.7), ("blur", -0.1))
+        for kind in ("MoRF", "LeRF")
+        for x in shares
+    ]
+    pair = {"filling": "blur", "kind": "pair", "map": "rollout", "against": "occlusion", "gain": 9.0}
+    runs = {("a", 0): saved(tmp_path / "0", old), ("a", 1): saved(tmp_path / "1", [*new, pair])}
+    ablation = SimpleNamespace(
+        analyses=["faithfulness"], arms=[SimpleNamespace(name="a")], seeds=[0, 1], stats=SimpleNamespace(ci=0.95)
+    )
+    rows = curve_rows(SimpleNamespace(ablation=ablation, runs=runs))
+    found = {(row["line"], row["measure"]): (row["n"], row["mean"]) for row in rows}
+    assert found == {
+        ("mean color, rollout", "gain"): (2, pytest.approx(0.6)),
+        ("mean color, rollout", "first_above_random"): (1, pytest.approx(0.3)),
+        ("blur, rollout", "gain"): (1, pytest.approx(-0.1)),
+        ("blur, rollout", "first_above_random"): (1, pytest.approx(0.3)),
+    }
+    old_alone = curve_rows(SimpleNamespace(ablation=ablation, runs={("a", 0): runs["a", 0]}))
+    assert [(row["line"], row["measure"]) for row in old_alone] == [("mean color, rollout", "gain")]
+    assert set(CURVES["faithfulness"].lines) == {"filling", "map"}

@@ -1,0 +1,34 @@
+"""Every analysis is asked about every network it takes, and those whose answer is known must say it."""
+
+import pytest
+from answers import ALWAYS, ANSWERS, ask, check_intervals
+from zoo import ZOO, build
+
+from vitlab.analysis import ANALYSES
+from vitlab.errors import UsageError
+
+pytestmark = pytest.mark.slow
+SHOWN_ALONE = {"errors"}  # a table that may be empty
+
+
+def test_there_are_twelve_networks_and_an_answer_for_each():
+    assert len(ZOO) >= 12 and {answer.network for answer in ANSWERS} == set(ZOO)
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda a: f"{a.analysis}-{a.network}")
+def test_what_is_said_is_true(answer):
+    said, right = answer.said
+    assert right, f"{answer.analysis} of {answer.network} says {said}; true is: {answer.true}"
+
+
+@pytest.mark.parametrize("network", ZOO)
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_every_analysis_takes_a_network_or_refuses_it_in_a_line(analysis, network):
+    found = ask(analysis, network)
+    if isinstance(found, UsageError):
+        assert "\n" not in str(found)
+        return
+    assert found.note and (len(found.table) or analysis in SHOWN_ALONE)
+    check_intervals(found.table)
+    if analysis in ALWAYS:
+        ALWAYS[analysis](found.table, build(network))

@@ -1,0 +1,41 @@
+"""How images were prepared for the published weights of timm."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from vitlab.data.loading.transforms import CropMode, Interpolation
+
+_KEYS = ("mean", "std", "crop_pct", "crop_mode", "interpolation")  # as timm and the data sets call them
+
+
+def images_of(pretrained_cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how images are prepared by timm's description of weights, as arguments of the data sets.
+
+    Raises:
+        ValueError: They were resized or cut in a way that does not exist here.
+
+    >>> images_of({"input_size": (3, 224, 224), "crop_pct": 1.0, "crop_mode": "squash", "mean": [0.5] * 3})["crop_mode"]
+    'squash'
+    """
+    from timm.data import resolve_data_config
+
+    facts = resolve_data_config({}, pretrained_cfg=dict(pretrained_cfg))
+    for key, choices in (("interpolation", get_args(Interpolation)), ("crop_mode", get_args(CropMode))):
+        if facts[key] not in choices:
+            raise ValueError(f"timm prepares images with {key} {facts[key]}, which is none of {', '.join(choices)}")
+    return {key: list(facts[key]) if isinstance(facts[key], tuple) else facts[key] for key in _KEYS}
+
+
+def images_of_timm(name: str) -> dict[str, Any]:
+    """Return the same for ``timm:NAME``, empty if timm does not know the name; only one on the hub is looked up there.
+
+    >>> images_of_timm("timm:deit_tiny_patch16_224")["crop_pct"]
+    0.9
+    """
+    from timm.models import get_pretrained_cfg, load_model_config_from_hf
+
+    name = name.removeprefix("timm:")
+    if ":" in name:  # such as hf-hub:OWNER/NAME
+        return images_of(load_model_config_from_hf(name.partition(":")[2])[0] or {})
+    known = get_pretrained_cfg(name)
+    return {} if known is None else images_of(known.to_dict())
