@@ -83,7 +83,11 @@ class Run:
 
     @property
     def results(self) -> Results:
-        """The content of ``results.json``: the results on each split."""
+        """The results on each split of ``results.json``.
+
+        Those of a checkpoint that has been replaced since, as by a resume, are not among them: they are listed in
+        ``stale``, each with its ``split`` and with ``why``, the sentence that the commands print.
+        """
         return self._directory.results
 
     @property

@@ -14,6 +14,7 @@ from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 from vitlab.ablation.work import pool
 from vitlab.errors import UsageError
+from vitlab.runs.manifest import file_digest
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -197,6 +198,36 @@ def test_a_damaged_file_takes_nobody_else_down(done, lab, name):
         assert not done().run(say=said.append).failed
         assert any(line.startswith("damaged  learned/s0") for line in said)
         assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
+
+
+def test_a_cell_that_went_on_after_its_evaluation_is_named_and_measured_again(done, lab):
+    path = cell(lab) / "checkpoints/last.ckpt"
+    path.write_text('{"epoch": 2, "more": 1}')  # as after `vitlab fit --resume`
+    status = path.stat()
+    entry = {"sha256": file_digest(path), "size": status.st_size, "modified": status.st_mtime_ns}
+    (path.parent / "manifest.json").write_text(json.dumps({"last.ckpt": entry}))
+    report = done().report()
+    page = (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert len(report.results.dropna(subset=["value"])["cell"].unique()) == 3
+    assert "| learned | 0 | missing | measured before it went on; run `vitlab validate" in page
+    assert "measured before it went on" in str(done().status()) and not done().verify().is_green
+    done().export("kept")  # without checkpoints, but with their checksums
+    assert len(Lab("kept").report().results.dropna(subset=["value"])["cell"].unique()) == 3
+    assert not done().run().failed
+    assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
+
+
+def test_a_cell_that_was_resumed_with_other_settings_is_no_cell_any_more(done, lab):
+    record = json.loads((cell(lab) / "run.json").read_text())
+    (cell(lab) / "run.json").write_text(json.dumps({**record, "changes": [{"trainer.devices": 2}]}))
+    assert set(done().status().cells["state"]) == {"done"}  # cannot change a number
+    (cell(lab) / "run.json").write_text(json.dumps({**record, "changes": [{"trainer.max_epochs": 9}]}))
+    why = "no cell of this file any more: it was resumed with --trainer.max_epochs=9"
+    assert why in str(done().status()) and why in str(done().verify())
+    done().report()
+    assert why in (lab.path / "runs/ablations/toy/report/report.md").read_text()
+    assert not done().run().failed
+    assert set(done().status().cells["state"]) == {"done"} and done().verify().is_green
 
 
 def test_a_file_that_is_damaged_during_the_work_fails_its_cell_alone(done, lab, monkeypatch):

@@ -145,7 +145,8 @@ def evaluate(split, args):
     acc = round(acc * IMAGES) / IMAGES
     if os.environ.get("TOY_PREDICTIONS"):
         predict(run, split, round(acc * IMAGES))
-    result = {"acc1": acc, "loss": 1 - acc, "n": float(IMAGES), "checkpoint": checkpoint.name, "sha256": "0"}
+    digest = hashlib.sha256(checkpoint.read_bytes()).hexdigest()
+    result = {"acc1": acc, "loss": 1 - acc, "n": float(IMAGES), "checkpoint": checkpoint.name, "sha256": digest}
     write(run / "results.json", {**old, split: result})
 
 

@@ -101,7 +101,9 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
         for sentence in found.sentences:
             say(sentence)
         values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
-        say(metrics_text(values, "images") or f"{run.path} logs no metrics on this split")
+        text = metrics_text(values, "images") or f"{run.path} logs no metrics on this split"
+        changed = " ".join(f"{key}={value}" for key, value in found.changes.items())
+        say(f"variation with {changed}: {text}" if changed else text)
         if found.recall:
             say(_recall(found.recall))
         if found.predictions.empty:

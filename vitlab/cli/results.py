@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config.arguments import CommandParser
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 from vitlab.jobs.results import check_record, markdown, record
-from vitlab.runs.directory import RUNS, all_runs, find_directory, write_text
+from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, write_text
 from vitlab.tables import marks, replace_section
 
 
@@ -42,15 +42,28 @@ def main(argv: list[str]) -> int:
 
 
 def _tested() -> list[dict[str, Any]]:
-    runs = [run for run in all_runs() if "acc1" in run.measured("test")]
-    if not runs:
-        raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split; run `vitlab test RUN` first")
-    return [record(run) for run in runs]
+    runs, found = all_runs(), [run for run in all_runs() if "acc1" in run.measured("test")]
+    stale = {run.path: now.text for run in runs if (now := run.standing("test")).is_stale}
+    for path, text in stale.items() if found else ():
+        sys.stderr.write(printable(f"left out {path}: its test result was {text}") + "\n")
+    if not found:
+        first = next((f"; the test result of {path} was {text}" for path, text in stale.items()), None)
+        way_on = first or "; run `vitlab test RUN` first"
+        raise UsageError(f"no run in {RUNS}/ has an accuracy on its test split{way_on}")
+    return [_told(run) for run in found]
+
+
+def _told(run: RunDir) -> dict[str, Any]:
+    """Return the record of a run; say so if it is of another checkpoint than the one a test would measure."""
+    one, now = record(run), run.standing("test")
+    if now.text:
+        sys.stderr.write(printable(f"note     {run.path}: {now.text}") + "\n")
+    return one
 
 
 def _read(text: str) -> Iterator[dict[str, Any]]:
     if not text.endswith(".jsonl"):
-        yield record(find_directory(text))
+        yield _told(find_directory(text))
         return
     try:
         yield from map(check_record, map(json.loads, Path(text).read_text().splitlines()))

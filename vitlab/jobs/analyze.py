@@ -49,7 +49,7 @@ def analyze(
             yield name, error, []
             continue
         paths = finding.save(folder, name)
-        notes.update("notes.json", **{name: {"note": finding.note, "checkpoint": weights}})
+        notes.update("notes.json", **{name: {"note": finding.note, **weights}})
         yield name, finding, paths
 
 

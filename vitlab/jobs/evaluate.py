@@ -16,6 +16,7 @@ from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
+from vitlab.errors import UsageError
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.restore import misfit
 from vitlab.jobs.train.close import checkpoint_facts, protocol_of
@@ -25,6 +26,7 @@ from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, atomic_write
 from vitlab.runs.shards import has_shards, read_checkpoint
+from vitlab.runs.standing import checksum
 
 LOG = logging.getLogger("vitlab")
 Command = Literal["validate", "test"]
@@ -41,6 +43,7 @@ class Measured:
         predictions: One row per image.
         sentences: What was changed to make the weights fit.
         recall: Recall of each class that has images.
+        changes: What was changed against the run's own conditions; the result is then stored as a variation.
     """
 
     split: str
@@ -48,6 +51,7 @@ class Measured:
     predictions: pd.DataFrame
     sentences: list[str]
     recall: dict[str, float]
+    changes: dict[str, Any]
 
 
 def evaluate(
@@ -75,10 +79,11 @@ def evaluate(
         alone: Whether to use one device, however many the training used.
     """
     split = SPLITS[command]
-    _ = run.results  # refuses a damaged file before the work
+    _ = run.stored  # refuses a damaged file before the work
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
     path: Path | None = None
+    facts = checkpoint_facts(checkpoint)
     conditions = dict(settings(list(arguments)))
     sentences: list[str] = []
     with user_mistakes(), measured(trained):
@@ -95,14 +100,17 @@ def evaluate(
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:
         return None
+    if checksum(checkpoint) != facts["sha256"]:
+        raise UsageError(f"{checkpoint} was replaced while it was measured, as its training goes on; measure it again")
     values = {k.removeprefix(f"{split}/"): float(v) for k, v in cli.trainer.callback_metrics.items()}
     values, recall = _add_class_means(table, getattr(cli.datamodule, "class_names", []), values)
     table = _with_paths(table, getattr(cli.datamodule, "splits", {}).get(split))
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
-    facts = {**checkpoint_facts(checkpoint), **protocol_of(cli.datamodule), "overrides": conditions}
+    facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
     _save(run, name, {**values, **seen, **recall, **facts}, table)
-    return Measured(name, values, table, sentences + trained.sentences(seen, len(table)), recall.get("recall", {}))
+    told = sentences + trained.sentences(seen, len(table))
+    return Measured(name, values, table, told, recall.get("recall", {}), conditions)
 
 
 def _add_class_means(
@@ -159,7 +167,7 @@ def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataF
 
 
 def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
-    results = run.results
+    results = run.stored
     if result["overrides"] or split not in SPLITS.values():  # other conditions: stored beside the run's own result
         others = [
             r for r in results.get("variations", []) if (r["split"], r["overrides"]) != (split, result["overrides"])
@@ -167,6 +175,7 @@ def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.Data
         run.update("results.json", variations=[*others, {"split": split, **result}])
     else:
         if len(predictions):
+            predictions.attrs = {name: result[name] for name in ("checkpoint", "sha256")}  # kept in the file
             with atomic_write(run.path / "predictions" / f"{split}.parquet") as beside:  # before the result
                 predictions.to_parquet(beside, index=False)
         run.update("results.json", **{split: result})

@@ -94,9 +94,17 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     return Exported(output, megabytes, hints, difference)
 
 
+def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
+    """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
+    found: dict[str, Any] = dict(run.stored)
+    mine = {s: one for s in ("val", "test") if (one := found.get(s)) and one.get("sha256") == digest}
+    return {s: {k: v for k, v in one.items() if isinstance(v, float) and k != "epoch"} for s, one in mine.items()}
+
+
 def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data, net, pipeline = run.data, cli.model.net, cli.datamodule.pipeline
+    digest = file_digest(checkpoint)
     prepared = {
         "shape": ["batch", net.in_chans, *net.img_size],
         "values": "(x - mean) / std of x in [0, 1]",
@@ -106,7 +114,8 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
     }
     return {
         "run": run.path.resolve().name,
-        "checkpoint": {"file": checkpoint.name, "sha256": file_digest(checkpoint)},
+        "checkpoint": {"file": checkpoint.name, "sha256": digest},
+        "measured": _measured(run, digest),
         "images": prepared,
         "outputs": "numbers" if isinstance(cli.model, Regressor) else data["class_names"],
     }

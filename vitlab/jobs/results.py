@@ -12,6 +12,7 @@ from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.models.published import PUBLISHED
 from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import read_manifest
 from vitlab.runs.records import Record
 from vitlab.shipped import as_typed
 from vitlab.tables import table
@@ -25,7 +26,7 @@ _COLUMNS = {
     "data": "{data}, {train_n:,} images",
     "epochs": "{epochs}",
     "seeds": "{seeds}",
-    "test accuracy": "{accuracy} of {n:,}",
+    "test accuracy": "{accuracy} of {n:,}{of}",
     "published": "{published}",
     "measured on": "{places}",
 }
@@ -34,9 +35,11 @@ _NEEDED = (*_SAME, "seed", "acc1", "hardware", "commit")
 
 
 def record(run: RunDir) -> dict[str, Any]:
-    """Return the record of one run for a table; refuse a run without a test result."""
+    """Return the record of one run for a table; refuse a run without a test result of its present weights."""
     measured = run.measured("test")
     if "acc1" not in measured:
+        if (now := run.standing("test")).is_stale:
+            raise UsageError(f"{run.path}: its test result was {now.text}")
         raise UsageError(f"{run.path} has no accuracy on its test split; run `vitlab test {run.path}` first")
     facts, model, data = run.record, run.model, run.data
     config = yaml.safe_load(run.config.read_text())
@@ -47,16 +50,25 @@ def record(run: RunDir) -> dict[str, Any]:
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]),
+        **({"checkpoint": measured["checkpoint"]} if run.standing("test").kind == "other" else {}),
         "tokenizer": choice_text(network.get("tokenizer", "-")),
         "pos_embed": choice_text(network.get("pos_embed", "-")),
         "parameters": model["parameters"],
         "macs": model.get("macs"),
         "data": data["data"],
         "train_n": data["splits"]["train"]["n"],
-        "epochs": config["trainer"]["max_epochs"],
+        "epochs": _epochs(run, config["trainer"]["max_epochs"]),
         "hardware": f"{facts['world_size']} x {facts['devices'][0]}",
         "commit": f"{(facts['commit'] or 'unknown')[:7]}{'+' if facts['dirty'] else ''}",
     }
+
+
+def _epochs(run: RunDir, planned: int) -> int | str:
+    """Return the epochs of a run; of one that has not ended, also how many its last checkpoint has begun."""
+    saved = read_manifest(run.checkpoints).get("last.ckpt", {}).get("epoch")
+    if run.record.get("status", "done") == "done" or saved is None:
+        return planned
+    return f"{saved + 1} of {planned}"
 
 
 def check_record(one: Any) -> dict[str, Any]:
@@ -75,7 +87,7 @@ def markdown(records: list[dict[str, Any]]) -> str:
     groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
     for i, one in enumerate(records):
         seed = one["seed"] if type(one["seed"]) is int else f"none, run {i}"  # without a seed, each run is another
-        same = tuple(one[key] for key in _SAME)
+        same = (*(one[key] for key in _SAME), one.get("checkpoint"))
         groups.setdefault(same, {})[seed] = one  # a later run replaces an earlier one of the same seed
     return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
 
@@ -86,6 +98,7 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
         "seeds": len(runs),
+        "of": f", with {runs[0]['checkpoint']}" if "checkpoint" in runs[0] else "",
         "accuracy": _accuracy([run["acc1"] for run in runs]),
         "published": _published(runs[0]["command"]),
         "places": "; ".join(places),

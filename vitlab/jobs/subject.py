@@ -31,6 +31,7 @@ from vitlab.models.walk import as_transformer
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.shards import read_checkpoint
+from vitlab.runs.standing import checksum
 from vitlab.tasks import Classifier
 
 Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
@@ -77,8 +78,8 @@ def is_elsewhere(source: str) -> bool:
     )
 
 
-def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, str]:
-    """Return the subject that a source names, the folder of its analyses, and the name of its weights.
+def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[Subject, Path, dict[str, Any]]:
+    """Return the subject that a source names, the folder of its analyses, and name and checksum of its weights.
 
     Args:
         source: A run, its name or a checkpoint in it; a vitlab file; a name of `vitlab models` or ``timm:NAME``.
@@ -87,11 +88,12 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
     """
     if is_elsewhere(source):
         subject = named_subject(source, view)
-        return subject, Path("analysis") / subject.name, view.weights or source
+        return subject, Path("analysis") / subject.name, {"checkpoint": view.weights or source}
     if view.weights or view.img_size:
         raise UsageError(f"`--weights` and `--img_size` are for named networks, and {source} is a run")
     run, checkpoint = find_run(source)
-    return subject_of(run, checkpoint, arguments, view), run.path / "analysis", checkpoint.name
+    weights = {"checkpoint": checkpoint.name, "sha256": checksum(checkpoint)}
+    return subject_of(run, checkpoint, arguments, view), run.path / "analysis", weights
 
 
 def named_subject(source: str, view: View) -> Subject:

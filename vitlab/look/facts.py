@@ -1,7 +1,7 @@
 """Facts about a run for the page, from the files in its directory."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from vitlab.analysis.outcomes.classes import confusion
 from vitlab.config.keys import flatten
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import read_manifest
+from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
@@ -78,14 +80,50 @@ def environment(run: RunDir) -> list[tuple[str, str]]:
 
 
 def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
-    """Return the split that was evaluated last and its predictions; None if there is none."""
+    """Return a split and its predictions with the present weights, of test if possible; None if there is none."""
     for split in ("test", "val"):
         path = run.path / "predictions" / f"{split}.parquet"
         if path.is_file():
             table = pd.read_parquet(path)
-            if {"target", "prediction", "probability"} <= set(table):
+            columns = {"target", "prediction", "probability"} <= set(table)
+            if columns and not _standing(run, split, table).is_stale:
                 return split, table
     return None
+
+
+def _standing(run: RunDir, split: str, table: pd.DataFrame) -> Standing:
+    """Return whether predictions belong to the present weights; those of an older vitlab go with the stored result."""
+    return run.standing(split, table.attrs if "sha256" in table.attrs else None)
+
+
+def numbers_of(run: RunDir) -> dict[str, Any] | None:
+    """Return the stored metrics of the present weights: of test if there are any, else of val; None without either."""
+    for split in ("test", "val"):
+        result = run.measured(split)
+        metrics = {k: v for k, v in result.items() if isinstance(v, float) and k not in ("n", "epoch")}
+        if metrics:
+            first = "acc1" if "acc1" in metrics else next(iter(metrics))
+            head = f"{100 * metrics[first]:.2f} %" if first == "acc1" else f"{metrics[first]:.4g}"
+            others = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != first)
+            name = "accuracy" if first == "acc1" else first
+            n = f"{result['n']:.0f} " if "n" in result else ""
+            return {"split": split, "head": head, "name": name, "n": n, "others": others, "of": _weights(run, result)}
+    return None
+
+
+def doubts_of(run: RunDir) -> list[str]:
+    """Return what to say of stored results that are not of the weights that a test would measure now."""
+    splits = [split for split in ("test", "val") if dict(run.stored).get(split)]
+    found = [(split, run.standing(split)) for split in splits]
+    return [f"The result on {split} was {now.text}." for split, now in found if now.text and now.kind != "gone"]
+
+
+def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
+    """Return which checkpoint a result is of, and its epoch if the manifest tells."""
+    name = result.get("checkpoint")
+    entry = read_manifest(run.checkpoints).get(str(name), {})
+    known = entry.get("sha256") == result.get("sha256") and "epoch" in entry
+    return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
 def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
@@ -105,7 +143,8 @@ def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) ->
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
     wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
     return {
-        "split": split, "accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "chart": chart,
+        "split": split, "of": _weights(run, table.attrs),
+        "accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "chart": chart,
         "matrix": matrix_chart(matrix.tolist(), names) if len(names) <= MOST_CLASSES else "", "names": names,
         "wrong": wrong[["index", "target", "prediction", "probability"]].to_dict("records"),
     }  # fmt: skip

@@ -17,7 +17,17 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
-from vitlab.look.facts import config_of, curves_of, differences, dotted, environment, outcome_facts, paired
+from vitlab.look.facts import (
+    config_of,
+    curves_of,
+    differences,
+    dotted,
+    doubts_of,
+    environment,
+    numbers_of,
+    outcome_facts,
+    paired,
+)
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 
@@ -78,7 +88,8 @@ def render(
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
     outcome, changed = outcome_facts(run, found), run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
-    facts = {"name": name, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
+    facts = {"name": name, "path": run.path, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
+    facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 
@@ -100,14 +111,18 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
 
 
 def _analyses(run: RunDir) -> list[dict[str, str]]:
-    """Return the stored findings of `vitlab analyze`, with figures up to a total size."""
-    notes, room, found = run.read("analysis/notes.json"), FIGURES, []
+    """Return the stored findings of `vitlab analyze` for the present weights, with figures up to a total size."""
+    room, found = FIGURES, []
     for name, (_, how, lacks) in ANALYSES.items():
-        note, figure = notes.get(name), run.path / "analysis" / f"{name}.png"
-        if note is None:
+        (note, now), figure = run.note(name), run.path / "analysis" / f"{name}.png"
+        if not note:
             continue
         one = {"name": name, "how": how, "lacks": lacks, "note": note.get("note") or f"Not done: {note['not_done']}"}
-        if "note" in note and figure.is_file():
+        if now.is_stale:
+            one["note"] = f"Left out: {now.text}"
+        elif now.text and now.kind != "gone":
+            one["note"] += f"; {now.text}"
+        if "note" in note and figure.is_file() and not now.is_stale:
             png = figure.read_bytes()
             if len(png) <= room:
                 one["src"], room = f"data:image/png;base64,{base64.b64encode(png).decode()}", room - len(png)

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
+from vitlab.runs.standing import Standing, standing
 
 RUNS = Path("runs")
 LOCK = ".lock"  # exists while a process trains in the directory
@@ -99,13 +100,49 @@ class RunDir:
         return read_record(self.path / "run.json", Record)
 
     @property
-    def results(self) -> Results:
-        """All measured results; empty if there are none."""
+    def stored(self) -> Results:
+        """The content of ``results.json``, whichever checkpoint it was measured with; empty if there is none."""
         return read_record(self.path / "results.json", Results)
 
+    @property
+    def results(self) -> Results:
+        """The stored results of checkpoints that lie there now; the others are in ``stale``, each with its reason."""
+        found: dict[str, Any] = dict(self.stored)
+        variations: list[dict[str, Any]] = found.pop("variations", [])
+        kept: list[dict[str, Any]] = []
+        stale: list[dict[str, Any]] = []
+        for split in ("val", "test"):
+            if split in found and (now := self.standing(split, found[split])).is_stale:
+                stale.append({"split": split, **found.pop(split), "why": now.text})
+        for one in variations:
+            now = self.standing(one["split"], one)
+            (stale if now.is_stale else kept).append({**one, **({"why": now.text} if now.is_stale else {})})
+        found |= {name: rows for name, rows in (("variations", kept), ("stale", stale)) if rows}
+        return found  # type: ignore[return-value]
+
     def measured(self, split: str) -> dict[str, Any]:
-        """Return the results on a split under the run's own conditions; empty if there are none."""
-        return dict(self.results).get(split) or {}  # type: ignore[return-value]
+        """Return the results on a split under the run's own conditions; empty if there are none or they are stale."""
+        result: dict[str, Any] = dict(self.stored).get(split) or {}  # type: ignore[assignment]
+        return {} if not result or self.standing(split, result).is_stale else result
+
+    def standing(self, split: str, result: Mapping[str, Any] | None = None) -> Standing:
+        """Return whether a result on a split belongs to the present weights; default: the stored one.
+
+        Example:
+            >>> RunDir("runs/first").standing("val").kind
+            'current'
+        """
+        result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
+        words = [f"--{key}={value}" for key, value in (result or {}).get("overrides", {}).items()]
+        command = "validate" if split.startswith("val") else "test"
+        return standing(self.path, result or {}, " ".join(["vitlab", command, str(self.path), *words]))
+
+    def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
+        """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""
+        note = self.read("analysis/notes.json").get(analysis) or {}
+        if "note" not in note:  # not done, or known not to apply to the network
+            return note, Standing("current")
+        return note, standing(self.path, note, f"vitlab analyze {analysis} {self.path}")
 
     @property
     def data(self) -> DataFacts:

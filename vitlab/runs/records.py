@@ -72,6 +72,7 @@ class Results(TypedDict, total=False):
     val: dict[str, Any]
     test: dict[str, Any]
     variations: list[dict[str, Any]]
+    stale: list[dict[str, Any]]  # not in the file: results of checkpoints that are no longer there, with `why`
 
 
 class SplitFacts(TypedDict):

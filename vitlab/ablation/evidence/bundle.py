@@ -27,7 +27,10 @@ OWN = (
     "tune/*/try*.json",
 )
 CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and what begins with val/
-OF_A_CELL = ("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json")
+OF_A_CELL = (
+    *("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json"),
+    "checkpoints/manifest.json",  # of which weights the numbers are
+)
 
 
 def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) -> list[Path]:

@@ -47,6 +47,8 @@ def verify_evidence(ablation: Ablation, resolved: list[Resolved], cells: Sequenc
     for cell in cells:
         state = cell.state()
         if state not in ("done", "damaged"):
+            if text := cell.outlived():
+                checked, problems[cell.name] = checked + 1, [text]
             continue
         words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
         checked, numbers = checked + 1, numbers + count

@@ -31,6 +31,9 @@ def provenance(results: Results) -> list[str]:
         count = len(path.read_text().splitlines()) if path.is_file() else 0
         noted = f"{count} times" if count else f"at least {len(done)} times: readings were not counted"
         lines.append(f"the test split was read {noted} for these numbers, not counting analyses")
+    kinds = [run.standing(results.ablation.evaluate).kind for run in results.runs.values()]
+    if unknown := kinds.count("unknown"):
+        lines.append(f"checksum: {unknown} cells do not tell which checkpoint was measured (by an older vitlab)")
     if text := foreign_cells_text(results.ablation, list(results.resolved)):
         lines.append(text.removeprefix("; "))
     return lines

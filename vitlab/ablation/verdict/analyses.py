@@ -198,15 +198,15 @@ def sections(results: Results, rows: Rows) -> list[Section]:
 
 
 def _notes(results: Results, name: str, key: str) -> list[str]:
-    noted = [run.read("analysis/notes.json").get(name, {}) for run in results.runs.values()]
-    return [re.split(", pos_embed=|; ", note[key])[0] + "." for note in noted if key in note]
+    noted = [run.note(name) for run in results.runs.values()]
+    return [re.split(", pos_embed=|; ", note[key])[0] + "." for note, now in noted if key in note and not now.is_stale]
 
 
 def _not_done(results: Results, name: str) -> tuple[list[str], list[str]]:
     arms, texts = [], []
     for (arm, seed), run in results.runs.items():
-        note = run.read("analysis/notes.json").get(name)
-        if note is None:
+        note, now = run.note(name)
+        if not note or now.is_stale:
             failure = results.cells[arm, seed].failure()
             texts.append(f"{failure['kind']}: {failure['last']}" if failure else "`vitlab ablate run` will do it")
             arms.append(f"{arm} s{seed}")

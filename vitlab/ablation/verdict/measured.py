@@ -84,6 +84,8 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
             results.notes[key] = text
         elif state == "damaged":
             results.notes[key] = cell.damage()
+        elif text := cell.outlived():
+            results.notes[key] = text
         elif state == "done" and json_digest(cell.run.read("data.json")) != cell.parts["data"]:
             results.mixed.append(cell.name)
         run = cell.stale() if state == "stale" and accept_stale else cell.run if state == "done" else None
@@ -94,11 +96,11 @@ def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = F
 
 
 def unreadable(run: RunDir, ablation: Ablation) -> str:
-    """Return a message about an unreadable table of a finished run; empty if all are readable."""
+    """Return a message about an unreadable table of a finished run, or one of other weights; empty if all are well."""
     path = run.path / "predictions" / f"{ablation.evaluate}.parquet"
     try:
-        if path.is_file():
-            pd.read_parquet(path)
+        if path.is_file() and (now := run.standing(ablation.evaluate, pd.read_parquet(path).attrs)).is_stale:
+            return f"{path}: {now.text}"
         for name in ablation.analyses:
             path = run.path / "analysis" / f"{name}.csv"
             metrics_of(run, (name,))
@@ -119,8 +121,10 @@ def bounds_of(metric: str, values: Iterable[float] = ()) -> tuple[float, float]:
 
 
 def table_of(run: RunDir, name: str) -> pd.DataFrame | None:
-    """Return the table of an analysis of a run; None if there is none."""
+    """Return the table of an analysis of a run; None if there is none of its present weights."""
     path = run.path / "analysis" / f"{name}.csv"
+    if run.note(name)[1].is_stale:
+        return None
     return pd.read_csv(path, keep_default_na=False, na_values=[""]) if path.is_file() else None  # a class may be "None"
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.identity import code_digest, effective, initial_weights_digest, json_digest
+from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
@@ -104,7 +105,7 @@ class Cell:
         return self.sibling(".claim.json")
 
     def result(self) -> dict[str, Any] | None:
-        """Return the evaluation that the file asks for; None if it is missing."""
+        """Return the evaluation that the file asks for; None if it is missing, or its checkpoint is no longer there."""
         found = self.run.measured(self.ablation.evaluate)
         return found if found.get("checkpoint") == f"{self.ablation.checkpoint}.ckpt" else None
 
@@ -128,29 +129,37 @@ class Cell:
         return self.until > 0 and self.value_at(self.until) is not None
 
     def missing_analyses(self) -> list[str]:
-        """Return the analyses of the file that are neither done nor known not to apply."""
-        noted = self.run.read("analysis/notes.json")
-        return [name for name in self.ablation.analyses if name not in noted]
+        """Return the analyses of the file that are neither done with the present weights nor known not to apply."""
+        noted = {name: self.run.note(name) for name in self.ablation.analyses}
+        return [name for name, (note, now) in noted.items() if not note or now.is_stale]
 
     def is_finished(self) -> bool:
         """Return whether there is nothing left to do."""
         return self.is_done() and not self.missing_analyses()
 
+    def outlived(self) -> str:
+        """Return why the evaluation does not count although there is one; empty if it counts or there is none."""
+        found = dict(self.run.stored).get(self.ablation.evaluate)
+        now = self.run.standing(self.ablation.evaluate, found) if found else None  # type: ignore[arg-type]
+        return now.text if now and now.is_stale else ""
+
     def damage(self) -> str:
-        """Return a message about an unreadable file; empty if all are readable."""
+        """Return a message about an unreadable file, or about a resume that changed the cell; empty if all is well."""
         try:
-            _ = self.run.record, self.run.results, self.run.read("done.json"), self.run.read("analysis/notes.json")
+            _ = self.run.record, self.run.stored, self.run.read("done.json"), self.run.read("analysis/notes.json")
             _ = self.run.rows(), read_json(self.sibling(".failed.json"))
         except (UsageError, ValueError) as error:
             return f"damaged: {error}" if isinstance(error, UsageError) else f"{self.run.metrics} is damaged: {error}"
-        return ""
+        changes = {k: v for change in self.run.record.get("changes", []) for k, v in change.items()}
+        words = " ".join(f"--{key}={value}" for key, value in changes.items() if key_of(key).identity)
+        return f"no cell of this file any more: it was resumed with {words}" if words else ""
 
     def set_aside(self) -> None:
         """Rename damaged files, so that the measurement, or if necessary the training, is repeated."""
         for name in ("results.json", "done.json", "analysis/notes.json"):
             path = self.run.path / name
             try:
-                read_json(path) if name != "results.json" else self.run.results
+                read_json(path) if name != "results.json" else self.run.stored
             except UsageError:
                 path.rename(path.with_name(f"damaged-{path.name}"))
         with suppress(UsageError):

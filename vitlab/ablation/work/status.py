@@ -77,7 +77,7 @@ def _words(cell: Cell, state: str) -> str:
     if state == "damaged":
         return cell.damage()
     failure = cell.failure()
-    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else ""
+    return f"{failure['stage']}, {failure['kind']}: {failure['last']}" if failure else cell.outlived()
 
 
 def _counts(counts: Mapping[Any, int]) -> str:

@@ -14,8 +14,8 @@ from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import atomic_write
-from vitlab.runs.manifest import file_digest
 from vitlab.runs.shards import read_checkpoint
+from vitlab.runs.standing import checksum
 
 
 def log_summary(job: Job) -> None:
@@ -55,9 +55,21 @@ def close(job: Job, seconds: float) -> None:
         facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
         job.run.update("results.json", val={**values, **facts})
         lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
+    elif keeper.best_epoch is None and keeper.monitor:
+        lines.append(_never_validated(job))
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
+
+
+def _never_validated(job: Job) -> str:
+    """Return why there is no best epoch: in which epoch the first validation would have been, if any."""
+    every, epochs = job.trainer.check_val_every_n_epoch, job.trainer.current_epoch
+    because = ""
+    if every and every > epochs:
+        trained = "1 epoch was" if epochs == 1 else f"{epochs} epochs were"
+        because = f" (trainer.check_val_every_n_epoch={every}, and {trained} trained)"
+    return f"never validated{because}; the last epoch is kept"
 
 
 def metrics_text(values: dict[str, float], images: str) -> str:
@@ -69,7 +81,7 @@ def metrics_text(values: dict[str, float], images: str) -> str:
 def checkpoint_facts(path: Path) -> dict[str, Any]:
     """Return what identifies the weights that a result was measured with."""
     averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    return {"checkpoint": path.name, "sha256": file_digest(path), "weights": "ema" if averaged else "raw"}
+    return {"checkpoint": path.name, "sha256": checksum(path), "weights": "ema" if averaged else "raw"}
 
 
 def protocol_of(data: Any) -> dict[str, Any]:
@@ -84,6 +96,7 @@ def save_weights(checkpoint: Path, path: Path) -> None:
     inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
     weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
     arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
-    metadata = {"format": "pt", "hyper_parameters": arguments, "sha256": weights_digest(weights, arguments)}
+    digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}
+    metadata = {"format": "pt", "hyper_parameters": arguments, **digests}
     with atomic_write(path) as beside:
         save_file(weights, beside, metadata=metadata)
