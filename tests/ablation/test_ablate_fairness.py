@@ -10,11 +10,11 @@ import yaml
 
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.verdict.audit import mismatches, shares, steps
-from vitlab.ablation.verdict.check import check_lines
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import check, gate_of, linear
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.verdict.plan import check_lines
 from vitlab.ablation.work.cells import Resolved
 from vitlab.ablation.work.start import token_spread
 from vitlab.models.vit import VisionTransformer

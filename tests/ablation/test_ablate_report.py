@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from vitlab.ablation.evidence.verify import verify_evidence
+from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.report import write
-from vitlab.ablation.report.send import send_report
-from vitlab.ablation.report.write import write_report
+from vitlab.ablation.report.write import send_report, write_report
 from vitlab.ablation.verdict import images
 from vitlab.ablation.verdict.measured import collect
 from vitlab.ablation.work.cells import Resolved, cells_of
@@ -189,7 +189,7 @@ def test_pairs_without_predictions_are_named(folder, monkeypatch):
     try:
         ablation = read_ablation("made-up.yaml")
         results = collect(ablation, list(resolved(ablation)))
-        ((_, sentences, _),) = images.section(results, images.pairs(results), images.joint(results))
+        ((_, sentences, _),) = images.section(results, *images.compared(results))
     finally:
         kept.with_suffix(".away").rename(kept)
     assert sentences[-1].endswith(": learned s1.")
@@ -361,7 +361,7 @@ def test_the_page_can_be_looked_at(folder, tmp_path):
 def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
-    said = send_report("made-up", "vitlab", None, tmp_path, folder / "report.html", folder / "summary.csv")
+    said = send_report("made-up", WandB(), tmp_path, folder / "report.html", folder / "summary.csv")
     assert said.startswith("W&B      offline; upload it with")
     (run,) = (tmp_path / "wandb").glob("offline-run-*")
     files = {path.name.split("_")[0] for path in run.rglob("media/*/*")}
@@ -370,5 +370,5 @@ def test_wandb_gets_the_report_as_one_offline_run_of_the_group(folder, tmp_path,
 
 def test_a_failing_wandb_fails_no_report(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_MODE", "sideways")
-    said = send_report("made-up", "vitlab", None, tmp_path, folder / "report.html", folder / "summary.csv")
+    said = send_report("made-up", WandB(), tmp_path, folder / "report.html", folder / "summary.csv")
     assert said.startswith("W&B      not sent: ")

@@ -201,7 +201,7 @@ def test_candidates_of_any_kind_are_drawn(values):
     rows = [{"arm": "a", "k": v, "to_best": -0.1 * i, "stopped": i, "chosen": i == 0} for i, v in enumerate(values)]
     axes = Figure().subplots()
     arm = SimpleNamespace(name="a", levels={"x": "a"})
-    ablation = SimpleNamespace(mode="max", arms=[arm], axes={"x": {"a": {}}}, baseline={"x": "a"})
+    ablation = SimpleNamespace(best=max, arms=[arm], axes={"x": {"a": {}}}, baseline={"x": "a"})
     _response(axes, SimpleNamespace(ablation=ablation), rows, "k", tuple(values))
     assert [label.get_text() for label in axes.get_xticklabels()] == [str(value) for value in values]
     (cross,) = [line for line in axes.get_lines() if line.get_marker() == "x"]  # the second was stopped

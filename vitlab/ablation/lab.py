@@ -81,7 +81,7 @@ class Lab:
             raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
-            from vitlab.ablation.verdict.check import check_lines
+            from vitlab.ablation.verdict.plan import check_lines
 
             plan.starts, plan.same_start = check_lines(self.ablation)
         return plan
@@ -138,19 +138,16 @@ class Lab:
         Raises:
             UsageError: No cell is done, or ``output`` is a file.
         """
-        from vitlab.ablation.report.write import write_report
+        from vitlab.ablation.report.write import send_report, write_report
 
         if output and Path(output).is_file():
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
         if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
         report = write_report(self.ablation, self._known(), str(output) if output else None, accept_stale)
-        if self.ablation.wandb and self.ablation.wandb.get("mode") != "disabled":
-            from vitlab.ablation.report.send import send_report
-
-            project, mode = self.ablation.wandb.get("project", "vitlab"), self.ablation.wandb.get("mode")
+        if wandb := self.ablation.wandb:
             page, summary = report.files[0], report.files[2]
-            report.sent = send_report(self.ablation.name, project, mode, self.ablation.directory, page, summary)
+            report.sent = send_report(self.ablation.name, wandb, self.ablation.directory, page, summary)
         return report
 
     def register(self) -> dict[str, Any]:

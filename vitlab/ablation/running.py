@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Cell, Resolved, cells_of
+from vitlab.ablation.work.cells import Cell, Resolved, arms_of, cells_of
 from vitlab.ablation.work.resolve import known, resolve
 from vitlab.ablation.work.slurm import batch_script, needs_submission, submit_workers, task_count
 from vitlab.ablation.work.tuning import given_up, run_trials, trials, tuned
@@ -29,7 +29,7 @@ def run_locally(
         if retry_failed:
             _forget_failures(cells)
         if ablation.tune:
-            arms = list({cell.arm.name: cell.resolved for cell in cells}.values())
+            arms = arms_of(cells)
             failed = run_trials(ablation, arms, lambda todo: Pool(todo, workers, say, interrupts, fail_fast))
             if failed or interrupts.count:
                 return failed, interrupts.code
@@ -62,7 +62,7 @@ def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) ->
         return batch_script(ablation, task_count(ablation, _count(ablation)))
     cells = resolved_cells(ablation, workers, only, say)
     if ablation.tune:
-        tried = trials(ablation, list({cell.arm.name: cell.resolved for cell in cells}.values()))
+        tried = trials(ablation, arms_of(cells))
         cells = [*(c for t in tried for c in t.cells if not t.is_over), *_tuned(ablation, cells)]
     parts = [[f"# {cell.name}", *map(shlex.join, words)] for cell in cells if (words := remaining_commands(cell))]
     return "\n".join(line for part in parts for line in part)
@@ -95,7 +95,7 @@ def resolved_cells(
 def _tuned(ablation: Ablation, cells: list[Cell]) -> list[Cell]:
     """Return the cells with the tuned values of their arms."""
     found: dict[str, Resolved] = {}
-    for arm in tuned(ablation, list({cell.arm.name: cell.resolved for cell in cells}.values())):
+    for arm in tuned(ablation, arms_of(cells)):
         found |= {arm.arm.name: arm} if arm else {}
     return [replace(cell, resolved=found[cell.arm.name]) for cell in cells if cell.arm.name in found]
 

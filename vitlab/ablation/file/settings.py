@@ -1,5 +1,6 @@
 """The sections of an ablation's file on matching, statistics and execution, with their defaults."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,27 @@ class Execution:
     slurm: Mapping[str, Any] = field(default_factory=dict)
     command: Sequence[str] | None = None
     fork: bool = True  # from a process that has imported vitlab
+
+
+@dataclass(frozen=True)
+class WandB:
+    """Where Weights & Biases takes the runs and the report of an ablation."""
+
+    project: str = "vitlab"
+    is_offline: bool = False  # even where it could be online
+
+    @property
+    def mode(self) -> str | None:
+        """The mode that the environment or the file sets; None: online with an API key, offline without one."""
+        return os.environ.get("WANDB_MODE") or ("offline" if self.is_offline else None)
+
+
+def read_wandb(file: File) -> WandB | None:
+    """Return where Weights & Biases takes the runs; None if it is not used."""
+    given = file.content.get("wandb")
+    if not given or given.get("mode") == "disabled":
+        return None
+    return WandB(given.get("project", "vitlab"), given.get("mode") == "offline")
 
 
 def read_match(file: File, axes: Mapping[str, Any]) -> Match:

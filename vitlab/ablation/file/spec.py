@@ -1,7 +1,8 @@
 """The file of an ablation: read and checked before anything starts."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from vitlab.ablation.file.arms import Arm, find_configs, pick, read_arms, read_axes
 from vitlab.ablation.file.claims import Claim, parse_claim
 from vitlab.ablation.file.schema import File, check_level_name
-from vitlab.ablation.file.settings import Execution, Match, Stats, read_match, read_run, read_stats
+from vitlab.ablation.file.settings import Execution, Match, Stats, WandB, read_match, read_run, read_stats, read_wandb
 from vitlab.ablation.file.tune import Tune, read_tune
 from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RUNS
@@ -35,7 +36,7 @@ class Ablation:
     match: Match
     stats: Stats
     run: Execution
-    wandb: Mapping[str, Any] | None
+    wandb: WandB | None  # None: not used
     claims: tuple[Claim, ...] = ()
     tune: Tune | None = None
     trust_imports: tuple[str, ...] = ()  # packages of the user's; the command line must confirm them
@@ -50,6 +51,15 @@ class Ablation:
     def digest(self) -> str:
         """The hash of the file, stored in every cell, so that a report can show whether the file has changed."""
         return hashlib.sha256(self.file.path.read_bytes()).hexdigest()[:10]
+
+    @property
+    def sign(self) -> int:
+        """1 if larger values of the primary metric are better, -1 if smaller ones are."""
+        return -1 if self.mode == "min" else 1
+
+    def best(self, values: Iterable[float]) -> float:
+        """Return the best of values of the primary metric; NaN if there are none."""
+        return max(values, key=lambda value: self.sign * value, default=math.nan)
 
     def is_analyzed(self, metric: str) -> bool:
         """Return whether a metric comes from an analysis, which reads the validation split."""
@@ -94,7 +104,7 @@ def read_ablation(path: str | Path, is_alone: bool = False) -> Ablation:
         match=read_match(file, axes),
         stats=read_stats(file, len(seeds)),
         run=read_run(file),
-        wandb=content.get("wandb"),
+        wandb=read_wandb(file),
         claims=claims,
         tune=read_tune(file, axes, seeds),
         trust_imports=file.texts("trust_imports", "[my_package]"),

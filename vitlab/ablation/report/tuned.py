@@ -65,7 +65,6 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
         return {}
     tried = trials(ablation, results.known)
     chosen = choices(ablation, tried)
-    best = min if ablation.mode == "min" else max
 
     def seen(t: Trial, epoch: int) -> float:
         return t.score_at(epoch) if epoch else t.score()
@@ -74,7 +73,7 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
     for t in tried:
         value, at = seen(t, t.stopped), [seen(other, t.stopped) for other in tried if other.arm == t.arm]
         if math.isfinite(value):  # of a candidate that was stopped: beside the best of its arm at that epoch
-            to_best = value - best(score for score in at if score == score)
+            to_best = value - ablation.best(score for score in at if score == score)
             state = {"value": value, "to_best": to_best, "stopped": t.stopped, "chosen": chosen.get(t.arm) is t}
             rows.append({"arm": t.arm, **t.values, **state})
     if not rows:
@@ -103,7 +102,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
     numbers = all(isinstance(row[key], int | float) and not isinstance(row[key], bool) for row in rows)
     rows = rows if numbers else [{**row, key: str(row[key])} for row in rows]  # lists and null among them
     values: list[Any] = sorted({row[key] for row in rows}) if numbers else list(dict.fromkeys(map(str, space)))
-    best, arms = min if results.ablation.mode == "min" else max, list(dict.fromkeys(row["arm"] for row in rows))
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
     for i, arm in enumerate(arms):
         color, mark = arm_style(results, arm)
         shift = 0.6 * (i - (len(arms) - 1) / 2) / len(arms)
@@ -117,7 +116,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
                 ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=color, ms=9, mew=1.3)
         if not is_range:
             there = [v for v in values if any(r[key] == v for r in mine)]
-            line = [best(r["to_best"] for r in mine if r[key] == v) for v in there]
+            line = [results.ablation.best(r["to_best"] for r in mine if r[key] == v) for v in there]
             ax.plot([place[v] for v in there], line, **shown, alpha=0.6)
         ax.plot([], [], marker=mark, ms=3.5, label=arm, **shown)
     if not is_range:

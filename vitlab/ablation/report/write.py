@@ -1,15 +1,17 @@
-"""The report: tables as files, report.md, and report.html, which is one file and opens anywhere."""
+"""The report: tables as files, report.md, report.html, which is one file and opens anywhere, and all of it on W&B."""
 
+import html
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.report.drawings import Drawing, Rows, figures
-from vitlab.ablation.report.html_page import page
 from vitlab.ablation.report.panels import panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
@@ -18,10 +20,23 @@ from vitlab.ablation.verdict.linear import linear
 from vitlab.ablation.verdict.looks import take_look
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.verdicts import Verdict
-from vitlab.ablation.verdict.words import Section
+from vitlab.ablation.verdict.words import Section, Table
 from vitlab.ablation.work.cells import Resolved
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
+
+VIEW = '<meta name="viewport" content="width=device-width, initial-scale=1">'  # as wide as a phone is
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a;background:#fff}
+h1{font-size:1.6rem}h2{font-size:1.15rem;margin-top:2.2rem;border-bottom:1px solid #ddd}
+table{border-collapse:collapse;font-size:13px;margin:.8rem 0;display:block;overflow-x:auto}
+td,th{padding:.25rem .5rem;text-align:left;border-bottom:1px solid #e4e4e4;white-space:nowrap}
+td:first-child,th:first-child{position:sticky;left:0;background:#fff}
+th{font-weight:600;border-bottom:2px solid #999}figure{margin:1.2rem 0;overflow-x:auto}ul{padding-left:1.2rem}
+svg{max-width:100%;height:auto}svg text{font-family:system-ui,sans-serif!important}
+@media(max-width:40rem){body{margin:.8rem auto;padding:0 .6rem}figure svg{max-width:none;width:38rem}}
+pre{background:#f6f6f6;padding:1rem;overflow-x:auto;font-size:12.5px}code{font-size:.92em}
+"""
 
 
 @dataclass
@@ -62,7 +77,7 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     titles = {name: title for name, (title, *_) in drawn.items()}
     write_text(place / "report.md", _markdown(ablation.name, parts, source, titles))
     write_text(place / "tables.tex", _latex(parts))
-    write_text(place / "report.html", page(ablation.name, parts, [(t, d.svg) for t, d, _ in drawn.values()], source))
+    write_text(place / "report.html", _html(ablation.name, parts, [(t, d.svg) for t, d, _ in drawn.values()], source))
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -131,3 +146,69 @@ def _markdown(name: str, sections: list[Section], source: str, drawn: dict[str, 
         lines += ["", f"![{title}](figures/{figure}.svg)", "", f"*{title}*"]
     lines += ["", "## The file", "", "```yaml", source.rstrip(), "```", ""]
     return "\n".join(lines)
+
+
+def _html(name: str, sections: list[Section], drawn: list[tuple[str, str]], source: str) -> str:
+    """Return one self-contained page without scripts: answers and main table, then the figures, then the rest."""
+    head, rest = sections[:2], sections[2:]
+    body = [f"<h1>{html.escape(name)}</h1>", *(_html_section(*section) for section in head), "<h2>Figures</h2>"]
+    for i, (title, svg) in enumerate(drawn):
+        body.append(f'<figure role="img" aria-label="{html.escape(title)}">{_own_ids(svg, f"f{i}")}</figure>')
+    body += [_html_section(*section) for section in rest]
+    body.append(f"<h2>The file</h2><pre>{html.escape(source)}</pre>")
+    start = f'<!doctype html><html lang="en"><head><meta charset="utf-8">{VIEW}<title>{html.escape(name)}</title>'
+    return f"{start}<style>{STYLE}</style></head><body>\n" + "\n".join(body) + "\n</body></html>\n"
+
+
+def _html_section(title: str, sentences: list[str], tables: list[Table]) -> str:
+    parts = [f"<h2>{html.escape(title)}</h2>"]
+    if sentences:
+        parts.append("<ul>" + "".join(f"<li>{_inline(sentence)}</li>" for sentence in sentences) + "</ul>")
+    for head, *rows in tables:
+        cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
+        lines = ["<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows]
+        parts.append(f"<table><tr>{cells}</tr>{''.join(lines)}</table>")
+    return "\n".join(parts)
+
+
+def _inline(text: str) -> str:
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"\*\*([^*]*)\*\*", r"<strong>\1</strong>", text)
+
+
+def _own_ids(svg: str, prefix: str) -> str:
+    """Prefix the ids of a figure, so that they are unique on the page."""
+    svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # not referenced, and equal for equal images
+    svg = re.sub(r'\bid="', f'id="{prefix}-', svg)
+    svg = re.sub(r'((?:xlink:)?href="#)', rf"\1{prefix}-", svg).replace("url(#", f"url(#{prefix}-")
+    return re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+
+
+def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path) -> str:
+    """Send an ablation's report to W&B as one run of its group, offline without an API key; return a line about it.
+
+    Args:
+        name: Name of the ablation, which is the group of its cells too.
+        where: Project and mode.
+        folder: Where an offline run lies.
+        page: The report as one HTML file.
+        summary: Its numbers as CSV.
+    """
+    from vitlab.jobs.train.wandb import has_key, prepare_environment
+
+    way: Any
+    project, way = where.project, where.mode or ("online" if has_key() else "offline")
+    prepare_environment()
+    try:
+        import wandb
+
+        names: Any = {"project": project, "group": name, "job_type": "report", "name": f"{name} report"}
+        with wandb.init(**names, mode=way, dir=str(folder)) as run:
+            table = pd.read_csv(summary, keep_default_na=False, na_values=[""]).astype(object)
+            table = table.where(table.notna(), None)
+            run.log({"summary": wandb.Table(dataframe=table, allow_mixed_types=True), "report": wandb.Html(page)})
+    except Exception as error:  # the files are the record; W&B may fail in many ways
+        return f"W&B      not sent: {' '.join(str(error).split())[:300]}"
+    if way == "online":
+        return f"W&B      project {project}, group {name}"
+    return f"W&B      {way}; upload it with `wandb sync {folder}/wandb/offline-run-*`"

@@ -110,7 +110,7 @@ def _row(
     x = results.values(arm, metric)
     low, high = stats.interval(x, results.ablation.stats.ci)
     bottom, top = bounds_of(metric, x)
-    facts = next((r for r in results.resolved if r.arm.name == arm.name), None)
+    facts = results.arm(arm.name)
     return ArmRow(
         arm=arm.name,
         levels=dict(arm.levels),

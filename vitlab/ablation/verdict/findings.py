@@ -82,6 +82,7 @@ def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings
     claimed = {q.key for q in claims}
     gates = gates or {}
     rows = [row for metric in results.metrics() for row in arm_rows(results, metric, answers, claimed)]
+    pairs, joint = images.compared(results)
     return Findings(
         results=results,
         looks=looks,
@@ -89,15 +90,15 @@ def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings
         arms=[_gated(results, gates, row) for row in rows],
         verdicts=verdicts(results, looks, answers),
         curves=analyses.curve_rows(results),
-        pairs=images.pairs(results),
-        joint=images.joint(results),
+        pairs=pairs,
+        joint=joint,
         linear=gates,
     )
 
 
 def _gated(results: Results, gates: Gates, row: ArmRow) -> ArmRow:
     """Add `under-trained` to the verdict of a row whose mean does not beat logistic regression."""
-    arm = next((arm for arm in results.resolved if arm.arm.name == row.arm), None)
+    arm = results.arm(row.arm)
     least = gate_of(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None
     is_under = least is not None and row.n > 0 and row.mean <= least
     return replace(row, verdict=f"{row.verdict}; under-trained") if is_under else row

@@ -1,5 +1,6 @@
 """Compare two arms image by image: where one is right and the other wrong."""
 
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,44 +18,40 @@ JOINT = (
 )
 
 
-def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
-    run = results.runs.get((arm, seed))
-    path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
-    if path is None or not path.is_file():
-        return None
-    table = pd.read_parquet(path)
-    return table if "target" in table else None  # a regression has no right or wrong
+def compared(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return two tables of arms whose predictions are on the same images as their baseline's.
 
-
-def pairs(results: Results) -> list[dict[str, Any]]:
-    """Return a row for each arm and seed with predictions on the same images as the baseline's."""
-    rows = []
+    Returns:
+        A row for each arm and seed, with McNemar's test; and each arm's difference to its baseline in accuracy, with
+        the uncertainty of seeds and images together.
+    """
+    pairs, joint = [], []
+    read = cache(partial(_predictions, results))  # a baseline has many arms
     for arm, baseline in _compared(results):
+        gains = []  # of each seed: (images,) right with the arm less right with the baseline
         for seed in results.ablation.seeds:
-            a, b = (_predictions(results, x.name, seed) for x in (arm, baseline))
+            a, b = (read(x.name, seed) for x in (arm, baseline))
             if a is None or b is None or not a[["index", "target"]].equals(b[["index", "target"]]):
                 continue
             right, other = a["target"] == a["prediction"], b["target"] == b["prediction"]
             only, less = int((right & ~other).sum()), int((other & ~right).sum())
             row = {"arm": arm.name, "baseline": baseline.name, "seed": seed, "n_images": len(a)}
-            rows.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
-    return rows
-
-
-def joint(results: Results) -> list[dict[str, Any]]:
-    """Return each arm's difference to its baseline in accuracy, with the uncertainty of seeds and images together."""
-    rows = []
-    for arm, baseline in _compared(results):
-        gains = []  # of each seed: (images,) right with the arm less right with the baseline
-        for seed in results.ablation.seeds:
-            a, b = (_predictions(results, x.name, seed) for x in (arm, baseline))
-            if a is not None and b is not None and a[["index", "target"]].equals(b[["index", "target"]]):
-                gains.append((a["target"] == a["prediction"]).to_numpy(float) - (b["target"] == b["prediction"]))
+            pairs.append({**row, "only_arm": only, "only_baseline": less, "p": mcnemar(only, less)})
+            gains.append(right.to_numpy(float) - other)
         if len(gains) > 1 and len({len(gain) for gain in gains}) == 1:
             value, low, high = seeds_and_images(np.stack(gains), results.ablation.stats.ci)
             row = {"arm": arm.name, "baseline": baseline.name, "n": len(gains), "n_images": len(gains[0])}
-            rows.append({**row, "difference": value, "difference_low": low, "difference_high": high})
-    return rows
+            joint.append({**row, "difference": value, "difference_low": low, "difference_high": high})
+    return pairs, joint
+
+
+def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
+    run = results.runs.get((arm, seed))
+    path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
+    if path is None or not path.is_file():
+        return None
+    table = pd.read_parquet(path)  # a regression has no right or wrong
+    return table[["index", "target", "prediction"]] if "target" in table else None
 
 
 def section(results: Results, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:

@@ -1,16 +1,12 @@
 """The logistic-regression gate: a network that does not beat it on the same pixels is under-trained."""
 
-import tempfile
 import warnings
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved
 from vitlab.ablation.work.identity import json_digest
-from vitlab.ablation.work.resolve import fit_args, overrides
+from vitlab.ablation.work.resolve import build_arm
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 
@@ -79,16 +75,8 @@ def _fit(ablation: Ablation, arm: Resolved) -> dict[str, Any]:
     from sklearn.linear_model import LogisticRegression
 
     from vitlab.analysis.subject import Subject
-    from vitlab.config.parser import VitlabCLI
-    from vitlab.jobs.terminal import open_terminal
 
-    open_terminal()
-    settings = {**overrides(ablation, arm.arm, ablation.seeds[0]), "trainer.logger": False}
-    settings["trainer.accelerator"] = "cpu"
-    with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "overrides.yaml"
-        given.write_text(yaml.safe_dump(settings, sort_keys=False))
-        cli = VitlabCLI(fit_args(ablation, arm.arm, given))
+    cli = build_arm(ablation, arm.arm)
     subject = Subject(cli.model.net, cli.datamodule, {}, "", classifies=True)
     parts: list[Any] = []
     for split, limit in (("train", MOST), (ablation.evaluate, 10 * MOST)):

@@ -33,6 +33,10 @@ class Results:
     notes: dict[tuple[str, int], str] = field(default_factory=dict)  # problems of damaged cells
     mixed: list[str] = field(default_factory=list)  # cells that read other images than their arm's probe
 
+    def arm(self, name: str) -> Resolved | None:
+        """Return the measured arm of a name; None if it is not measured."""
+        return next((arm for arm in self.resolved if arm.arm.name == name), None)
+
     def values(self, arm: Arm, metric: str) -> list[float]:
         """Return a metric of every finished seed of an arm, in the order of the seeds."""
         return [value for _, value in self.by_seed(arm.name, metric)]

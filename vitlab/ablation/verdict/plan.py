@@ -1,5 +1,6 @@
-"""The plan of an ablation: cells, fairness, detectable effect, time, memory and disk."""
+"""The plan of an ablation: cells, fairness, detectable effect, time, memory and disk; whether its arms start alike."""
 
+import hashlib
 import math
 import statistics
 from collections import Counter
@@ -7,17 +8,21 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.verdict.arms import arm_questions
-from vitlab.ablation.verdict.audit import fair_facts, mismatches, steps
+from vitlab.ablation.verdict.audit import fair_facts, mismatches, reference, steps
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import claim_questions
 from vitlab.ablation.verdict.words import deviations
 from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
+from vitlab.ablation.work.resolve import build_arm
 from vitlab.ablation.work.status import ORDER
 from vitlab.ablation.work.tuning import tuned
 from vitlab.stats import detectable
+
+Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values
 
 
 @dataclass
@@ -123,3 +128,43 @@ def _spread(results: Results) -> float | None:
     values = [results.values(arm, results.ablation.primary) for arm in results.ablation.arms]
     variances = [statistics.variance(x) for x in values if len(x) > 1]
     return math.sqrt(statistics.mean(variances)) if variances else None
+
+
+def check_lines(ablation: Ablation) -> tuple[list[str], bool]:
+    """Compare the initial weights of each arm with those of equal name and shape in the arm to match.
+
+    Returns:
+        A line for each arm, and whether all of them are equal.
+    """
+    starts = {arm.name: _start(ablation, arm) for arm in ablation.arms}
+    lines, is_alike = [], True
+    for arm in ablation.arms:
+        matched, start = reference(ablation, arm) or arm, starts[arm.name]
+        if matched is arm:
+            lines.append(f"init     {arm.name}: {len(start)} tensors")
+            continue
+        other = starts[matched.name]
+        shared = [key for key, (shape, _) in start.items() if key in other and other[key][0] == shape]
+        differing = [key for key in shared if start[key] != other[key]]
+        own = [key for key in start if key not in shared]
+        text = f"{len(shared)} tensors of the same name and shape as in {matched.name}, "
+        text += f"{len(differing)} DIFFER INITIALLY: {', '.join(differing[:4])}" if differing else "all equal initially"
+        lines.append(f"init     {arm.name}: {text}" + (f"; only here: {_few(own)}" if own else ""))
+        is_alike = is_alike and not differing
+    return lines, is_alike
+
+
+def _start(ablation: Ablation, arm: Arm) -> Start:
+    """Return the initial weights of an arm with the first seed."""
+    import torch
+
+    state = build_arm(ablation, arm).model.net.state_dict()
+    return {
+        k: (tuple(v.shape), hashlib.sha256(v.contiguous().view(torch.uint8).numpy()).hexdigest())
+        for k, v in state.items()
+    }
+
+
+def _few(names: list[str]) -> str:
+    parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
+    return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if len(parts) > 4 else "")

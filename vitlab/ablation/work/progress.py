@@ -45,8 +45,7 @@ class Progress:
     def best(self) -> tuple[str, float] | None:
         """Return name and value of the best cell so far."""
         known = {name: value for name, value in self.values.items() if value == value}
-        sign = -1 if self.cells and self.cells[0].ablation.mode == "min" else 1
-        return max(known.items(), key=lambda item: sign * item[1]) if known else None
+        return max(known.items(), key=lambda item: self.cells[0].ablation.sign * item[1]) if known else None
 
     def line(self, states: dict[str, State]) -> str:
         """Return the numbers of done and failed cells, the time left, and the best cell so far."""

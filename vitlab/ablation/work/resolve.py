@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -24,6 +25,9 @@ from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir, write_text
+
+if TYPE_CHECKING:
+    from vitlab.config.parser import VitlabCLI
 
 PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config has otherwise
     "trainer.max_steps": (20, -1),
@@ -49,8 +53,8 @@ def command(ablation: Ablation) -> list[str]:
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
     """Return the settings of a cell: those of its arm, its seed, device and logger."""
     logger: Any = False
-    if ablation.wandb and ablation.wandb.get("mode") != "disabled":
-        names = {"project": ablation.wandb.get("project", "vitlab"), "name": f"{arm.name} s{seed}"}
+    if ablation.wandb:
+        names = {"project": ablation.wandb.project, "name": f"{arm.name} s{seed}"}
         logger = {"class_path": "WandbLogger", "init_args": names}
     return {**nested(arm.overrides), "seed_everything": seed, "trainer.devices": 1, "trainer.logger": logger}
 
@@ -74,6 +78,19 @@ def fit_args(ablation: Ablation, arm: Arm, overrides_file: Path) -> list[str]:
     """Return the config arguments of ``vitlab fit``."""
     paths = [*ablation.base, *arm.configs, str(overrides_file)]
     return [word for path in paths for word in ("--config", path)]
+
+
+def build_arm(ablation: Ablation, arm: Arm) -> "VitlabCLI":
+    """Build task, data and trainer of an arm with the first seed, in this process, on the CPU and without a logger."""
+    from vitlab.config.parser import VitlabCLI
+    from vitlab.jobs.terminal import open_terminal
+
+    open_terminal()
+    settings = {**overrides(ablation, arm, ablation.seeds[0]), "trainer.logger": False, "trainer.accelerator": "cpu"}
+    with tempfile.TemporaryDirectory() as folder:
+        given = Path(folder) / "overrides.yaml"
+        given.write_text(yaml.safe_dump(settings, sort_keys=False))
+        return VitlabCLI(fit_args(ablation, arm, given))
 
 
 def start_args(arm: Arm, seed: int) -> list[str]:
@@ -178,7 +195,8 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
         try:
             with slot(1, stop) as own:  # a whole GPU, to measure memory and speed
                 if own and not _load(arm, cache, code):  # another process may have just finished it
-                    write_text(cache, json.dumps(_run_probe(ablation, arm, place, workers, own, claim, stop)))
+                    facts = _run_probe(ablation, arm, place, workers, own, claim, stop)
+                    RunDir(cache.parent).write(cache.name, facts)
         finally:
             shutil.rmtree(place, ignore_errors=True)
             claim.release()

@@ -1,6 +1,5 @@
 """Suggest the next candidate with Optuna's tree-structured Parzen estimator (Bergstra et al. 2011)."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from vitlab.ablation.file.tune import Range, Tune
 from vitlab.ablation.work.identity import json_digest
 from vitlab.errors import UsageError
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import RunDir
 
 Past = Sequence[tuple[Mapping[str, Any], float, int]]  # values, score (NaN: it diverged), epoch if it was stopped
 AT_RANDOM = 4  # candidates before the first that learns from others, the same for all arms
@@ -23,9 +22,8 @@ def suggestion(tune: Tune, sign: int, past: Past, folder: Path) -> dict[str, Any
     space = {key: vars(v) if isinstance(v, Range) else list(v) for key, v in tune.space.items()}
     name = f"try{len(past)}-{json_digest([space, sign, [list(p) for p in past]])}.json"
     if not (folder / name).is_file():
-        write_text(folder / name, json.dumps(_suggest(tune, sign, past)) + "\n")
-    values: dict[str, Any] = json.loads((folder / name).read_text())
-    return values
+        RunDir(folder).write(name, _suggest(tune, sign, past))
+    return RunDir(folder).read(name)
 
 
 def _suggest(tune: Tune, sign: int, past: Past) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class Trial:
     def score_at(self, epoch: int) -> float:
         """Return its mean at the first validation after an epoch; NaN if one of its seeds is not there yet."""
         values = [cell.value_at(epoch) for cell in self.cells]
-        worst = math.inf if self.cells[0].ablation.mode == "min" else -math.inf
+        worst = -math.inf * self.cells[0].ablation.sign
         return _mean([worst if value is not None and math.isnan(value) else value for value in values])
 
 
@@ -74,7 +74,7 @@ def trials(ablation: Ablation, resolved: Sequence[Resolved]) -> list[Trial]:
     tune = ablation.tune
     if tune is None:
         return []
-    home, sign = ablation.directory / "tune", -1 if ablation.mode == "min" else 1
+    home, sign = ablation.directory / "tune", ablation.sign
     inner = replace(ablation, home=home, evaluate="val", analyses=(), seeds=tune.seeds, claims=(), tune=None)
     found = []
     for arm in resolved:
@@ -161,7 +161,7 @@ def run_trials(ablation: Ablation, arms: Sequence[Resolved], pool_of: Callable[[
 def choices(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, Trial]:
     """Return the best candidate of every arm whose trials are over, the first in a tie; none below the floor."""
     assert ablation.tune
-    sign, found = (-1 if ablation.mode == "min" else 1), {}
+    sign, found = ablation.sign, {}
     for arm in dict.fromkeys(trial.arm for trial in tried):
         mine = [trial for trial in tried if trial.arm == arm]
         known = [trial for trial in mine if not math.isnan(trial.score())]
@@ -186,8 +186,8 @@ def given_up(ablation: Ablation, tried: Sequence[Trial]) -> dict[str, str]:
         mine = [trial for trial in tried if trial.arm == arm]
         if arm not in chosen and is_over(ablation, mine):
             scores = [trial.score() for trial in mine if trial.score() == trial.score()]
-            best = (min if ablation.mode == "min" else max)(scores, default=math.nan)
-            short = f"its best candidate has {best:.4f} on validation data, `tune.floor` is {ablation.tune.floor}"
+            best, floor = ablation.best(scores), ablation.tune.floor
+            short = f"its best candidate has {best:.4f} on validation data, `tune.floor` is {floor}"
             found[arm] = short if scores else "all of its candidates diverged"
     return found
 

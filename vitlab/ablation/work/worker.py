@@ -2,7 +2,6 @@
 
 import datetime
 import json
-import os
 import re
 import shlex
 import shutil
@@ -208,10 +207,5 @@ def _wandb(cell: Cell) -> dict[str, str]:
     wandb = cell.ablation.wandb
     if not wandb:
         return {}
-    mode = os.environ.get("WANDB_MODE") or wandb.get("mode", "online")
-    return {
-        "WANDB_RUN_GROUP": cell.ablation.name,
-        "WANDB_JOB_TYPE": cell.arm.name,
-        "WANDB_RESUME": "allow",
-        "WANDB_MODE": mode,
-    }
+    names = {"WANDB_RUN_GROUP": cell.ablation.name, "WANDB_JOB_TYPE": cell.arm.name, "WANDB_RESUME": "allow"}
+    return {**names, "WANDB_MODE": wandb.mode} if wandb.mode else names
