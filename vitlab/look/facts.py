@@ -4,19 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 
 from vitlab.analysis.intervals import share_interval
-from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
+from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.analysis.outcomes.classes import confusion
 from vitlab.config.keys import flatten
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.standing import Standing
-from vitlab.stats import mcnemar
+from vitlab.stats import mcnemar, paired_interval
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
 MOST_CLASSES = 60  # largest confusion matrix on a page
@@ -136,10 +135,11 @@ def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) ->
     names += [f"class {k}" for k in range(len(names), int(table[["target", "prediction"]].to_numpy().max()) + 1)]
     right = (table["target"] == table["prediction"]).to_numpy()
     low, high = share_interval(int(right.sum()), len(right))
-    bins = reliability(table["probability"].to_numpy(), right)
+    said = table["probability"].to_numpy()
+    bins, error = reliability(said, right), calibration_error(said, right)
     points = list(zip(bins["confidence"].tolist(), bins["accuracy"].tolist(), strict=True))
-    ece = f"calibration, ECE {expected_calibration_error(bins):.4f}"
-    chart = line_chart(ece, {"accuracy": points, "calibrated": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
+    title = f"calibration error {error.rms:.3f} [{error.low:.3f}, {error.high:.3f}], ECE {error.plain:.3f}"
+    chart = line_chart(title, {"accuracy": points, "calibrated": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
     wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
     return {
@@ -151,7 +151,7 @@ def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) ->
 
 
 def paired(a: RunDir, b: RunDir) -> dict[str, Any] | None:
-    """Compare two runs image by image: McNemar's exact p, and the difference with a bootstrap interval over images."""
+    """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images."""
     tables = [predictions_of(run) for run in (a, b)]
     if any(table is None for table in tables):
         return None
@@ -161,8 +161,6 @@ def paired(a: RunDir, b: RunDir) -> dict[str, Any] | None:
         return None
     right, right_b = ((both[name] == both["target"]).to_numpy() for name in ("prediction", "prediction_b"))
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
-    change, rng = right_b.astype(float) - right, np.random.default_rng(0)
-    draws = change[rng.integers(len(change), size=(1000, len(change)))].mean(axis=1)
-    low, high = np.quantile(draws, (0.025, 0.975))
+    low, high = paired_interval(only_b, only_a, len(both))
     facts = {"split": split, "n": len(both), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
-    return {**facts, "difference": float(change.mean()), "low": float(low), "high": float(high)}
+    return {**facts, "difference": (only_b - only_a) / len(both), "low": low, "high": high}
