@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from small_nets import small_net
 
 from vitlab.analysis.features import (
@@ -12,7 +13,7 @@ from vitlab.analysis.features import (
     few_shot_accuracy,
     knn_accuracy,
 )
-from vitlab.analysis.probes import PositionProbe, analyze_probe, probe_layers, ridge, without_positions
+from vitlab.analysis.probes import PENALTIES, PositionProbe, analyze_probe, probe_layers, ridge, without_positions
 
 
 def test_ridge_is_what_numpy_solves():
@@ -28,7 +29,7 @@ def test_ridge_is_where_the_penalised_loss_is_flat():
     assert torch.autograd.grad(loss, w)[0].abs().max().item() < 1e-10
 
 
-def test_the_probe_in_batches_is_one_ridge_regression():
+def test_the_probe_in_batches_is_one_ridge_regression_with_the_penalty_of_scikit_learn():
     fit, held_out = torch.randn(8, 6, 5), torch.randn(4, 6, 5)
     probe = PositionProbe((2, 3))
     for part in fit.split(3):
@@ -36,14 +37,33 @@ def test_the_probe_in_batches_is_one_ridge_regression():
     for part in held_out.split(3):
         probe.score(part)
     targets = torch.cat([torch.eye(6), torch.tensor([[n // 3, n % 3] for n in range(6)])], dim=1).double()
-    x, unseen = (torch.cat([t, torch.ones(len(t), 6, 1)], dim=2).double() for t in (fit, held_out))
-    guess = unseen.flatten(0, 1) @ ridge(x.flatten(0, 1), targets.repeat(8, 1), 0.1)
+    x, y = fit.flatten(0, 1).double().numpy(), targets.repeat(8, 1).numpy()
+    x, y, mean = x - x.mean(axis=0), y - y.mean(axis=0), x.mean(axis=0)
+    scores = {}
+    for penalty in PENALTIES.numpy() * np.square(x).sum() / 5:  # generalized cross-validation, by its hat matrix
+        hat = x @ np.linalg.solve(x.T @ x + penalty * np.eye(5), x.T)
+        left = np.square(y - hat @ y).sum(axis=0) / np.square(y).sum(axis=0)
+        scores[penalty] = left.sum() / (len(x) - 1 - np.trace(hat)) ** 2
+    model = Ridge(alpha=min(scores, key=scores.get)).fit(x + mean, targets.repeat(8, 1).numpy())
+    guess = torch.from_numpy(model.predict(held_out.flatten(0, 1).double().numpy()))
     accuracy = (guess[:, :6].argmax(dim=1) == torch.arange(6).repeat(4)).double().mean().item()
     places = targets[:, 6:].repeat(4, 1)
     missed = (guess[:, 6:] - places).square().sum() / (places - places.mean(dim=0)).square().sum()
     found = probe.result()
     assert found["accuracy"] == pytest.approx(accuracy)
     assert found["r2"] == pytest.approx(1 - missed.item())
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e-1, 1e-2, 1e-3])
+def test_features_times_a_number_tell_their_cells_as_well(factor):
+    def found(factor):
+        generator = torch.Generator().manual_seed(0)
+        places, probe = torch.randn(16, 8, generator=generator), PositionProbe((4, 4))
+        for use in (probe.add, probe.score):
+            use(factor * (places + torch.randn(64, 16, 8, generator=generator)))
+        return probe.result()
+
+    assert found(factor) == pytest.approx(found(1.0), rel=1e-4) and found(1.0)["accuracy"] > 0.5
 
 
 def test_a_token_that_says_its_cell_is_placed_right():

@@ -17,7 +17,7 @@ from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens
 
-PENALTY = 0.1  # weight of the squared weights of a PositionProbe
+PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a PositionProbe, in mean variances of the features
 
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
@@ -28,6 +28,34 @@ def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
 def solve_ridge(gram: Tensor, cross: Tensor, l2: float) -> Tensor:
     """Return the weights of :func:`ridge` from ``x^T x`` and ``x^T y``, which can be summed over batches."""
     return torch.linalg.solve(gram + l2 * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), cross)
+
+
+def cross_validated_ridge(gram: Tensor, cross: Tensor, squares: Tensor, n: float) -> Tensor:
+    """Return the weights of :func:`solve_ridge` with the best penalty for all targets together.
+
+    Args:
+        gram: ``x^T x`` of centered features, ``(D, D)``.
+        cross: ``x^T y`` with centered targets, ``(D, T)``.
+        squares: ``y^T y`` of each target, ``(T,)``.
+        n: Number of rows of x.
+
+    Example:
+        >>> x = torch.randn(50, 3).double()
+        >>> x = x - x.mean(dim=0)
+        >>> y = x @ torch.ones(3, 1).double()
+        >>> cross_validated_ridge(x.T @ x, x.T @ y, y.square().sum(dim=0), n=50).round(decimals=3).flatten().tolist()
+        [1.0, 1.0, 1.0]
+    """
+    values, vectors = torch.linalg.eigh(gram)
+    values, along, best = values.clamp_min(0), vectors.T @ cross, (float("inf"), torch.zeros_like(cross))
+    for penalty in (PENALTIES * values.mean()).tolist() if values.any() else []:
+        kept = values + penalty
+        freedom = n - 1 - float((values / kept).sum())
+        left = squares - (along.square() * ((values + 2 * penalty) / kept.square())[:, None]).sum(dim=0)
+        score = float((left / squares.clamp_min(1e-12)).sum()) / freedom**2 if freedom > 0 else float("inf")
+        if score < best[0]:
+            best = score, vectors @ (along / kept[:, None])
+    return best[1]
 
 
 def centered(x: Tensor) -> Tensor:
@@ -59,8 +87,18 @@ def steady(x: Tensor) -> Tensor:
 class PositionProbe:
     """Ridge regression from a token to its cell: which of N, and its row and column.
 
+    Its penalty is the one with the least generalized cross-validation among :data:`PENALTIES` (Golub et al. 1979,
+    doi:10.1080/00401706.1979.10489751), so features times a number are read equally well; the intercept has none.
+
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
+
+    Example:
+        >>> probe = PositionProbe((1, 2))
+        >>> probe.add(torch.tensor([[[1.0], [2.0]], [[1.1], [2.1]]]))
+        >>> probe.score(torch.tensor([[[1.0], [2.1]]]))
+        >>> probe.accuracies()
+        tensor([1.], dtype=torch.float64)
     """
 
     def __init__(self, grid_size: Grid) -> None:
@@ -69,7 +107,8 @@ class PositionProbe:
         one_hot = F.one_hot(cells).double()
         self.places = torch.stack([cells // w, cells % w], dim=1).double()  # (N, 2)
         self.targets = torch.cat([one_hot, self.places], dim=1)  # (N, N + 2)
-        self.gram, self.cross = torch.zeros(()), torch.zeros(())
+        self.gram, self.cross = torch.zeros(()), torch.zeros(())  # (D + 1, D + 1), (D + 1, N + 2)
+        self._weights: Tensor | None = None
         self.right: list[Tensor] = []  # share of right cells of each image
         self.missed: list[Tensor] = []  # squared distances of each image's guesses, summed
 
@@ -78,13 +117,26 @@ class PositionProbe:
         x = _with_bias(tokens)  # (B, N, D + 1)
         self.gram = self.gram + torch.einsum("bni, bnj -> ij", x, x)
         self.cross = self.cross + x.sum(dim=0).T @ self.targets
+        self._weights = None
 
     def score(self, tokens: Tensor) -> None:
         """Score ``(B, N, D)`` held-out tokens."""
-        guess = _with_bias(tokens) @ solve_ridge(self.gram, self.cross, PENALTY)  # (B, N, N + 2)
+        guess = _with_bias(tokens) @ self.weights()  # (B, N, N + 2)
         guess = guess.round(decimals=9)  # equal tokens get equal guesses: threads round rows of a product apart
         self.right.append((guess[..., :-2].argmax(dim=-1) == torch.arange(len(self.targets))).double().mean(dim=1))
         self.missed.append((guess[..., -2:] - self.places).square().sum(dim=(1, 2)))
+
+    def weights(self) -> Tensor:
+        """Return the ``(D + 1, N + 2)`` weights that the training tokens determine, the intercept last."""
+        if self._weights is None:
+            n, means, goals = self.gram[-1, -1], self.gram[-1, :-1] / self.gram[-1, -1], self.targets.mean(dim=0)
+            gram = self.gram[:-1, :-1] - n * means.outer(means)
+            if gram.trace() <= 1e-10 * self.gram[:-1, :-1].trace():  # the features are constant, up to rounding
+                gram = torch.zeros_like(gram)
+            cross = self.cross[:-1] - n * means.outer(goals)
+            slopes = cross_validated_ridge(gram, cross, n * self.targets.var(dim=0, correction=0), float(n))
+            self._weights = torch.cat([slopes, (goals - means @ slopes)[None]])
+        return self._weights
 
     def accuracies(self) -> Tensor:
         """Return the share of each image's tokens with the right cell, ``(n,)``."""
@@ -161,7 +213,8 @@ def analyze_probe(subject: Subject) -> Finding:
     axes[1].set_ylim(min(0.0, table["excess"].min()), 1.05)
     base_name = "the same network, positions taken out" if other is None else other.name
     note = (
-        f"ridge on up to {subject.num_images} training images, scored on validation images; no positions: {base_name}"
+        f"ridge on up to {subject.num_images} training images, penalty by generalized cross-validation, scored on "
+        f"validation images; no positions: {base_name}"
     )
     return Finding(table.drop(columns="line"), figure, note)
 
