@@ -12,10 +12,11 @@ from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
 from vitlab import contract
+from vitlab.callbacks.record import RunRecord
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
-from vitlab.runs.generations import WRITING, BackgroundCheckpointIO, NotSaved, rotate, sweep
+from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
 LOOK = 8  # batches between two checks of the clock, on which processes have to agree
 
@@ -64,7 +65,8 @@ class Checkpoint(callbacks.Checkpoint):
         """Fill in the defaults of the task, and the directory of the run."""
         self.monitor = self.monitor or (contract.monitor(pl_module) or (None, None))[1]
         self.mode = self.mode or contract.better(pl_module, self.monitor)
-        self.run = RunDir(trainer.default_root_dir)
+        records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
+        self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
@@ -177,11 +179,14 @@ class Checkpoint(callbacks.Checkpoint):
         if trainer.is_global_zero:
             self.run.check_there()  # writing would recreate the directory, without its configuration
         _check_finite(trainer)
-        finish = partial(rotate, self.directory, names, {"epoch": trainer.current_epoch, "step": trainer.global_step})
+        facts = {"epoch": trainer.current_epoch, "step": trainer.global_step}
+        finish = partial(rotate, self.directory, names, facts, fence=self.run.fence)
         files = trainer.strategy.checkpoint_io
         if isinstance(files, BackgroundCheckpointIO):
             files.finish = finish
-        trainer.save_checkpoint(self.directory / WRITING, weights_only=False)  # everywhere: some strategies gather
+        trainer.save_checkpoint(
+            self.directory / writing(self.run.fence), weights_only=False
+        )  # everywhere: some strategies gather
         if not isinstance(files, BackgroundCheckpointIO) and trainer.is_global_zero:
             finish()
         self._unsettled = names

@@ -2,7 +2,6 @@
 
 import datetime
 import gc
-import json
 import logging
 import math
 import resource
@@ -10,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -25,6 +23,7 @@ from vitlab.callbacks.steps import Steps, logged
 from vitlab.errors import Stopped
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir
+from vitlab.runs.fence import Fence, Fenced
 
 LOG = logging.getLogger("vitlab")
 _ADVICE = "lower `model.lr`, or raise `model.warmup_epochs`"
@@ -65,6 +64,9 @@ class RunRecord(Callback):
         if type(trainer.profiler) is PassThroughProfiler:
             trainer.profiler = Unprofiled()
         search_no_driver()
+        if trainer.world_size > 1:  # whichever process is left at the end writes the last record
+            token = trainer.strategy.broadcast(self.run.fence.token if self.run.fence else None)
+            self.run.fence = self.run.fence or (token and Fence(self.run.path, token))
         if trainer.is_global_zero:
             self.run.check_there()
             self.attempt = self.run.record.get("attempts", 0) + 1
@@ -73,7 +75,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drop the metrics of steps that are repeated, which sharded training only knows now, and start the clocks."""
         if trainer.is_global_zero:
-            _drop_later_rows(self.run.metrics, self._known_bytes)
+            _drop_later_rows(self.run, self._known_bytes)
         gc.collect()
         gc.freeze()  # these objects live as long as the run: exclude them from later collections
         self.started = True
@@ -90,7 +92,8 @@ class RunRecord(Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Add the time that training has waited for this batch."""
+        """Add the time that training has waited for this batch; end if another process has taken over."""
+        self._end_if_fenced()
         self._waited += time.perf_counter() - self._waiting_since
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: torch.optim.Optimizer) -> None:
@@ -178,34 +181,42 @@ class RunRecord(Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """Write why the run ended early."""
+        if isinstance(exception, Fenced):
+            return  # its log belongs to another process, too
         LOG.debug("the run ended early", exc_info=exception)
         status = "preempted" if isinstance(exception, KeyboardInterrupt | Stopped) else "failed"
         error = f"{type(exception).__name__}: {exception}"[:2000]
         self._end(trainer, status, error=error, ending=broken_off(exception))
 
+    def on_validation_batch_start(self, *args: Any) -> None:
+        """End if another process has taken over."""
+        self._end_if_fenced()
+
+    def _end_if_fenced(self) -> None:
+        if self.run.fence and self.run.fence.loss:
+            raise self.run.fence.loss
+
     def _end(self, trainer: L.Trainer, status: str, **facts: Any) -> None:
         gc.unfreeze()
-        if trainer.is_global_zero and (self.run.path / "run.json").is_file():  # the directory may be gone
+        if trainer.is_global_zero and (self.run.fence or (self.run.path / "run.json").is_file()):
             with suppress(OSError) if "error" in facts else nullcontext():  # a full disk must not hide its own error
                 self.run.update("run.json", status=status, ended=now_utc(), peak_memory=peak_memory(), **facts)
 
     def _write(self, trainer: L.Trainer, values: dict[str, float]) -> None:
         if trainer.is_global_zero:
-            self.run.check_there()
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
-            with self.run.metrics.open("a") as file:
-                file.write(json.dumps(head | values) + "\n")
+            self.run.append_row(head | values)
 
 
-def _drop_later_rows(path: Path, known: int | None) -> None:
-    """Truncate ``path`` to its first ``known`` bytes, dropping rows of steps to repeat, and to complete rows."""
+def _drop_later_rows(run: RunDir, known: int | None) -> None:
+    """Truncate metrics to their first ``known`` bytes, dropping rows of steps to repeat, and to complete rows."""
+    path = run.metrics
     text = path.read_bytes() if path.is_file() else b""
     size = text.rfind(b"\n") + 1
     if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
         size = min(size, known)
     if size < len(text):
-        with path.open("r+b") as file:
-            file.truncate(size)
+        run.cut_rows(size)
 
 
 def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:

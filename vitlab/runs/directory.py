@@ -5,12 +5,14 @@ import hashlib
 import json
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 from vitlab.runs.standing import Standing, standing
@@ -23,10 +25,6 @@ OWN = {  # what vitlab and the loggers write into a run directory
     *("wandb", "lightning_logs", "export", "trained_on.npy"),
 }
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-class RunGone(OSError):
-    """The directory of a run was deleted, moved or replaced during training."""
 
 
 class RunDir:
@@ -47,6 +45,7 @@ class RunDir:
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.weights = self.path / "weights"
+        self.fence: Fence | None = None  # of the process that trains here
         self._place: tuple[int, int] | None = None
 
     def exists(self) -> bool:
@@ -54,7 +53,7 @@ class RunDir:
         return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
 
     def check_there(self) -> None:
-        """Raise :class:`RunGone` unless the directory is the same as at the first call."""
+        """Raise :class:`RunGone` unless this is the directory of the first call, and still this process's."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -63,6 +62,14 @@ class RunDir:
         if place != (self._place or place):
             raise RunGone(f"the run directory {self.path} was replaced by another during training")
         self._place = place
+        if self.fence:
+            self.fence.check()
+
+    def take_over(self) -> None:
+        """Make this process the one that writes here: from now on, earlier attempts to train write nothing more."""
+        record = dict(self.record)
+        self.fence = Fence(self.path)
+        self.fence.take_over({**record, "host": socket.gethostname(), "pid": os.getpid()})
 
     def foreign(self) -> list[str]:
         """Return the names of files in the directory that no run writes."""
@@ -165,10 +172,16 @@ class RunDir:
 
     def write(self, file: str, content: Any) -> None:
         """Write a JSON file atomically, so that no reader and no crash sees half of it."""
-        write_text(self.path / file, json.dumps(content, indent=1, default=str) + "\n", sync=True)
+        self.write_text(file, json.dumps(content, indent=1, default=str) + "\n")
+
+    def write_text(self, file: str, text: str) -> None:
+        """Write a text file atomically, if this process may write."""
+        write_text(self.path / file, text, sync=True, fence=self.fence)
 
     def update(self, file: str, **values: Any) -> None:
         """Change some values of a JSON file."""
+        if self.fence:
+            self.check_there()  # what was removed is written again first
         self.write(file, {**self.read(file), **values})
 
     def set_aside_damaged(self) -> list[str]:
@@ -183,6 +196,22 @@ class RunDir:
                 messages.append(f"{str(error).partition('; ')[0]}; it is kept as {file}.damaged")
         return messages
 
+    def append_row(self, row: dict[str, Any]) -> None:
+        """Append a row to metrics.jsonl, if this process may write."""
+        self.check_there()
+        if self.fence:
+            self.fence.append(json.dumps(row))
+        else:
+            with self.metrics.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def cut_rows(self, size: int) -> None:
+        """Cut metrics.jsonl to its first ``size`` bytes."""
+        if self.fence:
+            self.fence.cut_rows(size)
+        else:
+            os.truncate(self.metrics, size)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
         lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
@@ -190,10 +219,17 @@ class RunDir:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``; the file replaces ``path`` in one step, or is removed on failure."""
+def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
+    """Yield a temporary path beside ``path``; the file replaces ``path`` in one step, or is removed on failure.
+
+    With the ``fence`` of a training it replaces ``path`` only while that training may write.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{os.getpid()}.{path.name}")  # some libraries depend on the suffix
+    if fence:
+        with fence.beside(path) as beside:
+            yield beside
+        return
+    beside = path.with_name(f".{os.getpid()}-{os.urandom(3).hex()}.{path.name}")  # some libraries depend on the suffix
     try:
         yield beside
         os.replace(beside, path)
@@ -201,9 +237,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str, sync: bool = False) -> None:
+def write_text(path: Path, text: str, sync: bool = False, fence: Fence | None = None) -> None:
     """Write a text file atomically, with ``sync`` also across a power failure."""
-    with atomic_write(path) as beside, beside.open("w") as file:
+    with atomic_write(path, fence) as beside, beside.open("w") as file:
         file.write(text)
         if sync:
             file.flush()

@@ -7,6 +7,7 @@ import resource
 import shutil
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
+from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
 from vitlab.runs.shards import sweep_shards
 
@@ -68,7 +70,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         return failure
 
     def write(self, content: dict[str, Any], path: Path) -> None:
-        """Write and sync a file, and give it its names."""
+        """Write and sync a file, and give it its names; again if somebody removes it or its folder meanwhile."""
+        try:
+            self._write(content, path)
+        except FileNotFoundError:
+            self._write(content, path)
+
+    def _write(self, content: dict[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             torch.save(content, file)
@@ -81,11 +89,12 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         try:
             work()
         except BaseException as error:
-            reason = _reason(error)
+            reason = None if isinstance(error, RunGone) else _reason(error)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             if reason is None:
                 self._error = error
             else:
-                path.unlink(missing_ok=True)
                 self._failure = _not_saved(path.parent, reason, size)
 
 
@@ -148,28 +157,34 @@ def megabytes(size: float) -> str:
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
-def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> None:
+def writing(fence: Fence | None) -> str:
+    """Return the name of the checkpoint that is being written; every attempt to train has its own."""
+    return f"{WRITING}-{fence.token}" if fence else WRITING
+
+
+def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None, fence: Fence | None = None) -> None:
     """Give the new checkpoint its ``names``; the last one becomes ``previous``.
 
     At every moment each file is intact and its checksum is in the manifest: the new checksum is written there before
     the first file is renamed.
     """
-    written, last, previous = (folder / name for name in (WRITING, "last.ckpt", "previous.ckpt"))
+    written, last, previous = (folder / name for name in (writing(fence), "last.ckpt", "previous.ckpt"))
     status = written.stat()
     entry = {"sha256": file_digest(written), "size": status.st_size, "modified": status.st_mtime_ns, **facts}
     entry |= {"shards": shards} if shards else {}
     before = read_manifest(folder)
-    _write_manifest(folder, {**before, WRITING: entry})
+    _write_manifest(folder, {**before, WRITING: entry}, fence)
     entries = {name: e for name, e in before.items() if name != WRITING}
     if last.is_file() and (old := _known(last, before)):  # a damaged file never replaces a good one
-        _rename_link(last, previous)
+        _rename_link(last, previous, fence)
         entries[previous.name] = old
     for name in names[1:]:  # hard links to the same file
-        _rename_link(written, folder / f"{name}.ckpt")
+        _rename_link(written, folder / f"{name}.ckpt", fence)
+    _check(fence)
     os.replace(written, folder / f"{names[0]}.ckpt")
     sync_folder(folder)
     entries |= {f"{name}.ckpt": entry for name in names}
-    _write_manifest(folder, entries)
+    _write_manifest(folder, entries, fence)
     sync_folder(folder)
     sweep_shards(folder, entries)
 
@@ -183,24 +198,31 @@ def _known(path: Path, entries: dict[str, Entry]) -> Entry | None:
     return next((e for e in entries.values() if e["sha256"] == digest), None)
 
 
-def _write_manifest(folder: Path, entries: dict[str, Entry]) -> None:
-    write_text(folder / NAME, json.dumps(entries, indent=1) + "\n", sync=True)
+def _check(fence: Fence | None) -> None:
+    if fence:
+        fence.check()
 
 
-def _rename_link(source: Path, target: Path) -> None:
-    link = target.with_name(_LINK)
+def _write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
+    write_text(folder / NAME, json.dumps(entries, indent=1) + "\n", sync=True, fence=fence)
+
+
+def _rename_link(source: Path, target: Path, fence: Fence | None) -> None:
+    link = target.with_name(f"{_LINK}-{fence.token}" if fence else _LINK)
     link.unlink(missing_ok=True)
     try:
         os.link(source, link)
     except OSError:  # the file system has no hard links
         shutil.copyfile(source, link)
+    _check(fence)
     os.replace(link, target)
 
 
 def sweep(folder: Path) -> None:
     """Remove the leftovers of a process that was killed while writing, and match checksums to files again."""
-    for path in (folder / WRITING, folder / _LINK, *folder.glob(f".*.{NAME}")):
-        path.unlink(missing_ok=True)
+    for pattern in (f"{WRITING}*", f"{_LINK}*", f".*.{NAME}"):
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
     entries = read_manifest(folder)
     if WRITING in entries:
         known = {e["sha256"]: e for e in entries.values()}

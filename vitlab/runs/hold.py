@@ -1,22 +1,27 @@
 """Lock a run directory, so that one process at a time trains in it, and prepare it."""
 
 import logging
+import multiprocessing
 import os
 import shutil
-import socket
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.fence import RunGone
 from vitlab.runs.generations import check_room
 from vitlab.runs.launch import launched_rank
 from vitlab.runs.processes import is_running
 
 LOG = logging.getLogger("vitlab")
+LEAVING = 4.0  # seconds that the main thread has to end once another process has the directory
 ORPHANS = 15.0  # seconds; loader workers hold the lock of a killed trainer until they notice, within five seconds
 
 
@@ -36,19 +41,21 @@ def locked(run: RunDir) -> Iterator[None]:
         yield
     finally:
         claim.release()
+        if run.fence:
+            run.fence.close()
         with suppress(OSError):
             run.path.rmdir()  # succeeds only if nothing was written
 
 
 def _take(run: RunDir) -> lock.Claim:
     path = run.path / LOCK
-    since, first = time.monotonic(), lock.read(path) or {}
+    since = time.monotonic()
     announced = False
     try:
-        while (claim := lock.take(path)) is None:
+        while (claim := lock.take(path, partial(_guard, run), partial(_leave, run))) is None:
             owner = lock.read(path) or {}
             waited = time.monotonic() - since
-            if not _may_have_died(owner, first, waited):
+            if not _may_have_died(owner, lock.silence_of(path), waited):
                 who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
                 raise UsageError(f"{who} is training in {run.path}; wait until it ends, or stop it")
             if waited > 3 and not announced:
@@ -60,12 +67,31 @@ def _take(run: RunDir) -> lock.Claim:
     return claim
 
 
-def _may_have_died(owner: dict[str, Any], first: dict[str, Any], waited: float) -> bool:
+def _may_have_died(owner: dict[str, Any], silence: float, waited: float) -> bool:
     """Return whether to keep waiting for a lock, because its owner is dead or has given no sign of life."""
-    if owner.get("host") == socket.gethostname():
+    if lock.is_here(owner):
         return not is_running(owner.get("pid", 0)) and waited < ORPHANS
-    touched = owner.get("age", 0) < first.get("age", 0) + waited / 2  # it would be older by all of it
-    return waited < lock.UNSIGNED or (not touched and waited < 2 * lock.DEAD)
+    return waited < lock.UNSIGNED or (silence > waited / 2 and waited < 2 * lock.DEAD)  # else it was touched meanwhile
+
+
+def _guard(run: RunDir) -> None:
+    if run.fence:
+        run.check_there()
+
+
+def _leave(run: RunDir, error: RunGone, released: threading.Event) -> None:
+    """End this process, which has lost the run directory: by an exception, or without the main thread if that hangs."""
+    if run.fence:
+        run.fence.loss = run.fence.loss or error
+    if released.wait(LEAVING):
+        return
+    if not (run.fence and run.fence.told) and sys.stderr is not None:
+        with suppress(OSError):
+            sys.stderr.write(f"vitlab: {printable(str(error))}; this one ends and writes nothing more\n")
+            sys.stderr.flush()
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(1)
 
 
 def prepare(run: RunDir, overwrite: bool, resumed: bool, weights: int) -> None:

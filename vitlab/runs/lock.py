@@ -2,7 +2,8 @@
 
 A claim is a file that only one process can create. Its owner touches it regularly, and holds a lock on it that child
 processes inherit. So a claim is dead when no process has the lock, or, on file systems without locks, when it has not
-been touched for a minute.
+been touched for a minute. Times are those of the file system, and are checked by watching, as a clock may jump. An
+owner that finds its file removed makes it again; one that finds the file of another has lost.
 """
 
 import fcntl
@@ -13,13 +14,16 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.processes import is_running, start_time
 
 UNSIGNED = 2.0  # seconds that a new claim may lack its owner's name
+LOOK = 1.0  # seconds between two looks at the own claim
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
 
@@ -30,13 +34,22 @@ class Claim:
     Args:
         path: The claim's file.
         fd: The open file.
+        guard: Called at every look; raises RunGone if the owner must not go on.
+        on_loss: Called in a thread with what was raised, once the claim is lost; gets an event set at the release.
     """
 
-    def __init__(self, path: Path, fd: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        fd: int,
+        guard: Callable[[], None] = lambda: None,
+        on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
+    ) -> None:
         self.path, self.fd = path, fd
+        self.guard, self.on_loss = guard, on_loss
         self.lost = False
         self._end = threading.Event()
-        self._facts: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "started": round(time.time())}
+        self._facts: dict[str, Any] = {**_place(), "pid": os.getpid(), "started": round(time.time())}
         self.note()
         self._beat = threading.Thread(target=self._stay_alive, daemon=True)
         self._beat.start()
@@ -50,9 +63,11 @@ class Claim:
     def release(self) -> None:
         """Release the claim."""
         self._end.set()
-        self._beat.join()
-        if self.is_owned():
-            self.path.unlink(missing_ok=True)
+        if threading.current_thread() is not self._beat:
+            self._beat.join()
+        with suppress(OSError):  # a disk that fails: others see that this process has ended
+            if self.is_owned():
+                self.path.unlink(missing_ok=True)
         os.close(self.fd)
 
     def is_owned(self) -> bool:
@@ -62,13 +77,60 @@ class Claim:
         return False
 
     def _stay_alive(self) -> None:
-        while not self._end.wait(TOUCH):
+        touched = time.monotonic()
+        while not self._end.wait(min(LOOK, TOUCH)):
+            if time.monotonic() - touched >= TOUCH - LOOK / 2:
+                touched = time.monotonic()
+                self._touch()
+            try:
+                self._look()
+            except RunGone as error:
+                self.lost = True
+                self.on_loss(error, self._end)
+                return
+            except OSError:  # the disk or the network fails: whoever took over will be seen later
+                continue
+
+    def _touch(self) -> None:
+        try:
             os.utime(self.fd)
-            self.lost = self.lost or not self.is_owned()
+        except OSError:
+            with suppress(OSError):
+                self.note()  # writing is a sign of life, too
+
+    def _look(self) -> None:
+        """Raise RunGone if the claim is lost; make its file again if it was removed."""
+        self.guard()
+        try:
+            status, own = self.path.stat(), os.fstat(self.fd)
+        except FileNotFoundError:
+            self._make_again()
+            return
+        if (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
+            owner = read(self.path) or {}
+            who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
+            raise Fenced(f"{who} has taken {self.path} over")
+
+    def _make_again(self) -> None:
+        try:
+            fd = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+        except FileExistsError:  # by another, just now
+            return
+        except FileNotFoundError as error:
+            raise RunGone(f"{self.path.parent} disappeared") from error
+        with suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.dup2(fd, self.fd, inheritable=os.get_inheritable(self.fd))
+        os.close(fd)
+        self.note()
 
 
-def take(path: Path) -> Claim | None:
-    """Return a claim on ``path``; None if a live worker has it."""
+def take(
+    path: Path,
+    guard: Callable[[], None] = lambda: None,
+    on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
+) -> Claim | None:
+    """Return a claim on ``path``; None if a live worker has it. See :class:`Claim` for the other arguments."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
@@ -79,7 +141,7 @@ def take(path: Path) -> Claim | None:
             continue
         with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
-        claim = Claim(path, fd)
+        claim = Claim(path, fd, guard, on_loss)
         if claim.is_owned():
             return claim
         claim.release()  # another worker took it over before it was signed
@@ -116,23 +178,58 @@ def is_alive(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _is_dead(path, fd)
+        return not _is_dead(path, fd, watched=False)
     finally:
         os.close(fd)
 
 
-def _is_dead(path: Path, fd: int) -> bool:
-    """Return whether a claim is dead; if so, ``fd`` now has its lock, so no other process concludes the same."""
+_watched: dict[Path, tuple[tuple[int, int], float]] = {}  # of each claim its last touch, and when it was first seen so
+
+
+def silence_of(path: Path) -> float:
+    """Return the seconds, by this process's own clock, for which it has seen a claim untouched."""
+    try:
+        status = path.stat()
+    except OSError:
+        return 0.0
+    now, touch = time.monotonic(), (status.st_ino, status.st_mtime_ns)
+    if _watched.get(path, (None, 0.0))[0] != touch:
+        _watched[path] = touch, now
+    return now - _watched[path][1]
+
+
+def _place() -> dict[str, Any]:
+    """Return what tells machines apart, and containers of one name."""
+    try:
+        return {"host": socket.gethostname(), "space": os.readlink("/proc/self/ns/pid")}
+    except OSError:
+        return {"host": socket.gethostname()}
+
+
+def is_here(facts: dict[str, Any]) -> bool:
+    """Return whether the owner of a claim is on this machine, so that its number says whether it lives."""
+    return all(facts.get(name, value) == value for name, value in _place().items()) and bool(facts.get("host"))
+
+
+def _is_dead(path: Path, fd: int, watched: bool = True) -> bool:
+    """Return whether a claim is dead; if so, ``fd`` now has its lock, so no other process concludes the same.
+
+    An old date alone does not suffice if ``watched``: the clock may have jumped since the owner's last touch.
+    """
     facts = read(path) or {}
-    here = facts.get("host") == socket.gethostname()
-    patience = DEAD if facts.get("host") else UNSIGNED  # a power failure leaves an empty one
+    here = is_here(facts)
+    age, silence = facts.get("age", 0), silence_of(path)
+    if not facts.get("host"):  # a power failure leaves an empty one
+        old = age > UNSIGNED or silence > UNSIGNED
+    else:
+        old = silence > DEAD or (age > DEAD and (silence > 1.5 * TOUCH or not watched))
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # no locks here
-        return (here and not is_running(facts.get("pid", 0))) or facts.get("age", 0) > patience
-    return here or facts.get("age", 0) > patience
+        return (here and not is_running(facts.get("pid", 0))) or old
+    return here or old
 
 
 def _take_over(path: Path) -> bool:
@@ -159,7 +256,7 @@ def _take_over(path: Path) -> bool:
 def _end_orphan(facts: dict[str, Any]) -> None:
     """Kill the child process that a killed worker of this machine left, as it still writes into the run directory."""
     child = facts.get("child")
-    if not child or facts.get("host") != socket.gethostname() or is_running(facts.get("pid", 0)):
+    if not child or not is_here(facts) or is_running(facts.get("pid", 0)):
         return
     if facts.get("child_started") and start_time(child) == facts["child_started"]:  # not a reused number
         with suppress(ProcessLookupError, PermissionError):

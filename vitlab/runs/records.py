@@ -43,6 +43,8 @@ class Record(TypedDict, total=False):
     dirty: bool | None
     diff: str | None  # digest of uncommitted changes
     host: str
+    pid: int
+    token: str  # of the attempt that may write here, see vitlab.runs.fence
     python: str
     versions: dict[str, str]
     devices: list[str]

@@ -14,6 +14,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import atomic_write
+from vitlab.runs.fence import Fence
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 
@@ -47,7 +48,7 @@ def close(job: Job, seconds: float) -> None:
     job.run.write("data.json", fingerprint(job.data))  # again, as files may have become unreadable during training
     for name in ("best", "last"):
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
-            save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors")
+            save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors", job.run.fence)
     lines = []
     if best := best_row(job):
         path = job.run.checkpoint()
@@ -89,7 +90,7 @@ def protocol_of(data: Any) -> dict[str, Any]:
     return {"images": data.pipeline.protocol()} if isinstance(data, ImageData) else {}
 
 
-def save_weights(checkpoint: Path, path: Path) -> None:
+def save_weights(checkpoint: Path, path: Path, fence: Fence | None = None) -> None:
     """Write the network of a checkpoint as safetensors."""
     content = read_checkpoint(checkpoint, map_location="cpu")
     state = content["state_dict"]
@@ -98,5 +99,5 @@ def save_weights(checkpoint: Path, path: Path) -> None:
     arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
     digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}
     metadata = {"format": "pt", "hyper_parameters": arguments, **digests}
-    with atomic_write(path) as beside:
+    with atomic_write(path, fence) as beside:
         save_file(weights, beside, metadata=metadata)

@@ -7,7 +7,8 @@ from urllib.error import URLError
 import torch
 
 from vitlab.data.files.decode import ImageError
-from vitlab.runs.directory import RunDir, RunGone
+from vitlab.runs.directory import RunDir
+from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
 
 OUT_OF_MEMORY = (
@@ -36,6 +37,8 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
         case MemoryError() | RuntimeError() | OSError() if is_out_of_memory(error):
             share = f" with data.batch_size={batch}, {batch // processes} in each process" if batch else ""
             return f"out of memory{share}; {OUT_OF_MEMORY}"
+        case Fenced():
+            return f"{error}; this one ends and writes nothing more"
         case RunGone():
             again = "start it again with the same command, or `vitlab fit --resume` its new place"
             return f"{error}; nothing more can be saved: {again}"

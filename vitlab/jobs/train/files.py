@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import math
 import platform
-import socket
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +24,7 @@ from vitlab.jobs.terminal import log_to, print_error
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
 from vitlab.optim import describe_groups
-from vitlab.runs.directory import RunDir, atomic_write, write_text
+from vitlab.runs.directory import RunDir, atomic_write
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 
@@ -37,9 +36,10 @@ def begin(job: Job) -> None:
     run = job.run
     for text in run.set_aside_damaged():
         print_error(text)
+    run.take_over()
     if not job.resumed:
-        write_text(run.path / "overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
-    write_text(run.config, job.config_text, sync=True)
+        run.write_text("overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
+    run.write_text("config.yaml", job.config_text)
     log_to(run.path / "train.log")
     record = run.record
     first = {
@@ -54,7 +54,6 @@ def begin(job: Job) -> None:
     now: dict[str, Any] = {
         "status": "running",
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
-        "host": socket.gethostname(),
     }
     now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
     run.write("run.json", {**first, **record, **now, **_changes(job)})
@@ -84,7 +83,7 @@ def describe(job: Job) -> None:
     run.write("model.json", {**job.facts, "float32": float32_precision(job.trainer.strategy.root_device.type)})
     run.write("data.json", fingerprint(job.data))
     if isinstance(job.data, ImageData):
-        with atomic_write(run.path / TRAINED_ON) as beside:
+        with atomic_write(run.path / TRAINED_ON, run.fence) as beside:
             np.save(beside, fingerprints(job.data.splits["train"]), allow_pickle=False)
     run.update("run.json", **_facts(job))
     for logger in job.trainer.loggers:

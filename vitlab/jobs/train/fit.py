@@ -29,6 +29,7 @@ from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
+from vitlab.runs.fence import RunGone
 from vitlab.runs.hold import is_leader, locked, prepare
 from vitlab.runs.launch import announce_run, join_group_store, watch_launcher
 from vitlab.runs.processes import keep_freed_memory
@@ -137,7 +138,11 @@ def _fit(job: Job) -> None:
             ended = Stopped(signal.SIGTERM)
             ended.said = True
             raise ended from error
+        if isinstance(error, RunGone):
+            close_log()  # it may belong to another process now
         if sentence := explain_exception(error, job.run, job.batch, job.trainer.world_size):
+            if job.run.fence:
+                job.run.fence.told = True
             raise _failed(sentence) from error
         sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
         if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):

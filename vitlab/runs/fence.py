@@ -1,0 +1,212 @@
+"""Fencing: of the attempts to train in one run directory, only the newest writes there."""
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vitlab.errors import UsageError
+from vitlab.runs.records import read_json
+
+RECORD, ROWS = "run.json", "metrics.jsonl"
+_UNFINISHED = (".fit-*", ".writing*", ".link*", ".*.manifest.json")  # files that an earlier attempt may have left
+
+
+class RunGone(OSError):
+    """The directory of a run was deleted, moved or replaced during training."""
+
+
+class Fenced(RunGone):
+    """Another process trains in the run directory now."""
+
+
+class Fence:
+    """The right of one attempt to write into a run directory, for as long as ``run.json`` has its token.
+
+    A file is written beside its place, under a name with the token. Then the token is looked up, and the file renamed.
+    An attempt that takes the directory over writes its own token first, and then removes the unfinished files of all
+    others. So one that was stopped anywhere between these steps finds its token replaced or its file gone, and what it
+    still appends to ``metrics.jsonl`` goes to a file that has lost its name.
+
+    What the attempt itself has written is kept in memory, and written again if somebody has removed it.
+
+    Args:
+        folder: The run directory.
+        token: Name of the attempt; None makes a new one.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     ours, theirs = Fence(Path(place)), Fence(Path(place))
+        ...     ours.take_over({})
+        ...     theirs.take_over({})
+        ...     ours.append("{}")
+        Traceback (most recent call last):
+        vitlab.runs.fence.Fenced: another process trains in ...
+    """
+
+    def __init__(self, folder: Path, token: str | None = None) -> None:
+        self.folder = folder
+        self.token = token or uuid.uuid4().hex[:12]
+        self.loss: RunGone | None = None  # set once another process has the directory
+        self.told = False  # whether the user has read of it
+        self._kept: dict[str, bytes] = {}
+        self._rows: int | None = None  # descriptor of metrics.jsonl
+        self._mutex = threading.RLock()  # the main thread, the heartbeat and the writer of checkpoints come here
+
+    def take_over(self, record: dict[str, object]) -> None:
+        """Fence all earlier attempts: write ``record`` with the token, and remove what they have not finished."""
+        with self._mutex:
+            text = json.dumps({**record, "token": self.token}, indent=1, default=str) + "\n"
+            self._finish(self.folder / RECORD, text.encode())
+            for place in (self.folder, self.folder / "checkpoints", self.folder / "weights"):
+                for pattern in _UNFINISHED:
+                    for path in place.glob(pattern):
+                        path.unlink(missing_ok=True)
+            if (self.folder / ROWS).is_file():
+                self._open_rows((self.folder / ROWS).read_bytes())
+
+    def check(self) -> None:
+        """Raise :class:`Fenced` if another attempt has taken over; write again what was removed.
+
+        Raises:
+            OSError: ``run.json`` cannot be read, so nobody knows.
+        """
+        if self.loss is not None:
+            raise self.loss
+        with self._mutex:
+            token = self._check_token()
+            if token is None and RECORD not in self._kept:
+                raise RunGone(f"{self.folder / RECORD} was removed during training")
+            for name, content in self._kept.items():
+                if not (self.folder / name).exists() or (name == RECORD and token is None):
+                    self._restore(name, content)
+            if self._rows is not None and self._is_renamed():
+                self._open_rows(os.pread(self._rows, os.fstat(self._rows).st_size, 0))
+
+    @contextmanager
+    def beside(self, path: Path) -> Iterator[Path]:
+        """Yield a path beside ``path``, whose file replaces ``path`` at the end if this attempt still may write."""
+        unfinished = path.with_name(f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{path.name}")
+        try:
+            yield unfinished
+            content = unfinished.read_bytes() if path.parent == self.folder else None
+            self.check()
+            try:
+                os.replace(unfinished, path)
+            except FileNotFoundError:  # removed by an attempt that took over since
+                self.check()
+                raise
+            if content is not None:
+                self._kept[path.name] = content
+        finally:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+
+    def append(self, row: str) -> None:
+        """Append a line to ``metrics.jsonl``, whole or not at all."""
+        with self._mutex:
+            self.check()
+            if self._rows is None:
+                path = self.folder / ROWS
+                self._open_rows(path.read_bytes() if path.is_file() else b"")
+            assert self._rows is not None
+            line, size = f"{row}\n".encode(), os.fstat(self._rows).st_size
+            try:
+                if os.write(self._rows, line) < len(line):
+                    raise OSError(28, "No space left on device", str(self.folder / ROWS))  # a limit of size, or a quota
+            except OSError as error:
+                with suppress(OSError):
+                    os.ftruncate(self._rows, size)
+                raise OSError(error.errno, error.strerror, str(self.folder / ROWS)) from error
+
+    def cut_rows(self, size: int) -> None:
+        """Cut ``metrics.jsonl`` to its first bytes."""
+        with self._mutex:
+            if self._rows is not None:
+                os.ftruncate(self._rows, size)
+
+    def close(self) -> None:
+        """Close ``metrics.jsonl``."""
+        with self._mutex:
+            if self._rows is not None:
+                os.close(self._rows)
+            self._rows = None
+
+    def _check_token(self) -> object:
+        record = self._read()
+        if (token := record.get("token")) not in (None, self.token):
+            who = f"process {record.get('pid', '?')} on {record.get('host', 'another machine')}"
+            self.loss = Fenced(f"another process trains in {self.folder} now: {who}")
+            raise self.loss
+        return token
+
+    def _read(self) -> dict[str, object]:
+        for left in (2, 1, 0):  # a network file system forgets for a moment which file has the name
+            try:
+                return read_json(self.folder / RECORD)
+            except UsageError:  # damaged by others: ours are renamed when they are whole
+                return {}
+            except OSError:
+                if not left:
+                    raise
+                time.sleep(0.1)
+        return {}
+
+    def _restore(self, name: str, content: bytes) -> None:
+        """Write a file that was removed; one that another attempt has just written stays."""
+        path, unfinished = self.folder / name, self.folder / f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{name}"
+        try:
+            unfinished.write_bytes(content)
+            if path.exists():  # damaged
+                os.replace(unfinished, path)
+                return
+            try:
+                os.link(unfinished, path)
+            except FileExistsError:
+                return
+            except OSError:  # the file system has no hard links
+                os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _finish(self, path: Path, content: bytes) -> None:
+        unfinished = path.with_name(f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{path.name}")
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+            self._kept[path.name] = content
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _open_rows(self, content: bytes) -> None:
+        """Give ``metrics.jsonl`` a new file with ``content``, which earlier attempts have not opened."""
+        unfinished = self.folder / f".fit-{self.token}.{ROWS}"
+        unfinished.write_bytes(content)
+        rows = os.open(unfinished, os.O_RDWR | os.O_APPEND)
+        try:
+            self._check_token()
+            os.replace(unfinished, self.folder / ROWS)
+        except BaseException:
+            os.close(rows)
+            unfinished.unlink(missing_ok=True)
+            raise
+        if self._rows is not None:
+            os.close(self._rows)
+        self._rows = rows
+
+    def _is_renamed(self) -> bool:
+        """Return whether the name ``metrics.jsonl`` belongs to no file or to another."""
+        assert self._rows is not None
+        try:
+            named, own = (self.folder / ROWS).stat(), os.fstat(self._rows)
+        except FileNotFoundError:
+            return True
+        return (named.st_dev, named.st_ino) != (own.st_dev, own.st_ino)
