@@ -26,7 +26,7 @@ class Curve:
 
 
 OLD_DISPLACEMENT = (
-    "Its tables are of before 2026-11-25, when a token still met itself at the offset (0, 0), which is content: that "
+    "Its tables are of an earlier version, where a token met itself at the offset (0, 0), which is content: that "
     "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
 )
 CURVES = {
