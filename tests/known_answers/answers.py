@@ -267,7 +267,7 @@ def always(*analyses: str) -> Callable[[Any], Any]:
 
 def check_intervals(table: pd.DataFrame) -> None:
     """Every ``x`` lies between its ``x_low`` and ``x_high``."""
-    for low in (name for name in table if name.endswith("_low")):
+    for low in (name for name in table if name.endswith("_low") and name.removesuffix("_low") in table):
         name = low.removesuffix("_low")
         rows = table[[low, name, name + "_high"]].dropna().to_numpy(float)
         assert (rows[:, 0] <= rows[:, 1] + 1e-6).all() and (rows[:, 1] <= rows[:, 2] + 1e-6).all(), name
