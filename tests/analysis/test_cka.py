@@ -1,8 +1,12 @@
 import numpy as np
 import pytest
 import torch
+from small_nets import SMALL
 
-from vitlab.analysis.cka import analyze_cka, cka, linear_kernel, unbiased_hsic
+from vitlab.analysis.cka import analyze_cka, cka, interval, layer_kernels, linear_kernel, unbiased_hsic
+from vitlab.analysis.subject import Subject
+from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
 
 
 def test_a_model_agrees_with_itself(small_subject):
@@ -45,3 +49,55 @@ def test_two_runs_give_a_floor(small_subject):
 def test_too_few_images_are_refused(small_subject):
     with pytest.raises(ValueError, match="at least 10, got 3"):
         analyze_cka(small_subject(num_images=3))
+
+
+def trained_net(digits, seed, steps=150):
+    """A network that classifies some digits, and the untrained one that it was."""
+    torch.manual_seed(seed)
+    net = VisionTransformer(**{**SMALL, "embed_dim": 32}).eval()
+    images, labels = Subject(net, digits, num_images=1000).labeled()
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3)
+    for _ in range(steps):
+        batch = torch.randint(len(images), (64,))
+        torch.nn.functional.cross_entropy(net(images[batch]), labels[batch]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    untrained = VisionTransformer(**{**SMALL, "embed_dim": 32}).eval()
+    untrained.load_state_dict(before)
+    return net, untrained
+
+
+def test_twins_agree_and_networks_that_learned_different_things_do_not(digits):
+    """Cell by cell, a network and what it was before its training seem alike: both are as bright as the images."""
+    (net, untrained), (other, _) = trained_net(digits, 0), trained_net(digits, 1)
+
+    def last(which, one, two):
+        kernels = [
+            layer_kernels(each, Subject(each, digits, num_images=256).batches(), which)[-1] for each in (one, two)
+        ]
+        value = cka(*kernels)
+        return value, *interval(value, *kernels)
+
+    assert last("mean", net, net) == pytest.approx((1, 1, 1), abs=1e-6)
+    for two, most in ((untrained, 0.6), (other, 0.8)):
+        value, low, high = last("mean", net, two)
+        assert low < value < high < most
+    assert last("flattened", net, untrained)[0] > last("mean", net, untrained)[0] + 0.3
+
+
+def test_tokens_are_chosen_and_the_note_says_which(small_subject):
+    subject = small_subject()
+    notes = {}
+    for subject.tokens in ("mean", "class", "flattened"):
+        finding = analyze_cka(subject)
+        notes[subject.tokens] = finding.note
+        last = finding.table.query("layer == 2 and other_layer == 2")["cka"]
+        assert last.item() == pytest.approx(1)
+    assert "mean of their patch tokens" in notes["mean"] and "cell by cell" in notes["flattened"]
+    bare = small_subject(class_token=False, global_pool="avg")
+    bare.tokens = "class"
+    with pytest.raises(UsageError, match="needs networks that have one; use --tokens"):
+        analyze_cka(bare)
+    with pytest.raises(ValueError, match="`--tokens` must be mean, class, flattened, got all"):
+        Subject(bare.net, bare.data, tokens="all")

@@ -5,7 +5,9 @@ Drawn are the numbers of each image from which an analysis makes its interval, n
 
 import numpy as np
 import pytest
+import torch
 
+from vitlab.analysis.cka import cka, interval, linear_kernel
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
 
 DRAWS = 200
@@ -45,3 +47,31 @@ def test_the_calibration_error(name, n):
         return found.low, found.high
 
     assert 0.9 <= share_held(draw, truth) <= 0.98
+
+
+def related(n, share, generator):
+    """Return two sets of features of n images of which the second is a function of the first, and noise."""
+    spread = torch.linspace(2, 0.2, 12)
+    mixing = torch.randn(12, 12, generator=torch.Generator().manual_seed(5)) / 12**0.5
+    x = torch.randn(n, 12, generator=generator) * spread
+    noise = torch.randn(n, 12, generator=generator) * spread
+    return x, share * torch.tanh(x @ mixing) + (1 - share) * noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [24, 64, 256])
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.6, 0.9])
+def test_cka(share, n):
+    generator = torch.Generator().manual_seed(0)
+
+    def kernels(count):
+        return [linear_kernel(x) for x in related(count, share, generator)]
+
+    truth = 0.0 if share == 0 else cka(*kernels(6000))
+
+    def draw(rng):
+        k, m = kernels(n)
+        return interval(cka(k, m), k, m)
+
+    most = 0.99 if share == 0 and n < 256 else 0.98  # somewhat too wide where few images are unrelated
+    assert 0.9 <= share_held(draw, truth) <= most

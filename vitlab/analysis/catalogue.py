@@ -117,8 +117,8 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "cka": (
         "vitlab.analysis.cka:analyze_cka",
-        "How similarly layers represent the same images; 1 is equal up to rotation. Before reading a difference "
-        "between runs, compare two seeds of one recipe.",
+        "How similarly layers represent the same images, each as the mean of its patch tokens (--tokens); 1 is equal up "
+        "to rotation and scale. Before reading a difference between runs, compare two seeds of one recipe.",
         "Whether the network uses what two layers share; a few large components dominate the value.",
     ),
     "filters": (
@@ -155,7 +155,8 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "calibration": (
         _OUT + "calibration:analyze_calibration",
-        "Accuracy against predicted probability: below the dashed line the network is overconfident.",
+        "Accuracy against predicted probability: below the dashed line the network is overconfident. Inside the gray "
+        "bars calibrated probabilities would lie in 95 % of draws.",
         "Accuracy: a network that always predicts the class frequencies is calibrated.",
     ),
 }

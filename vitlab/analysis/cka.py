@@ -5,17 +5,19 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 import torch
+from scipy import special
 from torch import Tensor
 
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
-from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.subject import CkaTokens, Finding, Subject
+from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens
 
 MOST = 256  # images: every pair of them is compared
-QUANTILE = 2.776  # of Student's t with four degrees of freedom: a 95 % interval
-GROUPS = 5  # of images, left out in turn
+LEAST = 10  # images
+GROUPS = 20  # of images, at most, left out in turn
 MOST_WRITTEN = 8  # layers up to which the figure shows numbers
 
 
@@ -39,11 +41,51 @@ def cka(k: Tensor, m: Tensor) -> float:
     return float(unbiased_hsic(k, m) / (unbiased_hsic(k, k) * unbiased_hsic(m, m)).sqrt())
 
 
-def jackknife(k: Tensor, m: Tensor) -> float:
-    """Return the standard error of :func:`cka` over images: fifths left out in turn (Efron and Stein 1981)."""
-    fifth = torch.arange(len(k)) % GROUPS
-    values = torch.tensor([cka(k[kept][:, kept], m[kept][:, kept]) for i in range(GROUPS) for kept in [fifth != i]])
-    return float(((GROUPS - 1) / GROUPS * (values - values.mean()).square().sum()).sqrt())
+def jackknife(k: Tensor, m: Tensor) -> tuple[float, int]:
+    """Return the variance of :func:`cka` over images, left out in groups in turn (Efron and Stein 1981), and how many
+    groups there are."""
+    count = min(GROUPS, len(k) // 2)
+    group = torch.arange(len(k)) % count
+    values = torch.tensor([cka(k[kept][:, kept], m[kept][:, kept]) for i in range(count) for kept in [group != i]])
+    return float((count - 1) / count * (values - values.mean()).square().sum()), count
+
+
+def interval(value: float, k: Tensor, m: Tensor) -> tuple[float, float]:
+    """Return the 95 % interval over images of a :func:`cka` of two kernels.
+
+    What pairs of images add to the variance, 2 / n(n - 1) where features are unrelated, is known, and the jackknife
+    counts it more than twice (``twice`` follows from the pairs that groups share, and is 2 for many groups): it is
+    counted once, and what single images add has Student's t.
+    """
+    pairs = 2 * max(0.0, 1 - value**2) ** 2 / (len(k) * (len(k) - 1))
+    variance, groups = jackknife(k, m)
+    normal, t = float(special.ndtri(0.975)), float(special.stdtrit(groups - 1, 0.975))
+    twice = (2 * groups - 3) * groups**2 / (groups - 1) ** 3
+    half = (normal**2 * pairs + t**2 * max(variance - twice * pairs, 0.0)) ** 0.5
+    return value - half, value + half
+
+
+def of_images(tokens: Tensor, which: CkaTokens, prefix: int) -> Tensor:
+    """Map ``(B, L, D)`` tokens to the features by which images are compared.
+
+    Args:
+        tokens: Tokens of which the first ``prefix`` show no patch.
+        which: ``mean`` of the patches, ``class`` for the first token, or ``flattened``: all, cell by cell. The last,
+            that of Raghu et al. 2021 (arXiv:2108.08810), is large for any two networks that leave a patch in its
+            place: cell by cell they compare how bright the images are.
+        prefix: Number of tokens that are no patches.
+
+    Example:
+        >>> tokens = torch.randn(4, 5, 16)
+        >>> [list(of_images(tokens, which, prefix=1).shape) for which in ("mean", "class", "flattened")]
+        [[4, 16], [4, 16], [4, 80]]
+    """
+    match which:
+        case "mean":
+            return tokens[:, prefix:].mean(dim=1)
+        case "class":
+            return tokens[:, 0]
+    return tokens.flatten(1)
 
 
 def linear_kernel(x: Tensor) -> Tensor:
@@ -52,9 +94,12 @@ def linear_kernel(x: Tensor) -> Tensor:
     return x @ x.T
 
 
-def layer_kernels(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
-    """Return the linear kernels of the tokens before block 0 and after each block."""
-    parts = [[tokens.cpu() for tokens in block_tokens(net, images)] for images, _ in batches]
+def layer_kernels(
+    net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], which: CkaTokens = "mean"
+) -> list[Tensor]:
+    """Return the linear kernels of the tokens before block 0 and after each block; see :func:`of_images`."""
+    prefix = net.num_prefix_tokens
+    parts = [[of_images(x, which, prefix).cpu() for x in block_tokens(net, images)] for images, _ in batches]
     return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]
 
 
@@ -67,13 +112,15 @@ def analyze_cka(subject: Subject) -> Finding:
         ['layer', 'against', 'other_layer', 'cka', 'cka_low', 'cka_high']
     """
     limit = min(subject.num_images, MOST)
-    own = layer_kernels(subject.net, subject.batches(limit=limit))
-    if len(own[0]) < 2 * GROUPS:
-        least = f"at least {2 * GROUPS}"
+    if subject.tokens == "class" and None in [s.net.cls_token for s in (subject, subject.other) if s is not None]:
+        raise UsageError("cka of the class token needs networks that have one; use --tokens mean or flattened")
+    own = layer_kernels(subject.net, subject.batches(limit=limit), subject.tokens)
+    if len(own[0]) < LEAST:
+        least = f"at least {LEAST}"
         raise ValueError(f"cka compares images with each other and needs {least}, got {len(own[0])}: --num_images")
     pairs = {"itself": own}
     if subject.other is not None:
-        pairs[subject.other.name] = layer_kernels(subject.other.net, subject.batches(limit=limit))
+        pairs[subject.other.name] = layer_kernels(subject.other.net, subject.batches(limit=limit), subject.tokens)
     figure, axes = grid_of_axes(1, len(pairs), size=2.8, bar=True)
     rows = []
     for ax, (name, kernels) in zip(axes[0], pairs.items(), strict=True):
@@ -88,7 +135,7 @@ def analyze_cka(subject: Subject) -> Finding:
         ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
         rows += [
             {"layer": i, "against": name, "other_layer": j, "cka": (value := float(values[i, j]))}
-            | {"cka_low": value - (half := QUANTILE * jackknife(own[i], kernels[j])), "cka_high": value + half}
+            | dict(zip(("cka_low", "cka_high"), interval(value, own[i], kernels[j]), strict=True))
             for i in range(len(own))
             for j in range(len(kernels))
         ]
@@ -100,5 +147,6 @@ def analyze_cka(subject: Subject) -> Finding:
         if subject.other is None
         else f"layer for layer {floor.min():.2f} to {floor.max():.2f}, the noise floor if only the seed differs"
     )
-    note = f"{len(own[0])} validation images, all tokens, weighted by their norm, unbiased linear CKA; {between}"
+    what = {"mean": "mean of their patch tokens", "class": "class token", "flattened": "all tokens, cell by cell"}
+    note = f"{len(own[0])} validation images, {what[subject.tokens]}, unbiased linear CKA; {between}"
     return Finding(pd.DataFrame(rows), figure, note)

@@ -4,7 +4,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import pandas as pd
 import torch
@@ -24,6 +24,7 @@ from vitlab.models.walk import as_transformer, outputs
 from vitlab.runs.directory import atomic_write
 
 T = TypeVar("T")
+CkaTokens = Literal["mean", "class", "flattened"]
 
 
 @dataclass
@@ -46,6 +47,7 @@ class Subject:
         split: Split that errors, confusion and calibration use completely.
         is_elsewhere: Whether the data has other classes than the training.
         task: The LightningModule that trained the network; None if there is none.
+        tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
 
     Example:
         >>> from PIL import Image
@@ -72,6 +74,7 @@ class Subject:
     split: SplitName = "val"
     is_elsewhere: bool = False
     task: Any = None
+    tokens: CkaTokens = "mean"
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -87,6 +90,8 @@ class Subject:
         (h, w), query = self.net.grid_size, self.query
         if query is not None and not (0 <= query[0] < h and 0 <= query[1] < w):
             raise ValueError(f"`--query` must be a row in 0..{h - 1} and a column in 0..{w - 1}, got {query}")
+        if self.tokens not in get_args(CkaTokens):
+            raise ValueError(f"`--tokens` must be {', '.join(get_args(CkaTokens))}, got {self.tokens}")
         if self.num_images < 1:
             raise ValueError(f"`--num_images` must be at least 1, got {self.num_images}")
 

@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     open_terminal(options.quiet)
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
-        options.split, options.weights, options.img_size,
+        options.split, options.weights, options.img_size, tokens=options.tokens,
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
@@ -106,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--num_images", type=int, default=512, help="largest number of images to measure with (default: %(default)s)")
     add("--split", choices=("train", "val", "test"), default="val", help="split that errors, confusion and calibration "
         "use (default: %(default)s)")  # fmt: skip
+    add("--tokens", choices=("mean", "class", "flattened"), default="mean", help="by which tokens cka compares images: "
+        "mean of the patches, the class token, or all, cell by cell, which is high for any two networks "
+        "(default: %(default)s)")  # fmt: skip
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 import vitlab.data
-from vitlab.analysis.subject import Subject
+from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
@@ -56,6 +56,7 @@ class View:
         weights: Weights file for a named network, instead of downloaded weights.
         img_size: Side of the images of a named network, in pixels.
         shown: Largest number of images to show.
+        tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
     """
 
     images: str | None = None
@@ -67,6 +68,7 @@ class View:
     weights: str | None = None
     img_size: int | None = None
     shown: int = 8
+    tokens: CkaTokens = "mean"
 
 
 def is_elsewhere(source: str) -> bool:
@@ -135,7 +137,7 @@ def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], 
 
 
 def _fields(view: View) -> dict[str, Any]:
-    names = ("num_images", "layer", "head", "query", "split")
+    names = ("num_images", "layer", "head", "query", "split", "tokens")
     return {name: getattr(view, name) for name in names}
 
 
