@@ -127,7 +127,7 @@ def test_neighbors_vote_as_in_a_loop():
 def test_tables_of_features_say_how_many_images_they_used(small_subject):
     subject = small_subject()
     table = analyze_fewshot(subject).table
-    assert list(table["shots"].unique()) == [1, 5, 10, 25] and len(table) == 12
-    assert list(table["n_train"].unique()) == [10, 50, 100, 250]
+    assert list(table["shots"]) == [1, 5, 10, 25] and (table["draws"] == 5).all() and (table["spread"] > 0).any()
+    assert list(table["n_train"]) == [10, 50, 100, 250]
     table = analyze_knn(subject).table
     assert list(table["k"]) == [1, 5, 20] and (table["n_train"] == 24).all() and (table["n"] == 24).all()

@@ -117,7 +117,7 @@ ANALYSES = {  # name: module:function of a Subject that returns a Finding, how t
     ),
     "cka": (
         "vitlab.analysis.cka:analyze_cka",
-        "How similarly layers represent the same images, each as the mean of its patch tokens (--tokens); 1 is equal up "
+        "How similarly layers represent the same images, as the mean of their patch tokens (--tokens); 1 is equal up "
         "to rotation and scale. Before reading a difference between runs, compare two seeds of one recipe.",
         "Whether the network uses what two layers share; a few large components dominate the value.",
     ),

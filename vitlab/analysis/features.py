@@ -8,14 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
-from vitlab.analysis.intervals import share_interval
+from vitlab.analysis.intervals import over_draws, share_interval
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 
 SHOTS = (1, 5, 10, 25)
-DRAWS = 3
+DRAWS = 5  # of the labeled images
 NEIGHBORS = (1, 5, 20)
 SEEN = "on classes whose labels the network was trained with: nothing of few labels is shown (see --data, --root)"
 
@@ -28,8 +28,9 @@ def features(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -
     return torch.cat(x).double(), torch.cat(y)
 
 
-def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> float:
-    """Return the accuracy of a ridge regression to {-1, 1} on whitened features and a constant of 100.
+def few_shot_right(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> Tensor:
+    """Return which of ``test`` a ridge regression to {-1, 1} on whitened features and a constant of 100 classifies
+    right, ``(n,)``.
 
     The few-shot evaluation of Dosovitskiy et al. 2021 (arXiv:2010.11929), as google-research/big_vision has it, with
     its penalty of 2^10.
@@ -37,13 +38,25 @@ def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: 
     Example:
         >>> labels = torch.arange(40) % 2
         >>> features = torch.randn(40, 4) + 10 * labels[:, None]
-        >>> few_shot_accuracy(features, labels, features, labels, num_classes=2)
-        1.0
+        >>> bool(few_shot_right(features, labels, features, labels, num_classes=2).all())
+        True
     """
     mean, std = train.mean(dim=0), train.std(dim=0, correction=0) + 1e-5
     train, test = (F.pad((x - mean) / std, (0, 1), value=100.0) for x in (train, test))
     weights = ridge(train, 2 * F.one_hot(labels, num_classes).to(train) - 1, l2=2.0**10)
-    return float(((test @ weights).argmax(dim=1) == test_labels).double().mean())
+    return (test @ weights).argmax(dim=1) == test_labels
+
+
+def few_shot_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, num_classes: int) -> float:
+    """Return the accuracy of :func:`few_shot_right`.
+
+    Example:
+        >>> labels = torch.arange(40) % 2
+        >>> features = torch.randn(40, 4) + 10 * labels[:, None]
+        >>> few_shot_accuracy(features, labels, features, labels, num_classes=2)
+        1.0
+    """
+    return float(few_shot_right(train, labels, test, test_labels, num_classes).double().mean())
 
 
 def knn_accuracy(train: Tensor, labels: Tensor, test: Tensor, test_labels: Tensor, k: int, num_classes: int) -> float:
@@ -64,36 +77,42 @@ def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
 
 
 def analyze_fewshot(subject: Subject) -> Finding:
-    """Classify with a few labeled images of each class.
+    """Classify with a few labeled images of each class; ``spread`` is the standard deviation over their draws.
 
     Example:
         >>> finding = analyze_fewshot(subject)
         >>> list(finding.table.columns)
-        ['shots', 'draw', 'acc1', 'acc1_low', 'acc1_high', 'n', 'n_train', 'classes']
+        ['shots', 'acc1', 'acc1_low', 'acc1_high', 'draws', 'spread', 'n', 'n_train', 'classes']
     """
     subject.need_labels("fewshot")
     data = subject.data
     data.build("train")
     images, num_classes = data.splits["train"], data.num_classes
     test, test_labels = subject.once("features", lambda: features(subject.net, subject.batches()))
-    rows = []
+    rows, dots = [], []
     for shots in SHOTS:
         if shots > 1 and shots * num_classes > max(subject.num_images, 25 * 20):
             break  # beyond --num_images
+        drawn = []
         for seed in range(DRAWS):
             chosen = images.take(draw_shots(images.labels, shots, seed).numpy())
             train, labels = features(subject.net, subject.prepared(chosen))
-            right = few_shot_accuracy(train, labels, test, test_labels, num_classes)
-            rows.append({"shots": shots, "draw": seed, **_counted(right, len(test)), "n_train": len(train)})
+            drawn.append(few_shot_right(train, labels, test, test_labels, num_classes))
+        right = torch.stack(drawn)  # (draws, n)
+        each = right.double().mean(dim=1)
+        dots += [(shots, accuracy) for accuracy in each.tolist()]
+        counts = {"draws": DRAWS, "spread": float(each.std()), "n": len(test), "n_train": len(train)}
+        rows.append({"shots": shots, **over_draws("acc1", right.numpy()), **counts})
     table = pd.DataFrame(rows).assign(classes=_classes(subject))
     figure, (axes,) = one_axes()
     curves(axes, table, "shots", "acc1")
-    axes.scatter(table["shots"], table["acc1"], s=12, color=COLORS[0])
+    axes.scatter(*zip(*dots, strict=True), s=8, color=COLORS[0], alpha=0.5)
     axes.axhline(1 / num_classes, color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes.set_ylim(0, 1.05)
     axes.set_xticks(table["shots"].unique())
     finish(axes, "labeled images of each class", "accuracy")
-    note = f"{DRAWS} draws of training images, scored on {len(test)} validation images; {_classes(subject)}"
+    over = f"{DRAWS} draws of training images (dots), scored on {len(test)} validation images; intervals over both"
+    note = f"{over}; {_classes(subject)}"
     return Finding(table, figure, note)
 
 

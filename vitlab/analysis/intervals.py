@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 from scipy.stats import binomtest
 
 from vitlab.stats import interval
@@ -31,3 +32,38 @@ def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, 
     x = np.asarray(values)
     low, high = share_interval(int(x.sum()), len(x)) if x.dtype == bool else interval(x.tolist())
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
+    """Return the mean of a value of each random draw and image, with its 95 % interval over other draws and images.
+
+    The squared half widths over draws and over images add up, each with its own t (Howe 1974); the noise of an image
+    in a draw, which is in the variances of both means, counts once. A share has Wilson's interval, at the number of
+    images that would have that width.
+
+    Args:
+        name: Name of the value.
+        values: ``(draws, images)``; booleans for a share.
+
+    Example:
+        >>> right = np.random.default_rng(0).random((5, 400)) < np.array([0.7, 0.8, 0.75, 0.78, 0.72])[:, None]
+        >>> found = over_draws("acc1", right)
+        >>> found["acc1_low"] < 0.75 < found["acc1_high"], found["acc1_high"] - found["acc1_low"] > 0.05
+        (True, True)
+    """
+    x = np.asarray(values, float)
+    draws, images = x.shape
+    if min(draws, images) < 2:
+        return over_images(name, np.asarray(values).flatten())
+    mean, rows, columns = float(x.mean()), x.mean(axis=1), x.mean(axis=0)
+    rest = np.square(x - rows[:, None] - columns + mean).sum() / (draws - 1) / (images - 1) / x.size
+    by_draw, by_image = (float(np.var(means, ddof=1)) / len(means) for means in (rows, columns))
+    t, u = (float(special.stdtrit(n - 1, 0.975)) for n in (draws, images))
+    square = t**2 * max(by_draw - rest, 0.0) + u**2 * max(by_image, rest)
+    low, high = mean - np.sqrt(square), mean + np.sqrt(square)
+    if np.asarray(values).dtype == bool:
+        z = float(special.ndtri(0.975)) ** 2
+        n = z * mean * (1 - mean) / square if square > 0 else images
+        middle, half = (mean + z / (2 * n)), np.sqrt(z * mean * (1 - mean) / n + (z / (2 * n)) ** 2)
+        low, high = (middle - half) / (1 + z / n), (middle + half) / (1 + z / n)
+    return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}

@@ -9,20 +9,22 @@ from torch import Tensor, nn
 
 from vitlab.analysis.attribution.maps import METHODS, predicted
 from vitlab.analysis.figures import curves, finish, one_axes
-from vitlab.analysis.intervals import over_images
+from vitlab.analysis.intervals import over_draws
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.vit import VisionTransformer
 
 MOST = 16  # images
+DRAWS = 5  # of random weights
 
 
-def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> VisionTransformer:
+def randomized(net: VisionTransformer, blocks: int, tokens: bool = False, seed: int = 0) -> VisionTransformer:
     """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
 
     Args:
         net: The network.
         blocks: How many blocks, counted from the head.
         tokens: Whether tokenizer and positions are random, too.
+        seed: Seed of the weights.
 
     Example:
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
@@ -30,7 +32,7 @@ def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> Vis
         >>> [bool((a.attn.qkv.weight == b.attn.qkv.weight).all()) for a, b in zip(net.blocks, other.blocks)]
         [True, False]
     """
-    net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(0)
+    net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(seed)
     parts: list[nn.Module] = [net.head, net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
     for parameter in (p for part in [*parts, *([net] if tokens else [])] for p in part.parameters()):
         draw = torch.randn(parameter.shape, generator=generator).to(parameter)
@@ -42,7 +44,8 @@ def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> Vis
 def analyze_sanity(subject: Subject) -> Finding:
     """Compare each map with that of a network whose weights become random from the head down.
 
-    The cascading randomization of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches.
+    The cascading randomization of Adebayo et al. 2018 (arXiv:1810.03292), by rank correlation of the patches, in the
+    mean over several draws of the weights: a single one may turn a map about, or leave it.
 
     Example:
         >>> finding = analyze_sanity(subject)
@@ -57,11 +60,15 @@ def analyze_sanity(subject: Subject) -> Finding:
     own = {name: method(net, images, classes) for name, method in METHODS.items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
-        other = randomized(net, blocks, tokens)
-        for name, method in METHODS.items():
-            alike = rank_correlation(own[name], method(other, images, classes))
-            found = over_images("correlation", alike.numpy())
-            rows.append({"map": name, "random": stage, "blocks": blocks, **found, "n": len(images), "step": step})
+        alike: dict[str, list[Tensor]] = {name: [] for name in METHODS}
+        for seed in range(DRAWS):
+            other = randomized(net, blocks, tokens, seed)
+            for name, method in METHODS.items():
+                alike[name].append(rank_correlation(own[name], method(other, images, classes)))
+        for name, each in alike.items():
+            found = over_draws("correlation", torch.stack(each).numpy())
+            counts = {"n": len(images), "draws": DRAWS}
+            rows.append({"map": name, "random": stage, "blocks": blocks, **found, **counts, "step": step})
     table = pd.DataFrame(rows)
     figure, (axes,) = one_axes()
     curves(axes, table, "step", "correlation", by="map")
@@ -70,7 +77,8 @@ def analyze_sanity(subject: Subject) -> Finding:
     finish(axes, "random weights in", "rank correlation with the map of the network")
     last = table[table["random"] == "all blocks"]
     same = ", ".join(last[last["correlation_low"] > 0.5]["map"]) or "none"
-    note = f"{len(images)} images, 95 % intervals over them; still similar (above 1/2) with all blocks random: {same}"
+    over = f"{DRAWS} draws of weights and {len(images)} images, 95 % intervals over both"
+    note = f"{over}; still similar (above 1/2) with all blocks random: {same}"
     return Finding(table.drop(columns="step"), figure, note)
 
 
