@@ -13,7 +13,10 @@ from vitlab.analysis.cka import cka, interval, linear_kernel
 from vitlab.analysis.features import DRAWS as LABELED_DRAWS
 from vitlab.analysis.intervals import over_draws, over_images, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
-from vitlab.analysis.outcomes.classes import macro_intervals, over_classes
+from vitlab.analysis.outcomes.classes import by_class, macro_intervals, over_classes
+from vitlab.analysis.outcomes.confusion import _table
+from vitlab.bench.pairs import interval as speed_interval
+from vitlab.stats import interval as interval_of_mean
 from vitlab.stats import paired_interval
 
 DRAWS = 200
@@ -158,8 +161,8 @@ def test_the_difference_of_two_runs_on_the_same_images(only_a, only_b, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["acc1_macro", "f1_macro"])
-@pytest.mark.parametrize(("classes", "images"), [(3, 60), (10, 10), (10, 44), (50, 10)])
-@pytest.mark.parametrize("recalls", [(0.5, 0.9), (0.9, 0.99)])
+@pytest.mark.parametrize(("classes", "images"), [(3, 20), (10, 10), (10, 44), (50, 10)])
+@pytest.mark.parametrize("recalls", [(0.5, 0.9), (0.9, 0.99), (0.97, 0.995)])
 def test_means_over_classes(recalls, classes, images, measure):
     of = np.linspace(*recalls, classes)
     wrong = np.random.default_rng(4).dirichlet(np.ones(classes - 1), classes)
@@ -170,3 +173,27 @@ def test_means_over_classes(recalls, classes, images, measure):
         return macro_intervals(rng.multinomial(images, shares))[measure]
 
     assert 0.9 <= share_held(draw, truth) <= 0.98
+
+
+@pytest.mark.parametrize("measure", ["recall", "precision", "f1"])
+@pytest.mark.parametrize("images", [20, 100])
+def test_measures_of_a_class(images, measure):
+    shares = np.array([[0.8, 0.15, 0.05], [0.1, 0.85, 0.05], [0.2, 0.1, 0.7]])
+    truth = by_class(np.round(shares * 1e9).astype(np.int64))[measure][0]
+
+    def draw(rng):
+        matrix = rng.multinomial(3 * images, shares.flatten() / 3).reshape(3, 3)
+        table = _table("class", ["a", "b", "c"], matrix.diagonal(), matrix.sum(1), matrix.sum(0))
+        return ends(table.iloc[0], measure)
+
+    assert 0.9 <= share_held(draw, truth, MANY) <= 0.98
+
+
+@pytest.mark.parametrize("n", [3, 5, 9])
+def test_the_ratio_of_two_speeds(n):
+    assert 0.9 <= share_held(lambda rng: speed_interval(np.exp(0.1 * rng.standard_normal(n)).tolist()), 1.0) <= 0.98
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_the_mean_over_seeds_or_folds(n):
+    assert 0.9 <= share_held(lambda rng: interval_of_mean(rng.standard_normal(n).tolist()), 0.0, MANY) <= 0.98

@@ -1,12 +1,12 @@
 """Intervals over images: every number of an analysis has one."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special
-from scipy.stats import binomtest
 
 from vitlab.stats import interval
 
@@ -18,8 +18,19 @@ def share_interval(right: int, n: int, ci: float = 0.95) -> tuple[float, float]:
         >>> [round(bound, 3) for bound in share_interval(9, 10)]
         [0.596, 0.982]
     """
-    low, high = binomtest(right, n).proportion_ci(ci, "wilson")
-    return float(low), float(high)
+    return wilson(right / n, n, ci)
+
+
+def wilson(share: float, n: float, ci: float = 0.95) -> tuple[float, float]:
+    """Return Wilson's interval of a share of n images; n may be a number of images that would have its variance.
+
+    Example:
+        >>> [round(bound, 3) for bound in wilson(1.0, 12.5)]
+        [0.765, 1.0]
+    """
+    z = float(special.ndtri((1 + ci) / 2)) ** 2
+    middle, half = share + z / (2 * n), math.sqrt(z * share * (1 - share) / n + (z / (2 * n)) ** 2)
+    return max(0.0, (middle - half) / (1 + z / n)), min(1.0, (middle + half) / (1 + z / n))
 
 
 def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, float]:
@@ -62,8 +73,6 @@ def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     square = t**2 * max(by_draw - rest, 0.0) + u**2 * max(by_image, rest)
     low, high = mean - np.sqrt(square), mean + np.sqrt(square)
     if np.asarray(values).dtype == bool:
-        z = float(special.ndtri(0.975)) ** 2
-        n = z * mean * (1 - mean) / square if square > 0 else images
-        middle, half = (mean + z / (2 * n)), np.sqrt(z * mean * (1 - mean) / n + (z / (2 * n)) ** 2)
-        low, high = (middle - half) / (1 + z / n), (middle + half) / (1 + z / n)
+        variance = square / float(special.ndtri(0.975)) ** 2
+        low, high = wilson(mean, mean * (1 - mean) / variance if variance > 0 else images)
     return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}
