@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -101,3 +103,13 @@ def test_tokens_are_chosen_and_the_note_says_which(small_subject):
         analyze_cka(bare)
     with pytest.raises(ValueError, match="`--tokens` must be mean, class, flattened, got all"):
         Subject(bare.net, bare.data, tokens="all")
+
+
+def test_hsic_is_that_of_a_published_implementation():
+    """torch-cka 0.21 (extra `peers`) takes kernels whose diagonal is 0."""
+    published = pytest.importorskip("torch_cka.cka").CKA
+    k, m = (linear_kernel(torch.randn(20, 6)) for _ in range(2))
+    theirs = [each - each.diag().diag() for each in (k, m)]
+    ours = unbiased_hsic(k, m).item()
+    own = SimpleNamespace(device="cpu")
+    assert published._HSIC(own, *(each.float() for each in theirs)) == pytest.approx(ours, rel=1e-3, abs=1e-5)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
-from vitlab.analysis.intervals import over_images
+from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
@@ -134,24 +134,31 @@ def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tenso
     net, (images, labels), before = subject.net, subject.labeled(), subject.outputs()
     generator = torch.Generator().manual_seed(0)
 
-    def rows() -> Iterator[dict[str, object]]:
-        h, w = net.grid_size
-        yield {"level": level, "side": max(h, w), "blocks": 1, "repeat": 0, **compare(before, before, labels)}
-        for side in block_sides((h, w)):
-            for repeat in range(REPEATS):
-                order = permuted_blocks((h, w), side, generator).to(images.device)
-                found = compare(before, run(images, order), labels)
-                yield {"level": level, "side": side, "blocks": h * w // side**2, "repeat": repeat, **found}
-
-    table = pd.DataFrame(rows()).assign(n=len(images))
+    drawn: dict[int, list[Tensor]] = {1: [before]}  # number of blocks: outputs with each permutation
+    h, w = net.grid_size
+    rows = [{"level": level, "side": max(h, w), "blocks": 1, "repeat": 0, **compare(before, before, labels)}]
+    for side in block_sides((h, w)):
+        blocks = h * w // side**2
+        for repeat in range(REPEATS):
+            order = permuted_blocks((h, w), side, generator).to(images.device)
+            drawn.setdefault(blocks, []).append(run(images, order))
+            found = compare(before, drawn[blocks][-1], labels)
+            rows.append({"level": level, "side": side, "blocks": blocks, "repeat": repeat, **found})
+    table, bands = pd.DataFrame(rows).assign(n=len(images)), []
+    for blocks, each in drawn.items():
+        now = torch.stack(each).argmax(dim=2)  # (permutations, n)
+        whole = over_draws("acc1", (now == labels).cpu().numpy())
+        bands.append({"blocks": blocks, **whole, **over_draws("flipped", (now != before.argmax(dim=1)).cpu().numpy())})
     figure, axes = one_axes(columns=2, width=4.0)
     for ax, column, name in zip(axes, ("acc1", "flipped"), ("accuracy", "share of other predictions"), strict=True):
-        curves(ax, table, "blocks", column)
+        curves(ax, pd.DataFrame(bands), "blocks", column)
         ax.set_xscale("log", base=2)
         ax.set_xticks(sorted(table["blocks"].unique()), [str(n) for n in sorted(table["blocks"].unique())])
         ax.set_ylim(0, 1.05)
         finish(ax, f"shuffled blocks of {'tokens' if level == 'tokens' else 'the image'}", name, legend=False)
     axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
     axes[0].legend(fontsize=7, frameon=False)
-    note = f"{len(images)} validation images, {REPEATS} permutations each; largest change of an output:"
+    note = (
+        f"{len(images)} validation images, {REPEATS} permutations each, bands over both; largest change of an output:"
+    )
     return Finding(table, figure, f"{note} {table['change_most'].max():.2g} averaged over images")
