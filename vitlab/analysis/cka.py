@@ -54,14 +54,12 @@ def interval(value: float, k: Tensor, m: Tensor) -> tuple[float, float]:
     """Return the 95 % interval over images of a :func:`cka` of two kernels.
 
     What pairs of images add to the variance, 2 / n(n - 1) where features are unrelated, is known, and the jackknife
-    counts it more than twice (``twice`` follows from the pairs that groups share, and is 2 for many groups): it is
-    counted once, and what single images add has Student's t.
+    counts it twice (Efron and Stein 1981): it is counted once, and what single images add has Student's t.
     """
     pairs = 2 * max(0.0, 1 - value**2) ** 2 / (len(k) * (len(k) - 1))
     variance, groups = jackknife(k, m)
     normal, t = float(special.ndtri(0.975)), float(special.stdtrit(groups - 1, 0.975))
-    twice = (2 * groups - 3) * groups**2 / (groups - 1) ** 3
-    half = (normal**2 * pairs + t**2 * max(variance - twice * pairs, 0.0)) ** 0.5
+    half = (normal**2 * pairs + t**2 * max(variance - 2 * pairs, 0.0)) ** 0.5
     return value - half, value + half
 
 
