@@ -26,7 +26,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "config": {*NETWORK, *BESIDE, "tasks"},
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
-    "ablation": {"config", "jobs", "models", "analysis"},
+    "ablation": {"config", "jobs", "tasks", "models", "analysis"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
