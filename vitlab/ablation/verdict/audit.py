@@ -23,7 +23,7 @@ def as_trained(results: "Results") -> list[Resolved]:
     found = []
     for arm in results.resolved:
         records: list[Any] = [run.record for (name, _), run in results.runs.items() if name == arm.arm.name]
-        own = next((record for record in records if "steps" in record), {})
+        own: Any = next((record for record in records if "steps" in record), {})
         length: dict[str, float] = {key: own[key] for key in ("steps", "sum_of_learning_rates") if key in own}
         found.append(replace(arm, length=length or arm.length))
     return found
