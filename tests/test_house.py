@@ -33,7 +33,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
 }
 GROUND = {
     "classes",
-    "contract",
+    "interface",
     "errors",
     "lazy",
     "lightning_overhead",
@@ -41,7 +41,7 @@ GROUND = {
     "ranges",
     "runs",
     "shipped",
-    "signature",
+    "named_kwargs",
     "stats",
     "tables",
 }  # every room may stand on it

@@ -16,11 +16,11 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
-from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError
+from vitlab.interface import network, path_of
 from vitlab.jobs.rebuild import evaluation_args, former_ways
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights

@@ -5,8 +5,8 @@ from typing import Any
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.ablation.verdict import analyses, images
-from vitlab.ablation.verdict.arms import ArmRow
 from vitlab.ablation.verdict.audit import as_trained, mismatches
+from vitlab.ablation.verdict.baselines import ArmRow
 from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.linear import gate_of
 from vitlab.ablation.verdict.measured import Results

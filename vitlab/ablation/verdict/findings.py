@@ -7,8 +7,8 @@ import pandas as pd
 
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
-from vitlab.ablation.verdict.arms import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.verdict.audit import as_trained, fair_facts, shares
+from vitlab.ablation.verdict.baselines import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.verdict.linear import Gates, gate_of
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results

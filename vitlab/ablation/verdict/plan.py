@@ -10,8 +10,8 @@ import pandas as pd
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.arms import arm_questions
 from vitlab.ablation.verdict.audit import fair_facts, mismatches, reference
+from vitlab.ablation.verdict.baselines import arm_questions
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import claim_questions

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.classes import choice_text
-from vitlab.data.files.arrays import is_array, read_array
+from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
 from vitlab.data.loading.crops import multi_crop
