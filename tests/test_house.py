@@ -32,12 +32,12 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }
 GROUND = {
-    "classes",
+    "class_paths",
     "interface",
     "errors",
     "lazy",
     "lightning_overhead",
-    "packed",
+    "packed_batch",
     "ranges",
     "runs",
     "shipped",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.work.cells import Resolved, arguments
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 
 if TYPE_CHECKING:
     from vitlab.ablation.verdict.measured import Results

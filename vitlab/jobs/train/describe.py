@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.interface import path_of, recipe
 from vitlab.jobs.train.facts import has_grid
