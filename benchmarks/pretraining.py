@@ -16,7 +16,7 @@ from torch import Tensor
 
 import vitlab
 from vitlab.callbacks.quality import probe, rankme
-from vitlab.jobs.subject import View, subject_at
+from vitlab.jobs.find_subject import View, subject_at
 from vitlab.models import VisionTransformer
 from vitlab.models.features import knn
 from vitlab.stats import interval

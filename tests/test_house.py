@@ -26,22 +26,22 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "config": {*NETWORK, *BESIDE, "tasks"},
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
-    "ablation": {"config", "jobs", "models", "analysis"},
+    "ablation": {"config", "jobs", "tasks", "models", "analysis"},
     "run": {"config", "jobs", "data", "analysis"},
     "api": {"run", "config", "jobs", "ablation"},
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }
 GROUND = {
-    "classes",
-    "contract",
+    "class_paths",
+    "interface",
     "errors",
     "lazy",
     "lightning_overhead",
-    "packed",
+    "packed_batch",
     "ranges",
     "runs",
     "shipped",
-    "signature",
+    "named_kwargs",
     "stats",
     "tables",
 }  # every room may stand on it
@@ -143,6 +143,31 @@ def test_every_idea_has_one_home_and_two_ideas_have_two_names():
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
                 homes[node.name].append(name_of(path))
     assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in ONE_IDEA}
+
+
+AT_A_FRIENDS = {  # go home when their rooms are next worked on
+    "callbacks/speed.py",
+    "jobs/train/weights.py",
+    "layers/pos_embed/checks.py",
+    "models/parameters.py",
+    "tasks/draws.py",
+}
+
+
+def test_a_small_file_with_one_user_lives_with_it_or_says_why_it_stands_alone():
+    texts = {path: path.read_text() for path in FILES}
+    users = defaultdict(set)
+    for path in FILES:
+        for name in modules_of(path):
+            users[name].add(path)
+    for path, text in texts.items():
+        first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+        if path.stem.startswith("__") or text.count("\n") >= 60 or "alone" in first:
+            continue
+        name = name_of(path)
+        is_listed = any(f'"{name}' in other for other in texts.values())  # a command, a class path, a public name
+        if str(path.relative_to(PACKAGE)) not in AT_A_FRIENDS and not is_listed:
+            assert len({user for user in users[name] if user.stem != "__init__"} - {path}) != 1, f"merge {path}"
 
 
 def test_no_two_files_of_tests_share_a_name_which_pytest_cannot_collect():

@@ -173,7 +173,7 @@ class Run:
 
         Args:
             names: An analysis; or several or ``all``, for a dict of those that apply to this network.
-            **view: Fields of :class:`vitlab.jobs.subject.View`: images, layer, head, query, num_images.
+            **view: Fields of :class:`vitlab.jobs.find_subject.View`: images, layer, head, query, num_images.
 
         Raises:
             ValueError: There is no such analysis, or it does not apply to this network.
@@ -184,7 +184,7 @@ class Run:
         """
         from vitlab.analysis import names_of
         from vitlab.jobs.analyze import analyze
-        from vitlab.jobs.subject import View
+        from vitlab.jobs.find_subject import View
 
         several = names == "all" or isinstance(names, list)
         chosen = names_of(names if isinstance(names, str) else ",".join(names))

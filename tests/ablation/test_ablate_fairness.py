@@ -4,24 +4,30 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
 import yaml
+from torch.utils.data import DataLoader
 
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.verdict.audit import mismatches, shares, steps
+from vitlab.ablation.verdict.audit import as_trained, fair_facts, mismatches, shares
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.linear import check, gate_of, linear
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
 from vitlab.ablation.verdict.plan import check_lines
 from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.start import token_spread
+from vitlab.ablation.work.start import token_spread, whole_length
 from vitlab.models.vit import VisionTransformer
+from vitlab.runs.directory import RunDir
+from vitlab.tasks import Classifier
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
+SIZE = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
+LENGTH = {"steps": 20, "sum_of_learning_rates": 1.0}
 NONE = {"model.pos_embed": "none", "model.pos_embed_lr_mult": 1}
 POS_EMBED = {"none": NONE, "learned": {"model.pos_embed": "learned"}}
 TOKENIZER = {
@@ -41,7 +47,7 @@ def resolved(ablation, flops):
     config = {"trainer": {"max_epochs": 2}, "model": {"lr": 0.1}, "data": {}}
     data = {"splits": {"train": {"n": 640}}}
     return [
-        Resolved(arm, config, data, {"parameters": 1000, "flops": f, "tokens": 17}, (), 100.0, "")
+        Resolved(arm, config, data, {"parameters": 1000, "flops": f, "tokens": 17}, (), 100.0, "", length=LENGTH)
         for arm, f in zip(ablation.arms, flops, strict=True)
     ]
 
@@ -58,28 +64,51 @@ def test_arms_must_match_within_the_levels_that_the_file_says(tmp_path):
 def test_an_arm_that_is_not_trained_is_compared_too(tmp_path):
     found = ablation(tmp_path, {"pos_embed": POS_EMBED})
     base, arm = resolved(found, [100, 100])
-    still = replace(base, config={**base.config, "model": {"lr": 0.0}})
+    still = replace(base, length={**LENGTH, "sum_of_learning_rates": 0.0})
     unlike = mismatches(found, [still, arm])
     assert unlike == {"learned": ["sum of learning rates 1, none has 0"]}
-    assert mismatches(found, [still, replace(arm, config=still.config)]) == {}
+    assert mismatches(found, [still, replace(arm, length=still.length)]) == {}
 
 
-@pytest.mark.parametrize(
-    ("trainer", "expected"),  # of 640 images in batches of 64
-    [
-        ({"max_epochs": 3}, 30),
-        ({"max_epochs": 3, "accumulate_grad_batches": 4}, 6),
-        ({"max_epochs": 3, "max_steps": 7}, 7),
-        ({"max_epochs": -1, "max_steps": 50}, 50),
-        ({"max_epochs": None, "max_steps": 50}, 50),
-        ({"max_epochs": 3, "limit_train_batches": 2}, 6),
-        ({"max_epochs": 3, "limit_train_batches": 0.5}, 15),
-        ({"max_epochs": 3, "limit_train_batches": 1.0}, 30),
-    ],
-)
-def test_the_steps_of_a_training_are_those_that_its_limits_leave(tmp_path, trainer, expected):
-    arm = resolved(ablation(tmp_path, {"pos_embed": POS_EMBED}), [100, 100])[0]
-    assert steps(replace(arm, config={**arm.config, "trainer": trainer})) == expected
+SCHEDULES = ["cosine", "wsd", {"class_path": "linear"}, "constant"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of Lightning, on loaders and validation
+@pytest.mark.parametrize("scheduler", SCHEDULES, ids=str)
+@pytest.mark.parametrize("limits", [{}, {"accumulate_grad_batches": 4}, {"limit_train_batches": 7}, {"max_steps": 30}])
+def test_a_probe_tells_steps_and_rates_of_the_whole_training(tmp_path, monkeypatch, scheduler, limits):
+    """Against the sum over all steps of a training that records each."""
+    recipe = {"num_classes": 3, **SIZE, "lr_scheduler": scheduler, "warmup_epochs": 1, "lr": 0.01}
+    monkeypatch.chdir(tmp_path)
+    found, seen = [], []
+
+    class Record(L.Callback):
+        def on_train_start(self, trainer, pl_module):
+            found.append(whole_length(trainer, pl_module, limits.get("max_steps", -1)))
+
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == len(seen) and not is_probe:
+                seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    batches = DataLoader([(torch.randn(2, 3, 16, 16), torch.zeros(2, dtype=torch.long))] * 10, batch_size=None)
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_model_summary", "enable_progress_bar"), False)
+    for is_probe in (True, False):
+        words = {"max_epochs": 4, **limits, **({"max_steps": 2} if is_probe else {})}
+        L.Trainer(accelerator="cpu", callbacks=[Record()], **words, **off).fit(Classifier(**recipe), batches)
+    assert found[0]["steps"] == len(seen) and found[0] == found[1]
+    assert found[0]["sum_of_learning_rates"] == pytest.approx(sum(seen), rel=1e-6)
+
+
+def test_steps_and_rates_of_a_report_are_those_of_the_runs(tmp_path):
+    found = ablation(tmp_path, {"pos_embed": POS_EMBED})
+    arms = resolved(found, [100, 100])
+    run = RunDir(tmp_path / "run")
+    run.write("run.json", {"steps": 7, "sum_of_learning_rates": 0.25})
+    results = Results(found, arms, arms, runs={("learned", 0): run})
+    none, learned = (fair_facts(arm) for arm in as_trained(results))
+    assert (none["steps"], none["sum_lr"]) == (20, 1.0)
+    assert (learned["steps"], learned["sum_lr"]) == (7, 0.25)
+    assert mismatches(found, as_trained(results))["learned"][-1] == "sum of learning rates 0.25, none has 1"
 
 
 def test_without_within_all_arms_must_match_the_baseline(tmp_path):

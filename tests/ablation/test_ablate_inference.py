@@ -11,7 +11,7 @@ from scipy.stats import norm
 
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.verdict.answers import Question, answer
-from vitlab.ablation.verdict.arms import arm_questions
+from vitlab.ablation.verdict.baselines import arm_questions
 from vitlab.ablation.verdict.findings import find
 from vitlab.ablation.verdict.looks import Looks, next_look, take_look
 from vitlab.ablation.verdict.measured import Results

@@ -14,7 +14,7 @@ from small_nets import SMALL, small_net
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.subject import NoTransformer, View, check_net, named_subject
+from vitlab.jobs.find_subject import NoTransformer, View, check_net, named_subject
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
 

@@ -16,7 +16,7 @@ from vitlab.data.loading.native import Native, Tokens
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.errors import UsageError
 from vitlab.jobs.train.facts import model_facts
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 from vitlab.tasks import MAE, Classifier
 
 TINY = {"img_size": 32, "in_chans": 3, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}

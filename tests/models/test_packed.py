@@ -8,9 +8,9 @@ import torch
 from vitlab.layers.block import DropPath
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.build import PosEmbedName
-from vitlab.layers.pos_embed.packed import PackedPosEmbed
+from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
 from vitlab.models import VisionTransformer
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 
 SIZES = [(16, 24), (8, 12), (24, 16), (4, 8), (16, 24), (12, 8)]
 METHODS = [*get_args(PosEmbedName), ["learned", "rope2d", "relpos"]]

@@ -20,7 +20,7 @@ from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.models import VisionTransformer
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 from vitlab.tasks import Classifier
 
 SIZE = {"img_size": 16, "in_chans": 3, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}

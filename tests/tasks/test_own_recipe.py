@@ -7,7 +7,7 @@ import torchmetrics
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, TensorDataset
 
-from vitlab import contract
+from vitlab import interface
 from vitlab.optim.schedule import warmed_up
 from vitlab.tasks import Classifier, Regressor
 from vitlab.tasks.optimizer import build_optimizer
@@ -165,9 +165,9 @@ def test_metrics_of_torchmetrics_and_ones_own_are_measured_beside_the_tasks():
     assert found["val/F1Score(average=macro)"] == expected
     assert found["val/F1Score"] == found["val/acc1"] != expected
     assert found["val/Share"] == (outputs.argmax(1) == 2).float().mean()
-    assert contract.better(task, "val/Share") == contract.better(task, "val/F1Score") == "max"
+    assert interface.better(task, "val/Share") == interface.better(task, "val/F1Score") == "max"
     errors = Regressor(num_targets=2, **TINY, metrics=["R2Score", "MeanAbsolutePercentageError"])
-    assert contract.better(errors, "val/MeanAbsolutePercentageError") == "min"
+    assert interface.better(errors, "val/MeanAbsolutePercentageError") == "min"
 
 
 class SaveAt(L.Callback):

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitlab.analysis.views.pictures import PreparedPictures, as_tensor
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName

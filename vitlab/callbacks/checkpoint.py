@@ -11,7 +11,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import callbacks
 from torch.distributed.tensor import DTensor
 
-from vitlab import contract
+from vitlab import interface
 from vitlab.callbacks.record import RunRecord
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
@@ -63,8 +63,8 @@ class Checkpoint(callbacks.Checkpoint):
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Fill in the defaults of the task, and the directory of the run."""
-        self.monitor = self.monitor or (contract.monitor(pl_module) or (None, None))[1]
-        self.mode = self.mode or contract.better(pl_module, self.monitor)
+        self.monitor = self.monitor or (interface.monitor(pl_module) or (None, None))[1]
+        self.mode = self.mode or interface.better(pl_module, self.monitor)
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
@@ -120,14 +120,14 @@ class Checkpoint(callbacks.Checkpoint):
         if self.monitor is None:  # a module of the user without a monitor
             self.monitor = next((name for name in ("val/loss", "val_loss") if name in trainer.callback_metrics), None)
         monitors = [("checkpoint.monitor", self.monitor)] if self.monitor else []
-        if contract.sums_its_steps(pl_module):  # other modules may log the metric in training
+        if interface.sums_its_steps(pl_module):  # other modules may log the metric in training
             monitors += [("monitor` of `EarlyStopping", stop.monitor) for stop in trainer.early_stopping_callbacks]
         for name, metric in monitors if trainer.sanity_checking else ():
             if metric not in trainer.callback_metrics:
                 known = ", ".join(sorted(trainer.callback_metrics)) or "nothing: validation_step logs none"
                 hint = did_you_mean(metric, trainer.callback_metrics)
                 raise UsageError(f"`{name}` must be one of {known}, got {metric}{hint}")
-        self.mode = self.mode or contract.better(pl_module, self.monitor)
+        self.mode = self.mode or interface.better(pl_module, self.monitor)
         if self.monitor in trainer.callback_metrics and self.mode is None:
             raise UsageError(f"`checkpoint.mode` must be min or max, to define the best {self.monitor}")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from vitlab.contract import deals_samples
+from vitlab.interface import deals_samples
 from vitlab.models.features import knn
 from vitlab.models.vit import VisionTransformer
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.contract import sums_its_steps
+from vitlab.interface import sums_its_steps
 
 
 class Steps:

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
         from vitlab.jobs.analyze import analyze
-        from vitlab.jobs.subject import View, is_elsewhere
+        from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analyses import write_page
     away = is_elsewhere(options.run)

@@ -2,8 +2,9 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,14 +36,35 @@ def verify(argv: list[str]) -> int:
     """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
     parser = run_parser("verify", "Read every file of a run and compare it with its checksum, where it has one.")
     run = find_directory(parser.parse_args(argv).run)
-    from vitlab.jobs.verify import check_files
-
-    found = check_files(run)
+    found = _check_files(run)
     lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
     damaged = sum(reason is not None for reason in found.values())
     lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")
     sys.stdout.write("".join(printable(line) + "\n" for line in lines))
     return int(damaged > 0)
+
+
+def _check_files(run: RunDir) -> dict[str, str | None]:
+    """Return what is wrong with each file of a run, None for an intact one; all files with checksums are read."""
+    from vitlab.config.explain import read_yaml
+    from vitlab.models.weights_file import read_weights
+    from vitlab.runs.manifest import damage
+    from vitlab.runs.records import RECORDS, read_record
+
+    found = {f"checkpoints/{path.name}": damage(path) for path in sorted(run.checkpoints.glob("*.ckpt"))}
+    reads: dict[str, Callable[[], Any]] = {
+        f"weights/{path.name}": partial(read_weights, path) for path in sorted(run.weights.glob("*.safetensors"))
+    }
+    reads |= {name: partial(read_record, run.path / name, kind) for name, kind in RECORDS.items()}
+    reads |= {"config.yaml": partial(read_yaml, run.config), "metrics.jsonl": run.rows}
+    for name, read in reads.items():
+        if (run.path / name).is_file():
+            try:
+                read()
+                found[name] = None
+            except ValueError as error:
+                found[name] = str(error)
+    return found
 
 
 def run_parser(command: str, description: str, or_checkpoint: bool = False) -> argparse.ArgumentParser:
@@ -74,7 +96,7 @@ def chosen_checkpoint(options: argparse.Namespace) -> Iterator[tuple[RunDir, Pat
         raise UsageError("`--config` goes with a checkpoint: give one --config FILE with --ckpt_path FILE, and no RUN")
     if not Path(file).is_file():
         raise UsageError(f"`--ckpt_path`: there is no file {file}")
-    from vitlab.jobs.given import run_of_checkpoint
+    from vitlab.jobs.restore import run_of_checkpoint
 
     with run_of_checkpoint(config[0], Path(file)) as directory:
         is_saved = directory.path == Path(file).parent.parent

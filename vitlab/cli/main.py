@@ -1,12 +1,10 @@
 """The ``vitlab`` command: finds the subcommand and answers ``--help`` before anything heavy is imported."""
 
-import argparse
 import importlib
 import sys
 from collections.abc import Callable, Sequence
 
 from vitlab import __version__
-from vitlab.config.arguments import CommandParser
 from vitlab.config.guesses import COMMANDS as OTHER_NAMES
 from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
 from vitlab.errors import UsageError, did_you_mean, printable
@@ -29,13 +27,9 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),
     "bench": ("measure speed, memory and numerics of networks and loaders", "vitlab.cli.bench:main"),
     "submit": ("train on a SLURM cluster: print or submit a batch script", "vitlab.cli.submit:main"),
-    "completion": ("print the completion script for bash and zsh", "vitlab.cli.main:completion"),
+    "completion": ("print the completion script for bash and zsh", "vitlab.cli.completion:main"),
     "doctor": ("check whether this machine can train: versions, devices, disk", "vitlab.cli.doctor:main"),
 }
-
-
-HOW_TO_COMPLETE = """bash  vitlab completion bash > ~/.local/share/bash-completion/completions/vitlab
-zsh   vitlab completion zsh > ~/.vitlab.zsh, and `source ~/.vitlab.zsh` in ~/.zshrc"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,19 +75,6 @@ def _help(args: list[str]) -> int:
         "  vitlab test last\n\n"
         "`vitlab COMMAND --help` explains a command.\n"
     )
-    return 0
-
-
-def completion(args: list[str]) -> int:
-    """Run ``vitlab completion SHELL``."""
-    text = "Print the shell completion script."
-    parser = CommandParser("vitlab completion", description=text, allow_abbrev=False, epilog=HOW_TO_COMPLETE)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
-    parser.parse_args(args)
-    from vitlab.config.completion import completion_script
-
-    sys.stdout.write(completion_script(list(COMMANDS)))
     return 0
 
 

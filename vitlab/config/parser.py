@@ -32,8 +32,8 @@ from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
-from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
+from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.ranges import check_ranges
 from vitlab.runs.launch import launched_devices

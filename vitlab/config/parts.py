@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from vitlab.classes import name_and_args
+from vitlab.class_paths import name_and_args
 from vitlab.config.arguments import without_flags
 from vitlab.config.trust import import_class
 from vitlab.tasks.base import Task

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from vitlab.classes import choice_text, name_and_args
+from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards

@@ -10,7 +10,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 from PIL import Image
 from torch import Tensor
 
-from vitlab.contract import Weighted
 from vitlab.data import division
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.division import Part
@@ -33,7 +32,8 @@ from vitlab.data.record import (
     state_of,
     statistics_of,
 )
-from vitlab.signature import Named
+from vitlab.interface import Weighted
+from vitlab.named_kwargs import Named
 
 
 class ImageData(Named, L.LightningDataModule):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
-from vitlab.data.files.arrays import is_array, read_array
+from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.rows import Kind, Rows, read_table
 from vitlab.data.files.scan import Folder, Store, sizes_of
 from vitlab.data.files.sets import FileImages, Images, TensorImages

@@ -8,7 +8,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.config.parser import user_mistakes
 from vitlab.errors import UsageError
-from vitlab.jobs.subject import View, subject_at
+from vitlab.jobs.find_subject import View, subject_at
 from vitlab.runs.directory import RunDir
 
 
@@ -25,7 +25,7 @@ def analyze(
 
     Args:
         names: Names of analyses.
-        of: What to analyze, see :func:`vitlab.jobs.subject.subject_at`.
+        of: What to analyze, see :func:`vitlab.jobs.find_subject.subject_at`.
         view: Which part of it to analyze.
         against: Another run to compare with.
         output: Folder for tables and figures; default: ``analysis/`` of the run.

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName

@@ -16,11 +16,11 @@ from torch.utils.data import DataLoader, Dataset
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.images import escaped
 from vitlab.config.parser import user_mistakes
-from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import ImageError
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
+from vitlab.interface import network, path_of
 from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import check_parts_of_vitlab, restore
 from vitlab.runs.directory import RunDir

@@ -1,28 +1,47 @@
-"""Rebuild a trained run from its directory."""
+"""Rebuild a trained run from its directory, or from a configuration and a checkpoint."""
 
 import importlib
 import inspect
+import shutil
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
-from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
-from vitlab.data.rebuilt import Rebuilt
+from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError
+from vitlab.interface import network, path_of
 from vitlab.jobs.rebuild import evaluation_args, former_ways
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import check_whole
 from vitlab.runs.shards import read_checkpoint
+from vitlab.shipped import find_file
+
+
+class Rebuilt(ImageData):
+    """Data rebuilt from a run's data.json: enough to preprocess other images and to interpret outputs.
+
+    Args:
+        targets: Kind, names and statistics of the targets.
+        arrays: Whether images are arrays of floats.
+        **data: Passed to :class:`ImageData`.
+    """
+
+    def __init__(self, targets: dict[str, Any], arrays: bool = False, **data: Any) -> None:
+        super().__init__(**data)
+        self.targets, self.arrays = targets, arrays
 
 
 def restore(
@@ -92,6 +111,42 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
         arguments["download"] = True  # skips the search for its files, which are never read
     content["data"]["init_args"] = arguments
     return content
+
+
+@contextmanager
+def run_of_checkpoint(config: str, checkpoint: Path) -> Iterator[RunDir]:
+    """Yield the run of a checkpoint if the configuration is that run's, else a temporary run.
+
+    Facts about the data come from the checkpoint's run or from the checkpoint itself.
+
+    Args:
+        config: File or shipped name of a configuration.
+        checkpoint: File of a checkpoint.
+    """
+    path, own = Path(find_file(config, "--config")), RunDir(checkpoint.parent.parent)
+    check_whole(checkpoint)
+    if own.config.is_file() and own.config.samefile(path):
+        yield own
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        run = RunDir(folder)
+        shutil.copyfile(path, run.config)
+        for name in ("data.json", "model.json", TRAINED_ON):
+            if (own.path / name).is_file():
+                shutil.copyfile(own.path / name, run.path / name)
+        if not (run.path / "data.json").is_file():
+            run.write("data.json", _data_of(checkpoint))
+        yield run
+
+
+def _data_of(checkpoint: Path) -> dict[str, Any]:
+    unknown: dict[str, Any] = {"class_names": [], "mean": [], "std": []}
+    if checkpoint.suffix == ".safetensors":
+        return unknown
+    with user_mistakes():
+        check_readable(checkpoint)
+    parts = torch.load(checkpoint, map_location="meta", weights_only=True, mmap=True).values()
+    return next((part for part in parts if isinstance(part, dict) and unknown.keys() <= part.keys()), unknown)
 
 
 def check_parts_of_vitlab(cli: VitlabCLI, what: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 from vitlab.config.arguments import config_paths
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.classes import build, find_class, name_and_args
+from vitlab.class_paths import build, find_class, name_and_args
 
 
 class PerToken(nn.Module):

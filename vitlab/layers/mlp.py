@@ -5,7 +5,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from vitlab.classes import ClassSpec
+from vitlab.class_paths import ClassSpec
 from vitlab.layers.custom import build_custom
 from vitlab.layers.recompute import recomputed
 

@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from vitlab.classes import ClassSpec
+from vitlab.class_paths import ClassSpec
 from vitlab.layers.custom import build_custom
 
 NormName = Literal["layernorm", "rmsnorm"]

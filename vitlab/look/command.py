@@ -11,7 +11,7 @@ from vitlab.runs.directory import RunDir, find_run, write_text
 
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
-    from vitlab.jobs.subject import View
+    from vitlab.jobs.find_subject import View
 
 
 def main(argv: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     if options.pictures < 0:
         raise UsageError(f"`--pictures` must be at least 0, got {options.pictures}")
     with quick_imports():
-        from vitlab.jobs.subject import View
+        from vitlab.jobs.find_subject import View
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
@@ -39,7 +39,7 @@ def main(argv: list[str]) -> int:
 
 
 def _drawing(source: str, view: "View", rest: list[str]) -> str:
-    from vitlab.jobs.subject import subject_at
+    from vitlab.jobs.find_subject import subject_at
     from vitlab.look.diagram import architecture
     from vitlab.models.create import create_model
     from vitlab.models.sizes import SIZES
@@ -51,7 +51,7 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
 
 
 def _page(sources: list[str], view: "View", rest: list[str]) -> str:
-    from vitlab.jobs.subject import NoTransformer, is_elsewhere, subject_at
+    from vitlab.jobs.find_subject import NoTransformer, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.page import render
 

@@ -13,8 +13,8 @@ from vitlab.layers.custom import PerToken
 from vitlab.layers.mlp import Mlp, QuickGELU
 from vitlab.layers.plain import all_are_hooked, calls_plainly, has_plain_tensors, is_sharded
 from vitlab.layers.pos_embed import PosEmbed
-from vitlab.layers.pos_embed.packed import PackedPosEmbed
-from vitlab.packed import Packed
+from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
+from vitlab.packed_batch import Packed
 from vitlab.tokenizers.patch import PatchEmbed
 
 Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens

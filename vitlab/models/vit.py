@@ -23,8 +23,8 @@ from vitlab.models.features import (
     reads_class_token_only,
 )
 from vitlab.models.parameters import no_weight_decay, stages
-from vitlab.packed import Packed
-from vitlab.signature import Named
+from vitlab.named_kwargs import Named
+from vitlab.packed_batch import Packed
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
 from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer

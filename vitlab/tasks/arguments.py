@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vitlab.classes import ClassSpec
+from vitlab.class_paths import ClassSpec
 from vitlab.layers.compiled import CompileMode
 from vitlab.models.arguments import NetworkArgs
 from vitlab.optim.schedule import ScheduleName

@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
-from vitlab.classes import ClassSpec
-from vitlab.contract import Weighted, trained
+from vitlab.class_paths import ClassSpec
+from vitlab.interface import Weighted, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.vit import VisionTransformer
+from vitlab.named_kwargs import Named
 from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
-from vitlab.packed import Packed
-from vitlab.signature import Named
+from vitlab.packed_batch import Packed
 from vitlab.tasks.draws import seed_step
 from vitlab.tasks.meter import Meter, add_metrics
 from vitlab.tasks.optimizer import (

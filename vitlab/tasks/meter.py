@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection, SumMetric
 
-from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 
 FACTS: dict[str, Any] = {
     "class": lambda K: {"task": "multiclass", "num_classes": K},

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from vitlab.classes import ClassSpec, build, find_class, name_and_args
-from vitlab.contract import better, is_loadable
+from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.interface import better, is_loadable
 from vitlab.optim.schedule import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from vitlab.classes import ClassSpec, build, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair

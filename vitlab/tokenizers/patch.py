@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vitlab.layers.plain import is_plain
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 from vitlab.tokenizers.splits import pair
 
 

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.arms import ArmRow
+from vitlab.ablation.verdict.baselines import ArmRow
 from vitlab.ablation.verdict.measured import Results
 from vitlab.stats import interval
 

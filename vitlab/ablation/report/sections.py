@@ -5,8 +5,8 @@ from typing import Any
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
 from vitlab.ablation.verdict import analyses, images
-from vitlab.ablation.verdict.arms import ArmRow
-from vitlab.ablation.verdict.audit import mismatches
+from vitlab.ablation.verdict.audit import as_trained, mismatches
+from vitlab.ablation.verdict.baselines import ArmRow
 from vitlab.ablation.verdict.findings import Findings
 from vitlab.ablation.verdict.linear import gate_of
 from vitlab.ablation.verdict.measured import Results
@@ -129,7 +129,7 @@ def _fairness_words(results: Results) -> list[str]:
     within = results.ablation.match.within
     words = ["The sum of the learning rates bounds how far Adam can move a weight."]
     words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
-    unfair = mismatches(results.ablation, results.resolved)
+    unfair = mismatches(results.ablation, as_trained(results))
     return words + [f"{name}: {'; '.join(text)}." for name, text in unfair.items()]
 
 

@@ -1,43 +1,32 @@
 """The fairness of a comparison: unintended differences between arms."""
 
 import math
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Resolved, arguments, batch_size
-from vitlab.classes import choice_text
+from vitlab.ablation.work.cells import Resolved, arguments
+from vitlab.class_paths import choice_text
+
+if TYPE_CHECKING:
+    from vitlab.ablation.verdict.measured import Results
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
 
-def steps(arm: Resolved) -> int:
-    """Return the number of optimizer steps of a run, without incomplete last batches."""
-    trainer = arm.config["trainer"]
-    batches = arm.data["splits"]["train"]["n"] // batch_size(arm.config)
-    if (most := trainer.get("limit_train_batches")) is not None:  # a number of them, or a share
-        batches = min(batches, most) if isinstance(most, int) else int(batches * most)
-    per_epoch = max(1, batches // int(trainer.get("accumulate_grad_batches") or 1))
-    epochs, limit = int(trainer.get("max_epochs") or 0), int(trainer.get("max_steps") or -1)
-    if limit > 0 and (epochs < 0 or trainer.get("max_epochs") is None):  # without an end
-        return limit
-    return min(per_epoch * epochs, limit) if limit > 0 else per_epoch * max(0, epochs)
+def as_trained(results: "Results") -> list[Resolved]:
+    """Return the measured arms with steps and sum of learning rates as their finished cells recorded them.
 
-
-def sum_lr(arm: Resolved) -> float:
-    """Return the sum of the learning rates over all steps, which bounds how far Adam can move a weight.
-
-    It is computed from the areas of a linear warm-up and a half cosine; run.json has the exact sum. NaN for others.
+    Before a cell is done, they are what the arm's probe computed, which knows nothing of a tuned learning rate.
     """
-    model = arguments(arm.config, "model")
-    if model.get("lr_scheduler", "cosine") != "cosine":
-        return math.nan
-    lr, low = float(model.get("lr", math.nan)), float(model.get("min_lr") or 0)
-    epochs = float(arm.config["trainer"].get("max_epochs") or 1)
-    warm = min(1.0, float(model.get("warmup_epochs") or 0) / epochs)
-    start = float(model.get("warmup_lr") or 0)
-    cosine = (lr + low) / 2 * (1 - warm) - (lr - low) / (2 * math.pi) * math.sin(math.pi * warm)
-    return steps(arm) * (warm * (start + lr) / 2 + cosine)
+    found = []
+    for arm in results.resolved:
+        records: list[Any] = [run.record for (name, _), run in results.runs.items() if name == arm.arm.name]
+        own: Any = next((record for record in records if "steps" in record), {})
+        length: dict[str, float] = {key: own[key] for key in ("steps", "sum_of_learning_rates") if key in own}
+        found.append(replace(arm, length=length or arm.length))
+    return found
 
 
 def fair_facts(arm: Resolved) -> dict[str, Any]:
@@ -48,11 +37,11 @@ def fair_facts(arm: Resolved) -> dict[str, Any]:
         sizes = [math.prod(g["shape"]) for g in arm.groups if g["name"].split(".")[0] == part]
         found[f"{part} parameters"] = sum(sizes)
     positions = [g for g in arm.groups if g["name"].startswith("pos_embed.")]
-    found["steps"] = steps(arm)
+    found["steps"] = arm.length.get("steps")
     found["lr_scheduler"] = choice_text(arguments(arm.config, "model").get("lr_scheduler", "cosine"))
-    found["sum_lr"] = sum_lr(arm)
+    found["sum_lr"] = total = arm.length.get("sum_of_learning_rates", math.nan)  # bounds how far Adam moves a weight
     found["pos_embed_lr_scale"] = positions[-1]["lr_scale"] if positions else None
-    found["sum_lr_pos_embed"] = sum_lr(arm) * positions[-1]["lr_scale"] if positions else None
+    found["sum_lr_pos_embed"] = total * positions[-1]["lr_scale"] if positions else None
     found["pos_embed_weight_decay"] = max((g["weight_decay"] for g in positions), default=None)
     found |= {"token_sd": arm.start.get("token_sd"), "pos_to_content": arm.start.get("pos_to_content")}
     found["images_per_second"] = arm.images_per_second

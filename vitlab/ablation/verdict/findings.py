@@ -7,8 +7,8 @@ import pandas as pd
 
 from vitlab.ablation.verdict import analyses, images
 from vitlab.ablation.verdict.answers import answer
-from vitlab.ablation.verdict.arms import ArmRow, answer_columns, arm_questions, arm_rows
-from vitlab.ablation.verdict.audit import fair_facts, shares
+from vitlab.ablation.verdict.audit import as_trained, fair_facts, shares
+from vitlab.ablation.verdict.baselines import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.verdict.linear import Gates, gate_of
 from vitlab.ablation.verdict.looks import Looks
 from vitlab.ablation.verdict.measured import Results
@@ -47,10 +47,11 @@ class Findings:
 
     def fairness(self) -> Rows:
         """Return the facts that should match in all arms, with relative differences to the arm to match."""
-        differing = shares(self.results.ablation, self.results.resolved)
+        arms = as_trained(self.results)
+        differing = shares(self.results.ablation, arms)
         return [
             {"arm": arm.arm.name, **fair_facts(arm), **{f"{k}_share": v for k, v in differing[arm.arm.name].items()}}
-            for arm in self.results.resolved
+            for arm in arms
         ]
 
     def table(self) -> pd.DataFrame:

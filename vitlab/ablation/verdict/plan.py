@@ -10,8 +10,8 @@ import pandas as pd
 
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.arms import arm_questions
-from vitlab.ablation.verdict.audit import fair_facts, mismatches, reference, steps
+from vitlab.ablation.verdict.audit import fair_facts, mismatches, reference
+from vitlab.ablation.verdict.baselines import arm_questions
 from vitlab.ablation.verdict.measured import Results, collect
 from vitlab.ablation.verdict.spending import levels
 from vitlab.ablation.verdict.verdicts import claim_questions
@@ -72,7 +72,7 @@ def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:
 def _cost(ablation: Ablation, left: list[Cell], workers: int) -> list[str]:
     """Return the time, memory and disk that the cells will need, estimated from each arm's probe."""
     new = [cell.resolved for cell in left if not cell.is_done()]
-    training = [steps(arm) * batch_size(arm.config) / arm.images_per_second for arm in new]
+    training = [arm.length.get("steps", 0) * batch_size(arm.config) / arm.images_per_second for arm in new]
     starts = [c.resolved.start_seconds * (2 * (not c.is_done()) + bool(c.missing_analyses())) for c in left]
     seconds = (sum(t for t in training if math.isfinite(t)) + sum(starts)) / workers
     share = sum(starts) / workers / seconds if seconds else 0
@@ -101,7 +101,7 @@ def _table(resolved: list[Resolved]) -> list[str]:
                 f"{f['pos_embed parameters']:,}",
                 mflop,
                 str(f["tokens"]),
-                str(f["steps"]),
+                str(f["steps"] or "?"),
                 f"{f['sum_lr']:.3g}",
                 f"{position:.3g}" if position is not None else "-",
                 f"{f['images_per_second']:.0f}",

@@ -42,6 +42,7 @@ class Resolved:
     images_per_second: float
     code: str
     start_seconds: float = 12.0  # start-up of a command: imports, building the network, reading the data
+    length: Mapping[str, float] = field(default_factory=dict)  # steps of a training, sum_of_learning_rates where known
     metrics: Sequence[str] = ()  # metrics of a run; empty if unknown
     start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens and positions by content, untrained
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of host and device

@@ -34,7 +34,7 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
-TOKENS = "vitlab.ablation.work.start.Tokens"  # a callback
+START = "vitlab.ablation.work.start.Start"  # a callback
 
 
 def command(ablation: Ablation) -> list[str]:
@@ -170,7 +170,8 @@ def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
     """Return an arm from its stored probe; None if it is missing or unreadable."""
     try:
         facts = json.loads(path.read_text())
-        return Resolved(arm=arm, code=code, **{**facts, "groups": tuple(facts["groups"])})
+        length = facts.pop("length")  # a probe of an older version has none
+        return Resolved(arm=arm, code=code, length=length, **{**facts, "groups": tuple(facts["groups"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -213,7 +214,9 @@ def _run_probe(
     run = RunDir(place / "run")
     words = [*command(ablation), "fit", *fit_args(ablation, arm, given), *start_args(arm, ablation.seeds[0])]
     words += ["--run_dir", str(run.path), "--quiet"]
-    words += [] if ablation.run.command else [f"--trainer.callbacks+={TOKENS}"]
+    if not ablation.run.command:
+        whole = _given(ablation, arm, "trainer.max_steps", -1) or -1
+        words.append(f"--trainer.callbacks+={json.dumps({'class_path': START, 'init_args': {'max_steps': whole}})}")
     started = time.perf_counter()
     env = child_environment(workers, own.device)
     code, lines = run_to_end(words, env, place / "log", ablation.run.timeout, claim, stop, ablation.run.fork, own.fd)
@@ -227,7 +230,7 @@ def _run_probe(
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
     config["trainer"]["callbacks"] = [
-        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") != TOKENS
+        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") != START
     ] or None
     rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
     steps = max((row["step"] for row in run.rows()), default=0)
@@ -240,8 +243,15 @@ def _run_probe(
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
         "metrics": _metrics(run),
         "start": run.read("start.json"),
+        "length": run.read("length.json") or _about(config, run.data),
         "peak_memory": run.record.get("peak_memory") or {},
     }
+
+
+def _about(config: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, float]:
+    """Return about how many steps a program of `run.command` takes, which records nothing of it."""
+    epochs = int(config["trainer"].get("max_epochs") or 0)
+    return {"steps": max(0, epochs) * (data["splits"]["train"]["n"] // batch_size(config))}
 
 
 def _metrics(run: RunDir) -> list[str]:

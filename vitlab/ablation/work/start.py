@@ -1,4 +1,6 @@
-"""Measure an untrained network: the spread of its tokens on real images, and how much positions add to them."""
+"""What a probe measures before its first step: a callback of its own process, imported there by its class path."""
+
+import math
 
 import lightning as L
 import torch
@@ -6,13 +8,25 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
+from vitlab.tasks.base import Task
 
 
-class Tokens(Callback):
-    """Writes the spread of tokens and the ratio of positions to content into ``start.json`` of a run directory."""
+class Start(Callback):
+    """Writes the length of the whole training, of which a probe trains the first steps, and facts of its start.
+
+    Steps and the sum of their learning rates go into ``length.json`` of the run directory; the spread of tokens and the
+    ratio of positions to content into ``start.json``.
+
+    Args:
+        max_steps: ``trainer.max_steps`` of the whole training.
+    """
+
+    def __init__(self, max_steps: int = -1) -> None:
+        self.max_steps = max_steps
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Measure on a batch of validation images, or of training images if there are none."""
+        """Write both; tokens are those of a batch of validation images, or of training images if there are none."""
+        RunDir(trainer.default_root_dir).write("length.json", whole_length(trainer, pl_module, self.max_steps))
         net, data = getattr(pl_module, "net", None), getattr(trainer, "datamodule", None)
         if data is None or not hasattr(data, "iterate_batches") or not isinstance(net, VisionTransformer):
             return
@@ -20,6 +34,23 @@ class Tokens(Callback):
         images, _ = next(iter(data.iterate_batches(loader)))
         found = token_spread(net, images.to(pl_module.device))
         RunDir(trainer.default_root_dir).write("start.json", found)
+
+
+def whole_length(trainer: L.Trainer, task: L.LightningModule, max_steps: int) -> dict[str, float]:
+    """Return the steps of a training that ends at ``max_steps`` instead, and the sum of their learning rates, if known.
+
+    The trainer counts the steps and the task's schedule gives the rates, as for ``run.json`` of the whole training.
+    """
+    loop, short = trainer.fit_loop.epoch_loop, trainer.max_steps
+    loop.max_steps = max_steps
+    try:
+        steps = float(trainer.estimated_stepping_batches)
+        if not 0 < steps < math.inf:  # without an end
+            return {}
+        rates = task.sum_of_learning_rates() if isinstance(task, Task) else None
+    finally:
+        loop.max_steps = short
+    return {"steps": int(steps), **({} if rates is None else {"sum_of_learning_rates": rates})}
 
 
 def token_spread(net: VisionTransformer, images: torch.Tensor) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Suggest the next candidate with Optuna's tree-structured Parzen estimator (Bergstra et al. 2011)."""
+"""Candidates of Optuna's tree-structured Parzen estimator (Bergstra et al. 2011); alone, as Optuna is optional."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

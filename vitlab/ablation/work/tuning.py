@@ -15,7 +15,7 @@ from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.file.tune import Range
-from vitlab.ablation.work.cells import Cell, Resolved, State
+from vitlab.ablation.work.cells import Cell, Resolved, State, batch_size
 from vitlab.ablation.work.pool import Pool
 from vitlab.ablation.work.suggest import suggestion
 
@@ -225,4 +225,7 @@ def with_values(arm: Resolved, values: Mapping[str, Any]) -> Resolved:
         for part in path:
             place = place.setdefault(part, {})
         place[name] = value
-    return replace(arm, config=config, arm=replace(arm.arm, overrides={**arm.arm.overrides, **values}))
+    sizes = batch_size(arm.config) / batch_size(config)
+    length = {"steps": round(arm.length.get("steps", 0) * sizes)}  # about; the sum of rates is another one
+    named = replace(arm.arm, overrides={**arm.arm.overrides, **values})
+    return replace(arm, config=config, arm=named, length=length if values else arm.length)

@@ -8,7 +8,7 @@ from vitlab.analysis.attention import distances, uniform_distance
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.classes import choice_text
+from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.classes import choice_text
-from vitlab.data.files.arrays import is_array, read_array
+from vitlab.class_paths import choice_text
+from vitlab.data.files.array_images import is_array, read_array
 from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.data.files.sets import FileImages, Images, Statistics, TensorImages
 from vitlab.data.loading.crops import multi_crop
@@ -39,7 +39,7 @@ from vitlab.data.loading.transforms import (
     to_tensor,
     try_on,
 )
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 
 _CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size

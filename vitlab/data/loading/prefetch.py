@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.loading.loader import Batch, Loader
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 
 _AHEAD = 2  # batches
 

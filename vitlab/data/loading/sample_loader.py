@@ -17,7 +17,7 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder, spread_copies
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
-from vitlab.packed import Packed
+from vitlab.packed_batch import Packed
 
 OnUnreadable = Callable[[ImageError], None]  # counts an unreadable sample, or raises
 _Key = tuple[int, int]  # index and seed of a sample

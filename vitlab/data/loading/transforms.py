@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.data.loading.streams import uniforms
 
 Interpolation = Literal["bilinear", "bicubic"]

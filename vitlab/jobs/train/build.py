@@ -21,10 +21,10 @@ from vitlab.config.options import FitOptions
 from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
-from vitlab.contract import deals_samples, recipe
 from vitlab.data.base import ImageData
 from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
+from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.rebuild import stored_config
 from vitlab.jobs.terminal import print_error, say
 from vitlab.jobs.train.describe import header

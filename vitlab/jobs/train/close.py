@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from vitlab.contract import fingerprint
 from vitlab.data.base import ImageData
+from vitlab.interface import fingerprint
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger

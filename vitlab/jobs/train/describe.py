@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from vitlab.classes import choice_text
-from vitlab.contract import path_of, recipe
+from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
+from vitlab.interface import path_of, recipe
 from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision

@@ -10,9 +10,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.contract import image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
+from vitlab.interface import image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.features import check_packed
 from vitlab.models.vit import VisionTransformer

@@ -17,9 +17,9 @@ from vitlab.callbacks.record import now_utc
 from vitlab.config.arguments import config_paths
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
-from vitlab.contract import deals_samples, fingerprint
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
+from vitlab.interface import deals_samples, fingerprint
 from vitlab.jobs.terminal import log_to, print_error
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitlab.contract import deals_samples, path_of
+from vitlab.interface import deals_samples, path_of
 from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
 

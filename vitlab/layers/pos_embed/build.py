@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from vitlab.classes import ClassSpec, build, choice_text, find_class, name_and_args
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
 from vitlab.layers.pos_embed.base import PosEmbed, PosEmbedJoin
 from vitlab.layers.pos_embed.biases import Alibi2d, RelPos

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Required, TypedDict
 
 from vitlab.errors import did_you_mean
-from vitlab.signature import check_names
+from vitlab.named_kwargs import check_names
 
 
 class ClassSpec(TypedDict, total=False):

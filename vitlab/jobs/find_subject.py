@@ -14,11 +14,11 @@ from torch import Tensor
 import vitlab.data
 from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
-from vitlab.contract import network, path_of
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError
+from vitlab.interface import network, path_of
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
 from vitlab.jobs.restore import load_checkpoint, restore

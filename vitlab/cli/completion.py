@@ -1,6 +1,9 @@
-"""The completion script for bash and zsh; it contains all word lists, so that TAB does not start Python."""
+"""``vitlab completion``: the script for bash and zsh; it contains all word lists, so that TAB does not start Python."""
 
-from vitlab.config.arguments import flags
+import argparse
+import sys
+
+from vitlab.config.arguments import CommandParser, flags
 from vitlab.shipped import HOME
 
 SCRIPT = """# completion of vitlab for bash, and for zsh through bashcompinit; written by `vitlab completion`
@@ -30,6 +33,22 @@ _vitlab() {
 }
 complete -o default -F _vitlab vitlab
 """
+
+HOW_TO_COMPLETE = """bash  vitlab completion bash > ~/.local/share/bash-completion/completions/vitlab
+zsh   vitlab completion zsh > ~/.vitlab.zsh, and `source ~/.vitlab.zsh` in ~/.zshrc"""
+
+
+def main(args: list[str]) -> int:
+    """Run ``vitlab completion SHELL``."""
+    text = "Print the shell completion script."
+    parser = CommandParser("vitlab completion", description=text, allow_abbrev=False, epilog=HOW_TO_COMPLETE)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
+    parser.parse_args(args)
+    from vitlab.cli.main import COMMANDS  # which names this file
+
+    sys.stdout.write(completion_script(list(COMMANDS)))
+    return 0
 
 
 def completion_script(commands: list[str]) -> str:
