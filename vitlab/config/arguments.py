@@ -34,6 +34,13 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Let a command that prints a table take ``--json`` and ``--csv``; ``form`` is then ``json``, ``csv`` or None."""
+    forms = parser.add_mutually_exclusive_group()
+    for form, text in (("json", "print JSON, one object a row"), ("csv", "print CSV")):
+        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"{text}, numbers in full")
+
+
 def refuse_unknown(words: list[str]) -> None:
     """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
 

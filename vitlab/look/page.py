@@ -15,13 +15,12 @@ from markupsafe import Markup
 from vitlab import __version__
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
+from vitlab.config.keys import differences, dotted
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
 from vitlab.look.facts import (
     config_of,
     curves_of,
-    differences,
-    dotted,
     doubts_of,
     environment,
     numbers_of,

@@ -15,7 +15,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, megabytes
 from vitlab.runs.directory import write_text
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
 from vitlab.runs.shards import sweep_shards
@@ -141,11 +141,6 @@ def tensor_bytes(content: Any) -> int:
     elif isinstance(content, list | tuple):
         values = content
     return sum(map(tensor_bytes, values))
-
-
-def megabytes(size: float) -> str:
-    """Return a number of bytes as text."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def rotate(folder: Path, names: list[str], facts: Entry, shards: Any = None) -> None:
