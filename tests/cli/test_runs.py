@@ -12,6 +12,7 @@ import yaml
 
 from vitlab.cli.main import main
 from vitlab.jobs.listing import list_runs
+from vitlab.run import Run
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.manifest import file_digest
@@ -145,6 +146,7 @@ def test_clean_removes_only_what_it_showed_and_only_with_yes(place, capsys):
     before = set(Path("runs").rglob("*"))
     assert main(["runs", "clean", "--yes", "--where", "run!=c"]) == 0
     assert before - set(Path("runs").rglob("*")) == set(spare[:2])
+    capsys.readouterr()
     assert names(capsys, "a") == ["a"]
 
 
@@ -202,3 +204,17 @@ def test_mistakes_are_one_line(place, capsys, words, message):
     assert main(["runs", *words]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
+    run = Run("a")
+    run._directory.metrics.write_text('{"step": 1, "val/loss": 2.0}\n{"step": 2, "val/loss": 1.0}\n')
+    page = run._repr_html_()
+    assert "<b>a</b>, done" in page and "75.00 %" in page and "<svg" in page
+    Path("runs/a/results.json").write_text("{")
+    assert "results.json is damaged" in run._repr_html_()
+
+
+def test_a_format_that_is_not_there_is_refused_with_those_that_are(place):
+    with pytest.raises(ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, pt2'):
+        Run("a").export("torchscript")

@@ -130,9 +130,9 @@ def _show(options: argparse.Namespace) -> int:
         return 0
     _say(str(run.path))
     for part in PARTS:
-        rows = [["", key, _line(value)] for key, value in found[part].items() if part != "data" or _is_small(value)]
-        if part != "config" and rows:
-            _say(f"\n{part}\n{columns(rows)}")
+        cells = [["", key, _line(value)] for key, value in found[part].items() if part != "data" or _is_small(value)]
+        if part != "config" and cells:
+            _say(f"\n{part}\n{columns(cells)}")
     _say(f"\n{len(found['config'])} values of its configuration: {run.config}, or --json")
     return 0
 

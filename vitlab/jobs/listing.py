@@ -201,7 +201,7 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
 def results_of(run: RunDir) -> Row:
     """Return the metrics of each split as ``SPLIT.NAME`` and how they stand to the weights as ``SPLIT``.
 
-    Those of weights that are no longer there are left out.
+    Those of weights that are no longer there are None.
     """
     row: Row = {}
     for split, result in run.stored.items():
@@ -209,12 +209,11 @@ def results_of(run: RunDir) -> Row:
             continue
         now = run.standing(split, result, read=False)
         row[split] = now.kind
-        if not now.is_stale:
-            row |= {
-                f"{split}.{name}": value
-                for name, value in result.items()
-                if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NO_METRICS
-            }
+        row |= {
+            f"{split}.{name}": None if now.is_stale else value
+            for name, value in result.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NO_METRICS
+        }
     return row
 
 
