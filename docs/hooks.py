@@ -10,6 +10,7 @@ from pathlib import Path
 import griffe
 
 ROOT = Path(__file__).parents[1]
+ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc|obj):`~?([^`]+)`")  # of Sphinx; the site is Markdown
 HELP = re.compile(r"<!-- help: (\w+) -->")
 
 
@@ -29,7 +30,13 @@ class Examples(griffe.Extension):
         if obj.docstring:
             text = re.sub(r"^Example:$", "Examples:", obj.docstring.value, flags=re.M)
             bare = re.compile(r"^(?=>>>).*(?:\n(?!\n).+)*", flags=re.M)
-            obj.docstring.value = bare.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+            text = bare.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
+            obj.docstring.value = without_roles(text)
+
+
+def without_roles(text):
+    """Return a docstring with the names of Python as code, where Sphinx would have a link."""
+    return ROLE.sub(r"`\1`", text)
 
 
 def _help(command):

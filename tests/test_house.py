@@ -27,7 +27,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
     "ablation": {"config", "jobs", "tasks", "models", "analysis"},
-    "run": {"config", "jobs", "data", "analysis"},
+    "run": {"config", "jobs", "data", "analysis", "look"},
     "api": {"run", "config", "jobs", "ablation"},
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }

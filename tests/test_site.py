@@ -1,5 +1,6 @@
 """The site: every page is in its contents, what it counts is so, and it is built without a warning."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -62,6 +63,23 @@ def test_what_the_pages_on_python_name_is_there():
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
 
 
+def test_no_docstring_shows_a_role_of_sphinx_on_the_site():
+    griffe = pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    seen = 0
+    for path in (ROOT / "vitlab").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                one = griffe.Function("f", docstring=griffe.Docstring(text))
+                hooks.Examples().on_object(obj=one)
+                seen += ":`" in text
+                assert not re.search(r":\w+:`", one.docstring.value), path
+    assert seen > 0
+
+
 @pytest.mark.rare
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
@@ -71,6 +89,8 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "--model.pos_embed" in (tmp_path / "site/command.html").read_text()
     page = (tmp_path / "site/api/run.html").read_text()
     assert "vitlab.api.fit" in page and "&gt;&gt;&gt;" in page
+    raw = [page.name for page in (tmp_path / "site").rglob("*.html") if re.search(r":\w+:<code>", page.read_text())]
+    assert not raw and "slate" in page
     assert not re.search(r'(?:src|href)="https?://(?:fonts|cdn|unpkg)', page)
 
 

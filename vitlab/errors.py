@@ -35,3 +35,8 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     names = {choice.casefold(): choice for choice in choices if choice != word}
     close = difflib.get_close_matches(word.strip().casefold(), list(names), n=1, cutoff=0.6)
     return f'; did you mean "{names[close[0]]}"?' if close else ""
+
+
+def megabytes(size: float) -> str:
+    """Return a number of bytes as text."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"

@@ -9,8 +9,8 @@ import yaml
 
 from vitlab.config.arguments import as_arguments
 from vitlab.config.options import Policy
-from vitlab.errors import UsageError
-from vitlab.runs.choose import export_path
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.choose import SUFFIXES, export_path
 from vitlab.runs.directory import find_directory, find_run
 from vitlab.runs.records import Record, Results
 
@@ -55,6 +55,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.status})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: status, answer, curves."""
+        from vitlab.look.card import card_of
+
+        return card_of(self._directory, self.status)
 
     @property
     def path(self) -> Path:
@@ -204,14 +210,45 @@ class Run:
             output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
             check: Whether to compare the file's outputs with the run's.
 
+        Raises:
+            ValueError: There is no such format.
+
         Example:
             >>> run.export("safetensors").name
             'best.safetensors'
         """
         from vitlab.jobs.export import export
 
+        if to not in SUFFIXES:
+            raise UsageError(f'there is no format "{to}"{did_you_mean(to, SUFFIXES) or ";"} give {", ".join(SUFFIXES)}')
         path = export_path(self._directory, self.checkpoint, to, output)
         return export(self._directory, self.checkpoint, to, path, check).path
+
+    def look(self, output: PathLike | None = None, pictures: int = 12, show: bool = True) -> Path:
+        """Write the page of ``vitlab look`` about the run, open it in a browser, and return its path.
+
+        Args:
+            output: The file, which is replaced; None is ``look.html`` of the run.
+            pictures: Largest number of images in its viewer.
+            show: Whether to open it.
+
+        Example:
+            >>> run.look(pictures=0, show=False).name
+            'look.html'
+        """
+        from vitlab.jobs.find_subject import View
+        from vitlab.jobs.terminal import open_terminal
+        from vitlab.look.command import page_about
+        from vitlab.runs.directory import write_text
+
+        open_terminal(quiet=True)
+        path = Path(output or self.path / "look.html")
+        write_text(path, page_about([os.fspath(self._checkpoint or self.path)], View(shown=pictures), []))
+        if show:
+            import webbrowser
+
+            webbrowser.open(path.resolve().as_uri())
+        return path
 
     def _measure(
         self, command: Literal["validate", "test"], overrides: Overrides | None, resize: Policy | None

@@ -1,8 +1,12 @@
-"""Tables: aligned text, Markdown, files, and sections of a page."""
+"""Tables: aligned text, Markdown, JSON, CSV, files, and sections of a page."""
 
-from collections.abc import Sequence
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.errors import UsageError, printable
 from vitlab.runs.directory import atomic_write, write_text
@@ -47,6 +51,55 @@ def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:
     lines = [list(columns), ["---"] * len(columns)]
     lines += [[_cell(text, row) for text in columns.values()] for row in rows]
     return "\n".join(printable(f"| {' | '.join(line)} |") for line in lines)
+
+
+def formatted(rows: Sequence[Mapping[str, Any]], form: Literal["json", "csv"]) -> str:
+    """Return rows as a JSON list or as CSV, for programs: every number in full, nothing where there is none.
+
+    Args:
+        rows: The values of each row; the columns of CSV are all their keys, in the order of their first appearance.
+        form: The format. CSV writes lists and mappings as JSON, and text that a spreadsheet would read as a formula
+            after an apostrophe.
+
+    Example:
+        >>> print(formatted([{"arm": "none", "acc1": 1 / 3}, {"arm": "rope2d", "n": [1, 2]}], "csv"), end="")
+        arm,acc1,n
+        none,0.3333333333333333,
+        rope2d,,"[1, 2]"
+        >>> print(formatted([{"acc1": float("nan")}], "json"), end="")
+        [
+         {
+          "acc1": null
+         }
+        ]
+    """
+    plain = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    if form == "json":
+        return json.dumps(plain, indent=1, ensure_ascii=False) + "\n"
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in plain for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _csv_cell(value) for name, value in row.items()} for row in plain)
+    return text.getvalue()
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: a number that is not finite is none."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if hasattr(value, "item"):  # a number of NumPy
+        return _plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, list | dict):
+        value = json.dumps(value, ensure_ascii=False)
+    return _no_formula(value) if isinstance(value, str) else value
 
 
 def marks(name: str) -> tuple[str, str]:

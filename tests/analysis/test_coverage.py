@@ -6,6 +6,7 @@ Drawn are the numbers of each image from which an analysis makes its interval, n
 import numpy as np
 import pytest
 import torch
+from vitlab.bench.pairs import interval as speed_interval
 
 from vitlab.analysis.attribution.sanity import DRAWS as RANDOM_NETWORKS
 from vitlab.analysis.attribution.sanity import MOST as SANITY_IMAGES
@@ -15,7 +16,6 @@ from vitlab.analysis.intervals import over_draws, over_images, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
 from vitlab.analysis.outcomes.classes import by_class, macro_intervals, over_classes
 from vitlab.analysis.outcomes.confusion import _table
-from vitlab.bench.pairs import interval as speed_interval
 from vitlab.stats import interval as interval_of_mean
 from vitlab.stats import paired_interval
 

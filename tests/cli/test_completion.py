@@ -17,6 +17,8 @@ CASES = [
     (["vitlab", "test", "fi"], ["first"]),
     (["vitlab", "fit", "--resume", ""], ["last", "first", "second"]),
     (["vitlab", "fit", "--resume", "=", "s"], ["second"]),
+    (["vitlab", "runs", "cl"], ["clean"]),
+    (["vitlab", "runs", "diff", "sec"], ["second"]),
     (["vitlab", "bench", ""], []),
 ]
 

@@ -144,8 +144,8 @@ def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_pat
 
 
 def test_an_unknown_option_is_refused_with_those_that_exist(capsys) -> None:
-    assert main(["results", "--json"]) == 2
-    assert "unrecognized arguments: --json; there is --keep, --into; see" in capsys.readouterr().err
+    assert main(["results", "--yaml"]) == 2
+    assert "unrecognized arguments: --yaml; there is --keep, --into, --json, --csv; see" in capsys.readouterr().err
     assert main(["results", "--kep=a.jsonl"]) == 2
     assert 'unrecognized arguments: --kep=a.jsonl; did you mean "--keep"?' in capsys.readouterr().err
 

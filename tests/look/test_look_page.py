@@ -15,10 +15,11 @@ from vitlab.analysis.attention import analyze_attention
 from vitlab.analysis.attribution.maps import METHODS, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.cli.main import main
+from vitlab.config.keys import differences
 from vitlab.data import Digits
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, steps_of
-from vitlab.look.facts import differences, outcome_facts, paired
+from vitlab.look.facts import outcome_facts, paired
 from vitlab.look.page import render
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     open_terminal(options.quiet)
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
-        options.split, options.weights, options.img_size, tokens=options.tokens,
+        options.split, options.weights, options.img_size, tokens=options.tokens, init_grid=options.init_grid,
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         "vitlab; with --images also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
     add("--weights", metavar="FILE", help="weights of a named network (default: those that timm downloads)")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
+    add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
     add("--data", metavar="NAME", help="a data set other than the training one, for fewshot and knn")
     add("--root", metavar="DIR", help="folder of that data set")
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", metavar="DIR", help="folder for tables and figures (default: RUN/analysis)")
     add("--layer", type=int, help="block to analyze, from 0 (default: the last, or all)")
     add("--head", type=int, help="head to analyze, from 0 (default: all)")
-    add("--query", metavar="ROW,COLUMN", type=_query, help="patch whose attention is shown (default: class token)")
+    add("--query", metavar="ROW,COLUMN", type=grid_of, help="patch whose attention is shown (default: class token)")
     add("--num_images", type=int, default=512, help="largest number of images to measure with (default: %(default)s)")
     add("--split", choices=("train", "val", "test"), default="val", help="split that errors, confusion and calibration "
         "use (default: %(default)s)")  # fmt: skip
@@ -112,11 +113,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser
-
-
-def _query(text: str) -> tuple[int, int]:
-    try:
-        row, column = map(int, text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be ROW,COLUMN of a patch, such as 3,4, got {text}") from None
-    return row, column

@@ -24,6 +24,7 @@ _vitlab() {
       *)
         case "${COMP_WORDS[1]} $cur" in
           "fit -"*|"submit -"*|"validate -"*|"test -"*|"predict -"*) words="@KEYS@" ;;
+          "runs "*) words="list show diff clean last $(ls runs 2>/dev/null)" ;;
           "validate "*|"test "*|"predict "*|"verify "*|"export "*|"analyze "*|"results "*)
             words="last $(ls runs 2>/dev/null)" ;;
         esac ;;

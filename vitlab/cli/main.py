@@ -22,6 +22,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
     "cv": ("cross-validate a config: train each fold, print one table", "vitlab.cli.ablate:cv"),
     "results": ("tabulate finished runs, averaged over seeds", "vitlab.cli.results:main"),
+    "runs": ("list, show and compare runs; free their disk", "vitlab.cli.runs:main"),
     "verify": ("check the files of a run against their checksums", "vitlab.cli.evaluate:verify"),
     "models": ("list the published networks: size, cost, accuracy, config", "vitlab.cli.models:main"),
     "export": ("write a run as safetensors, timm, ONNX or torch.export", "vitlab.cli.export:main"),

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.published import AGAIN, PUBLISHED
 from vitlab.models.sizes import SIZES
 from vitlab.shipped import HOME
-from vitlab.tables import columns
+from vitlab.tables import columns, formatted
 
 _DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0, "se_reduction": 0}
 _SHAPE = (*_DEFAULTS, "embed_dim", "depth", "num_heads", "norm_layer", "qk_norm")
@@ -25,17 +25,30 @@ def main(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("name", nargs="?", default="*", metavar="PATTERN|NAME", help="name, part of one, or pattern")
-    name = parser.parse_args(argv).name
-    if name in SIZES:
+    add_formats(parser)
+    options = parser.parse_args(argv)
+    name = options.name
+    if name in SIZES and not options.form:
         sys.stdout.write(_one(name))
         return 0
-    found = [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
+    found = [name] if name in SIZES else [size for size in SIZES if fnmatch.fnmatchcase(size, name) or name in size]
     if not found:
         recipes = [path for path in map(_config_name, _configs()) if name.casefold() in path]
         hint = f"; configs with this name: {', '.join(recipes)};" if recipes else did_you_mean(name, SIZES) or ";"
         raise UsageError(f'there is no model called "{name}"{hint} `vitlab models` lists them')
-    sys.stdout.write(_table(found))
+    sys.stdout.write(formatted(_facts(found), options.form) if options.form else _table(found))
     return 0
+
+
+def _facts(names: list[str]) -> list[dict[str, Any]]:
+    configs = _configs()
+    rows = []
+    for name in names:
+        facts = PUBLISHED[name]
+        row = {"model": name, "parameters": facts.parameters, "macs": facts.macs, "tokens": facts.tokens}
+        row |= {"top1": facts.top1, "source": facts.source, "configs": _trainers(name, configs)}
+        rows.append({**row, "arguments": SIZES[name]})
+    return rows
 
 
 def _table(names: list[str]) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, printable
-from vitlab.jobs.results import check_record, markdown, record
+from vitlab.jobs.results import check_record, markdown, record, rows_in_full
 from vitlab.runs.directory import RUNS, RunDir, all_runs, find_directory, write_text
-from vitlab.tables import marks, replace_section
+from vitlab.tables import formatted, marks, replace_section
 
 
 def main(argv: list[str]) -> int:
@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--keep", metavar="FILE.jsonl", help="append the records of the runs to FILE.jsonl")
     parser.add_argument("--into", metavar="FILE.md", help="write the table between {} and {}".format(*marks("results")))
+    add_formats(parser)
     options = parser.parse_args(argv)
     records = [record for text in options.runs for record in _read(text)] or _tested()
     if options.keep and not options.keep.endswith(".jsonl"):
@@ -36,6 +37,8 @@ def main(argv: list[str]) -> int:
         write_text(Path(options.keep), "".join(json.dumps(record) + "\n" for record in [*known, *new]))
     if options.into:
         replace_section(markdown(records), Path(options.into), "results")
+    elif options.form:
+        sys.stdout.write(formatted(rows_in_full(records), options.form))
     else:
         sys.stdout.write(markdown(records) + "\n")
     return 0

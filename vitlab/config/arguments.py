@@ -34,6 +34,22 @@ class CommandParser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
+def grid_of(text: str) -> tuple[int, int]:
+    """Return the row and column, or the rows and columns, that a flag names as ``3,4``."""
+    try:
+        row, column = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be ROW,COLUMN of a patch, such as 3,4, got {text}") from None
+    return row, column
+
+
+def add_formats(parser: argparse.ArgumentParser) -> None:
+    """Let a command that prints a table take ``--json`` and ``--csv``; ``form`` is then ``json``, ``csv`` or None."""
+    forms = parser.add_mutually_exclusive_group()
+    for form, text in (("json", "print JSON, one object a row"), ("csv", "print CSV")):
+        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"{text}, numbers in full")
+
+
 def refuse_unknown(words: list[str]) -> None:
     """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,3 +96,26 @@ def flatten_as_typed(config: Mapping[str, Any]) -> dict[str, Any]:
 def key_as_typed(name: str) -> str:
     """Return a dotted key without its ``init_args``."""
     return ".".join(part for part in name.split(".") if part != "init_args")
+
+
+def dotted(content: dict[str, Any]) -> dict[str, str]:
+    """Return settings with the keys of the command line and values as text.
+
+    Example:
+        >>> dotted({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
+        {'model': 'Classifier', 'model.depth': '3'}
+    """
+    named = {name.replace(".init_args", "").removesuffix(".class_path"): v for name, v in flatten(content).items()}
+    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in named.items()}
+
+
+def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
+    """Return the keys in which configurations differ, with their values.
+
+    Example:
+        >>> differences([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
+        [('b', ['2', '3'])]
+    """
+    keys = sorted(set().union(*configs))
+    rows = [(key, [config.get(key, "-") for config in configs]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1 and not key.startswith("trainer.logger")]

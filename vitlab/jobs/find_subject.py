@@ -57,6 +57,7 @@ class View:
         img_size: Side of the images of a named network, in pixels.
         shown: Largest number of images to show.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
+        init_grid: Rows and columns of the token grid of ``weights``, where the file lacks them.
     """
 
     images: str | None = None
@@ -69,6 +70,7 @@ class View:
     img_size: int | None = None
     shown: int = 8
     tokens: CkaTokens = "mean"
+    init_grid: tuple[int, int] | None = None
 
 
 def is_elsewhere(source: str) -> bool:
@@ -91,8 +93,8 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
     if is_elsewhere(source):
         subject = named_subject(source, view)
         return subject, Path("analysis") / subject.name, {"checkpoint": view.weights or source}
-    if view.weights or view.img_size:
-        raise UsageError(f"`--weights` and `--img_size` are for named networks, and {source} is a run")
+    if view.weights or view.img_size or view.init_grid:
+        raise UsageError(f"`--weights`, `--img_size` and `--init_grid` are for named networks, and {source} is a run")
     run, checkpoint = find_run(source)
     weights = {"checkpoint": checkpoint.name, "sha256": checksum(checkpoint)}
     return subject_of(run, checkpoint, arguments, view), run.path / "analysis", weights
@@ -112,9 +114,9 @@ def named_subject(source: str, view: View) -> Subject:
         else:
             if view.weights is None and not source.startswith("timm:"):
                 raise UsageError(f"{source} has no weights: give them with --weights FILE")
-            weights, grid = view.weights, None
+            weights, grid = view.weights, view.init_grid
             file = read_weights(weights) if weights and not weights.startswith("timm:") else None
-            if changes and file and not file.arguments and source in SIZES:
+            if not grid and changes and file and not file.arguments and source in SIZES:
                 with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
                     grid = create_model(source, weights=file).grid_size
             net = create_model(source, weights=file or weights, grid=grid, **changes)

@@ -46,7 +46,7 @@ def record(run: RunDir) -> dict[str, Any]:
     network = config["model"].get("init_args") or {}  # of a network of the user's, anything
     overrides = run.path / "overrides.yaml"
     return {
-        "command": _command(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
+        "command": command_of(facts, yaml.safe_load(overrides.read_text()) if overrides.is_file() else None),
         "seed": facts["seed"],
         "acc1": measured["acc1"],
         "n": int(measured["n"]),
@@ -84,16 +84,43 @@ def check_record(one: Any) -> dict[str, Any]:
 
 def markdown(records: list[dict[str, Any]]) -> str:
     """Return the records as a table, in the order of each command's first run."""
+    return table([_row(runs) for runs in _grouped(records)], _COLUMNS)
+
+
+def rows_in_full(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the same table with their numbers in full: mean accuracy, its interval, each seed's.
+
+    Example:
+        >>> runs = [record(RunDir("runs/first"))]
+        >>> [(row["seeds"], row["acc1_by_seed"].keys() == {"0"}) for row in rows_in_full(runs)]
+        [([0], True)]
+    """
+    rows = []
+    for runs in _grouped(records):
+        values = [run["acc1"] for run in runs]
+        low, high = _bounds(values) or (None, None)
+        own = {key: value for key, value in runs[0].items() if key not in ("seed", "acc1", "hardware", "commit")}
+        row = {**own, "seeds": [run["seed"] for run in runs], "acc1": statistics.mean(values)}
+        row |= {"acc1_low": low, "acc1_high": high, "published": _published(own["command"]), "places": _places(runs)}
+        rows.append({**row, "acc1_by_seed": {str(run["seed"]): run["acc1"] for run in runs}})
+    return rows
+
+
+def _grouped(records: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the runs of each row: those of one command, one of each seed."""
     groups: dict[tuple[Any, ...], dict[Any, dict[str, Any]]] = {}
     for i, one in enumerate(records):
         seed = one["seed"] if type(one["seed"]) is int else f"none, run {i}"  # without a seed, each run is another
         same = (*(one[key] for key in _SAME), one.get("checkpoint"))
         groups.setdefault(same, {})[seed] = one  # a later run replaces an earlier one of the same seed
-    return table([_row(list(group.values())) for group in groups.values()], _COLUMNS)
+    return [list(group.values()) for group in groups.values()]
+
+
+def _places(runs: list[dict[str, Any]]) -> list[str]:
+    return sorted({f"{run['hardware']}, commit {run['commit']}" for run in runs})
 
 
 def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    places = sorted({f"{run['hardware']}, commit {run['commit']}" for run in runs})
     return runs[0] | {
         "parameters_m": runs[0]["parameters"] / 1e6,
         "macs_m": runs[0]["macs"] / 1e6 if runs[0].get("macs") else None,
@@ -101,18 +128,23 @@ def _row(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "of": f", with {runs[0]['checkpoint']}" if "checkpoint" in runs[0] else "",
         "accuracy": _accuracy([run["acc1"] for run in runs]),
         "published": _published(runs[0]["command"]),
-        "places": "; ".join(places),
+        "places": "; ".join(_places(runs)),
     }
 
 
-def _accuracy(values: list[float]) -> str:
+def _bounds(values: list[float]) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean accuracy; None from one seed."""
     from vitlab.stats import interval  # scipy, where there is more than one seed
 
-    mean = f"{100 * statistics.mean(values):.1f} %"
     if len(values) < 2:
-        return mean
+        return None
     low, high = interval(values)  # an accuracy ends at 0 and 1, and so does its interval, at the same coverage
-    return f"{mean} [{100 * max(low, 0):.1f}, {100 * min(high, 1):.1f}]"
+    return max(low, 0.0), min(high, 1.0)
+
+
+def _accuracy(values: list[float]) -> str:
+    mean, bounds = f"{100 * statistics.mean(values):.1f} %", _bounds(values)
+    return f"{mean} [{100 * bounds[0]:.1f}, {100 * bounds[1]:.1f}]" if bounds else mean
 
 
 def _published(command: str) -> str:
@@ -122,7 +154,7 @@ def _published(command: str) -> str:
     return f"{facts.top1:.1f} %, {facts.source}" if facts and facts.top1 and " " not in config else "-"
 
 
-def _command(facts: Record, overrides: dict[str, Any] | None) -> str:
+def command_of(facts: Record, overrides: dict[str, Any] | None) -> str:
     """Return the command that started the run, without its name and data folder, and what resumes changed."""
     configs = facts.get("configs") or config_paths(facts["argv"])  # an older vitlab wrote argv alone
     start = ["vitlab fit", *(f"--config {as_typed(name)}" for name in configs), *_words(overrides or {})]

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -31,8 +31,14 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.terminal import open_terminal, say
 
     open_terminal(options.quiet)
-    view = View(options.images, weights=options.weights, img_size=options.img_size, shown=options.pictures)
-    text = _drawing(options.sources[0], view, rest) if drawing else _page(options.sources, view, rest)
+    view = View(
+        options.images,
+        weights=options.weights,
+        img_size=options.img_size,
+        shown=options.pictures,
+        init_grid=options.init_grid,
+    )
+    text = _drawing(options.sources[0], view, rest) if drawing else page_about(options.sources, view, rest)
     write_text(drawing or page, text)
     say(f"wrote {drawing or page}, {len(text.encode()) / 1e6:.2f} MB")
     return 0
@@ -50,7 +56,8 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
     return architecture(subject_at(source, view, rest)[0].net, Path(source).name)
 
 
-def _page(sources: list[str], view: "View", rest: list[str]) -> str:
+def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
+    """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
     from vitlab.jobs.find_subject import NoTransformer, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.page import render
@@ -97,6 +104,7 @@ def _parser() -> CommandParser:
     add("--pictures", type=int, default=12, help="largest number of images (default: %(default)s)")
     add("--weights", metavar="FILE", help="weights of a named network")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
+    add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
     add("--diagram", metavar="FILE", help="write only the drawing of the architecture, as SVG")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)

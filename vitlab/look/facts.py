@@ -1,7 +1,6 @@
 """Facts about a run for the page, from the files in its directory."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -10,7 +9,7 @@ import yaml
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.analysis.outcomes.classes import confusion
-from vitlab.config.keys import flatten
+from vitlab.config.keys import dotted
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
@@ -30,29 +29,6 @@ def config_of(run: RunDir) -> dict[str, str]:
     """
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
     return dotted(content)
-
-
-def dotted(content: dict[str, Any]) -> dict[str, str]:
-    """Return settings with the keys of the command line and values as text.
-
-    Example:
-        >>> dotted({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
-        {'model': 'Classifier', 'model.depth': '3'}
-    """
-    named = {name.replace(".init_args", "").removesuffix(".class_path"): v for name, v in flatten(content).items()}
-    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in named.items()}
-
-
-def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return the keys in which configurations differ, with their values.
-
-    Example:
-        >>> differences([{"a": "1", "b": "2"}, {"a": "1", "b": "3"}])
-        [('b', ['2', '3'])]
-    """
-    keys = sorted(set().union(*configs))
-    rows = [(key, [config.get(key, "-") for config in configs]) for key in keys]
-    return [(key, values) for key, values in rows if len(set(values)) > 1 and not key.startswith("trainer.logger")]
 
 
 def curves_of(runs: dict[str, RunDir]) -> list[str]:

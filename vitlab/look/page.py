@@ -1,6 +1,7 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
 import base64
+import importlib
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,16 +13,14 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from vitlab import __version__
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
+from vitlab.config.keys import differences, dotted
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
 from vitlab.look.facts import (
     config_of,
     curves_of,
-    differences,
-    dotted,
     doubts_of,
     environment,
     numbers_of,
@@ -82,7 +81,8 @@ def render(
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
     script = (HOME / "viewer.js").read_text()
-    return page.render(**content, title=title, sections=sections, script=script, version=__version__, reload=reload)
+    version = importlib.import_module("vitlab").__version__  # the package's face is above this room
+    return page.render(**content, title=title, sections=sections, script=script, version=version, reload=reload)
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:

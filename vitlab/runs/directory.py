@@ -132,8 +132,13 @@ class RunDir:
         result: dict[str, Any] = dict(self.stored).get(split) or {}  # type: ignore[assignment]
         return {} if not result or self.standing(split, result).is_stale else result
 
-    def standing(self, split: str, result: Mapping[str, Any] | None = None) -> Standing:
+    def standing(self, split: str, result: Mapping[str, Any] | None = None, read: bool = True) -> Standing:
         """Return whether a result on a split belongs to the present weights; default: the stored one.
+
+        Args:
+            split: The split.
+            result: The result; None for the stored one.
+            read: Whether to read a checkpoint that cannot be told by its size and time.
 
         Example:
             >>> RunDir("runs/first").standing("val").kind
@@ -142,7 +147,7 @@ class RunDir:
         result = dict(self.stored).get(split) if result is None else result  # type: ignore[assignment]
         words = [f"--{key}={value}" for key, value in (result or {}).get("overrides", {}).items()]
         command = "validate" if split.startswith("val") else "test"
-        return standing(self.path, result or {}, " ".join(["vitlab", command, str(self.path), *words]))
+        return standing(self.path, result or {}, " ".join(["vitlab", command, str(self.path), *words]), read)
 
     def note(self, analysis: str) -> tuple[dict[str, Any], Standing]:
         """Return what an analysis has noted, empty if it is not done, and whether it belongs to the present weights."""

@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, megabytes
 from vitlab.runs.directory import write_text
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
@@ -150,11 +150,6 @@ def tensor_bytes(content: Any) -> int:
     elif isinstance(content, list | tuple):
         values = content
     return sum(map(tensor_bytes, values))
-
-
-def megabytes(size: float) -> str:
-    """Return a number of bytes as text."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def writing(fence: Fence | None) -> str:

@@ -37,7 +37,7 @@ class Standing(NamedTuple):
         return self.kind == "stale"
 
 
-def standing(run: Path, result: Mapping[str, Any], again: str) -> Standing:
+def standing(run: Path, result: Mapping[str, Any], again: str, read: bool = True) -> Standing:
     """Compare the checksum that a result was stored with to those of the run's checkpoints.
 
     No checkpoint is read whose size and time are those in the manifest.
@@ -46,6 +46,7 @@ def standing(run: Path, result: Mapping[str, Any], again: str) -> Standing:
         run: The run directory.
         result: What was stored, with ``checkpoint``, a file name, and its ``sha256``.
         again: The command that measures again.
+        read: Whether to read a checkpoint of another size or time, such as a copy; else the answer is ``unknown``.
     """
     name, digest = str(result.get("checkpoint", "")), str(result.get("sha256"))
     if not re.fullmatch("[0-9a-f]{64}", digest):
@@ -56,6 +57,9 @@ def standing(run: Path, result: Mapping[str, Any], again: str) -> Standing:
     used = used or next((stem for stem in CHOICE if _present(run, stem)), None)
     if used is None:
         return Standing("gone", "measured with a checkpoint that was deleted: nothing is left to compare it with")
+    if not read and any(path.is_file() and not _noted(path) for path in _checkpoints(run, used, Path(name).stem)):
+        text = f"not compared: {used}.ckpt is not the file that its manifest notes; `vitlab runs show {run}` reads it"
+        return Standing("unknown", text)
     if digest == _present(run, used):
         return Standing("current")
     named = _present(run, Path(name).stem)
@@ -89,17 +93,28 @@ def _origin(weights: Path) -> str | None:
     return None
 
 
-def _digest(path: Path) -> str:
-    """Return the sha256 of a checkpoint: the manifest's, if the file is the one written, else of its content."""
+def _checkpoints(run: Path, *stems: str) -> list[Path]:
+    return [run / "checkpoints" / f"{stem}.ckpt" for stem in dict.fromkeys(stems)]
+
+
+def _noted(path: Path) -> str | None:
+    """Return the sha256 that is noted for a checkpoint as it lies there, by its size and time; None if none is."""
     status = path.stat()
-    known = path.with_name(KNOWN)
-    written, noted = read_manifest(path.parent), _read(known)
-    candidates = [*written.values(), noted.get(path.name, {})]  # by name: `touch` gives several files one time
-    for entry in candidates:
+    noted = _read(path.with_name(KNOWN)).get(path.name, {})  # by name: `touch` gives several files one time
+    for entry in (*read_manifest(path.parent).values(), noted):
         if (entry.get("size"), entry.get("modified")) == (status.st_size, status.st_mtime_ns):
             return entry["sha256"]
+    return None
+
+
+def _digest(path: Path) -> str:
+    """Return the sha256 of a checkpoint: the manifest's, if the file is the one written, else of its content."""
+    if noted := _noted(path):
+        return noted
+    status = path.stat()
+    known = path.with_name(KNOWN)
     digest = _of_content(path, status.st_size, status.st_mtime_ns)
-    there = {name: entry for name, entry in noted.items() if path.with_name(name).is_file()}
+    there = {name: entry for name, entry in _read(known).items() if path.with_name(name).is_file()}
     entry = {"sha256": digest, "size": status.st_size, "modified": status.st_mtime_ns}
     beside = known.with_name(f"{KNOWN}.{os.getpid()}")
     with suppress(OSError):  # a run that is read-only here

@@ -1,0 +1,220 @@
+"""`vitlab runs`: what is listed, compared and removed, on directories as trainings leave them."""
+
+import csv
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vitlab.cli.main import main
+from vitlab.jobs.listing import list_runs
+from vitlab.run import Run
+from vitlab.runs import lock
+from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.manifest import file_digest
+
+OPENED: list[str] = []
+LISTENS = [False]
+
+
+def listen(event, arguments):
+    if LISTENS[0] and event == "open" and isinstance(arguments[0], str | os.PathLike):
+        OPENED.append(os.fspath(arguments[0]))
+
+
+sys.addaudithook(listen)
+
+
+def make(name, acc1, pos_embed="none", status="done", day=1, size=1000):
+    run = RunDir(Path("runs") / name)
+    run.checkpoints.mkdir(parents=True)
+    entries = {}
+    for i, stem in enumerate(("best", "last", "previous")):
+        path = run.checkpoints / f"{stem}.ckpt"
+        path.write_bytes(bytes([i]) * size + name.encode())
+        facts = path.stat()
+        entry = {"size": facts.st_size, "modified": facts.st_mtime_ns, "epoch": i, "step": 5 * i}
+        entries[path.name] = {"sha256": file_digest(path), **entry}
+    run.write("checkpoints/manifest.json", entries)
+    network = {"class_path": "vitlab.tasks.classifier.Classifier", "init_args": {"pos_embed": pos_embed, "depth": 3}}
+    run.config.write_text(yaml.safe_dump({"model": network, "trainer": {"max_epochs": 3}}))
+    (run.path / "overrides.yaml").write_text(yaml.safe_dump({"model.pos_embed": pos_embed}))
+    argv = ["vitlab", "fit", "--config", "configs/t2t.yaml"]
+    started = f"2026-01-{day:02d}T00:00:00+00:00"
+    run.write("run.json", {"status": status, "seed": 0, "started": started, "argv": argv, "configs": argv[-1:]})
+    digest = entries["best.ckpt"]["sha256"]
+    run.write("results.json", {"test": {"acc1": acc1, "n": 360.0, "checkpoint": "best.ckpt", "sha256": digest}})
+    run.write("model.json", {"parameters": 1000 + day})
+    run.write("data.json", {"class_names": ["0"], "mean": [0.0], "std": [1.0], "splits": {"test": {"n": 10 * day}}})
+    return run
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make("a", 0.75, "rope2d", day=2)
+    make("b", 0.5, "none", day=1)
+    make("c", 0.9, "learned", day=3)
+    return tmp_path
+
+
+def names(capsys, *words):
+    assert main(["runs", "list", "--json", *words]) == 0
+    return [row["run"] for row in json.loads(capsys.readouterr().out)]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([], "bac"),
+        (["--where", "model.pos_embed=rope2d"], "a"),
+        (["--where", "model.pos_embed=r*"], "a"),
+        (["--where", "model.pos_embed!=none"], "ac"),
+        (["--where", "model=Classifier", "--where", "test.acc1>=0.75"], "ac"),
+        (["--where", "started<2026-01-02", "--where", "model.depth=3"], "b"),
+        (["--sort", "test.acc1"], "bac"),
+        (["--sort", "test.acc1", "--reverse"], "cab"),
+        (["--sort", "parameters"], "bac"),
+        (["runs", "--where", "status=failed"], ""),
+    ],
+)
+def test_runs_are_filtered_and_sorted(place, capsys, words, found):
+    assert names(capsys, *words) == list(found)
+
+
+def test_a_number_of_other_weights_is_not_listed_and_one_that_is_not_compared_has_a_mark(place, capsys):
+    path = Path("runs/a/checkpoints/best.ckpt")
+    os.utime(path, (0, 0))
+    assert main(["runs", "list", "a"]) == 0
+    assert "0.75?" in capsys.readouterr().out  # a copy: not known without reading it
+    assert main(["runs", "show", "a", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["numbers"]["test.acc1"] == 0.75
+    path.write_bytes(b"trained on")
+    assert main(["runs", "show", "a", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)[0]["numbers"]
+    assert "test.acc1" not in shown and "measured before it went on" in shown["test.note"]
+    assert main(["runs", "list", "a"]) == 0
+    out = capsys.readouterr().out
+    assert "stale" in out and "0.75" not in out
+
+
+def test_csv_and_json_have_every_number_in_full(place, capsys):
+    assert main(["runs", "list", "--csv", "--columns", "model.depth"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert next((row["run"], row["test.acc1"], row["model.depth"]) for row in rows) == ("b", "0.5", "3")
+    assert main(["models", "t2t_vit_14", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["parameters"] > 21e6
+
+
+def test_a_list_opens_a_dozen_small_files_of_each_run_and_no_checkpoint(place):
+    for i in range(20):
+        make(f"many{i}", i / 20)
+    OPENED.clear()
+    LISTENS[0] = True
+    rows, _ = list_runs(where=["model.pos_embed=none"], sort="test.acc1")
+    LISTENS[0] = False
+    opened = [path for path in OPENED if "runs" in Path(path).parts]
+    assert len(rows) == 21 and 23 <= len(opened) <= 12 * 23
+    assert {Path(path).suffix for path in opened} <= {".json", ".yaml"}
+
+
+def test_a_damaged_run_does_not_hide_the_others(place, capsys):
+    Path("runs/b/results.json").write_text("{")
+    assert main(["runs", "list"]) == 0
+    out, error = capsys.readouterr()
+    assert "left out runs/b: runs/b/results.json is damaged" in error and "0.9" in out
+
+
+def test_two_runs_differ_in_what_they_were_given(place, capsys):
+    assert main(["runs", "diff", "a", "b", "--json"]) == 0
+    rows = {row["key"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["model.pos_embed"] == {"part": "config", "key": "model.pos_embed", "a": "rope2d", "b": "none"}
+    assert rows["test.acc1"]["difference"] == -0.25 and rows["splits.test.n"]["part"] == "data"
+    assert "model.depth" not in rows
+
+
+def test_clean_removes_only_what_it_showed_and_only_with_yes(place, capsys):
+    spare = [Path(f"runs/{name}/checkpoints/previous.ckpt") for name in "abc"]
+    assert main(["runs", "clean"]) == 0
+    out, error = capsys.readouterr()
+    assert "runs/a/checkpoints/previous.ckpt" in out and "Nothing was removed: add --yes" in error
+    assert all(path.is_file() for path in spare)
+    before = set(Path("runs").rglob("*"))
+    assert main(["runs", "clean", "--yes", "--where", "run!=c"]) == 0
+    assert before - set(Path("runs").rglob("*")) == set(spare[:2])
+    capsys.readouterr()
+    assert names(capsys, "a") == ["a"]
+
+
+def test_clean_leaves_a_run_that_trains_alone(place, capsys):
+    RunDir("runs/a").update("run.json", status="running")
+    claim = lock.take(Path("runs/a") / LOCK)
+    try:
+        for what in ("spare", "resume", "checkpoints", "runs"):
+            assert main(["runs", "clean", "a", "--what", what, "--yes"]) == 0
+            assert "kept     runs/a: a process trains in it" in capsys.readouterr().err
+    finally:
+        claim.release()
+    assert len(list(Path("runs/a/checkpoints").glob("*.ckpt"))) == 3
+    assert main(["runs", "list", "a"]) == 0
+    assert "killed" in capsys.readouterr().out
+
+
+def test_clean_says_which_results_lose_their_checkpoint(place, capsys):
+    assert main(["runs", "clean", "a", "--what", "checkpoints", "--yes"]) == 0
+    note = "note: test loses the checkpoint of the measurement, runs/a/checkpoints/best.ckpt"
+    assert note in capsys.readouterr().out
+    assert not list(Path("runs/a").rglob("*.ckpt")) and RunDir("runs/a").measured("test")["acc1"] == 0.75
+
+
+def test_a_state_that_a_result_names_is_not_spare(place, capsys):
+    run = RunDir("runs/a")
+    digest = file_digest(run.checkpoints / "previous.ckpt")
+    run.write("results.json", {"test": {"acc1": 0.7, "checkpoint": "previous.ckpt", "sha256": digest}})
+    assert main(["runs", "clean", "a", "--yes"]) == 0
+    assert "test was measured with it" in capsys.readouterr().err and (run.checkpoints / "previous.ckpt").is_file()
+
+
+def test_whole_runs_go_and_what_no_run_writes_stays(place, capsys):
+    Path("runs/b/thesis.tex").write_text("mine")
+    assert main(["runs", "clean", "--what", "runs", "--where", "run!=c", "--yes"]) == 0
+    assert not Path("runs/a").exists() and Path("runs/b/config.yaml").is_file()
+    assert "it contains thesis.tex, which no run writes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "--where", "model.pos_embd=rope2d"], 'no run has `model.pos_embd`; did you mean "model.pos_embed"?'),
+        (["list", "--where", "rope2d"], '`--where` must be KEY=VALUE, or have !=, <, <=, > or >= in place of =, got'),
+        (["list", "--where", "test.acc1>high"], "`--where test.acc1>high` compares with a number"),
+        (["list", "--sort", "acc1"], 'no run has `acc1`; did you mean "test.acc1"?'),
+        (["list", "nowhere"], 'no run or checkpoint called "nowhere"'),
+        (["list", "--json", "--csv"], "not allowed with argument --json"),
+        (["diff", "a", "runs/a"], "are the same run; give two"),
+        (["clean", "--what", "runs"], "`--what runs` deletes whole runs: name them, or choose them with --where"),
+        (["clean", "--what", "all"], "invalid choice: 'all'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(place, capsys, words, message):
+    assert main(["runs", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
+    run = Run("a")
+    run._directory.metrics.write_text('{"step": 1, "val/loss": 2.0}\n{"step": 2, "val/loss": 1.0}\n')
+    page = run._repr_html_()
+    assert "<b>a</b>, done" in page and "75.00 %" in page and "<svg" in page
+    Path("runs/a/results.json").write_text("{")
+    assert "results.json is damaged" in run._repr_html_()
+
+
+def test_a_format_that_is_not_there_is_refused_with_those_that_are(place):
+    with pytest.raises(ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, pt2'):
+        Run("a").export("torchscript")

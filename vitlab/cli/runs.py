@@ -1,0 +1,223 @@
+"""``vitlab runs``: list, show and compare runs, and free the disk of what they no longer need."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.errors import UsageError, megabytes, printable
+from vitlab.jobs.about import PARTS, about, differences_of
+from vitlab.jobs.clean import WHAT, Item, remove, to_clean
+from vitlab.jobs.listing import Row, head_metrics, list_runs
+from vitlab.runs.directory import RunDir, find_directory
+from vitlab.tables import columns, formatted
+
+WORDS = {
+    "list": "list runs with their results",
+    "show": "show one run: status, code, machine, data, changes, numbers, files",
+    "diff": "show what two runs differ in",
+    "clean": "show what of the runs can go and what that frees; ask, then remove it",
+}
+EPILOG = """examples:
+  vitlab runs list --where model.pos_embed=rope2d --where 'test.acc1>0.9' --sort test.acc1
+  vitlab runs list runs/ablations/probe --columns model.pos_embed,seed --csv
+  vitlab runs diff first second
+  vitlab runs clean --what resume --where 'started<2026-01-01'
+"""
+WIDE = 48  # letters of a cell
+MARKS = {"other": "*", "unknown": "?", "stale": "stale"}
+NOTES = {
+    "*": "measured with another checkpoint of the run than the one used now",
+    "?": "not known whether the present checkpoint gave it; `vitlab runs show RUN` compares",
+    "stale": "measured before the run went on; `vitlab test RUN` measures again",
+}
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab runs`` and return its exit code."""
+    options = _parser().parse_args(argv)
+    return {"list": _list, "show": _show, "diff": _diff, "clean": _clean}[options.word](options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = CommandParser(
+        "vitlab runs",
+        description="List, show and compare runs, and free the disk of what they no longer need.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
+    subs = {word: words.add_parser(word, help=t, description=t, allow_abbrev=False) for word, t in WORDS.items()}
+    for word in ("list", "clean"):
+        add = subs[word].add_argument
+        add("places", nargs="*", metavar="RUN|FOLDER", help="runs, or folders with runs below (default: runs/)")
+        add("--where", action="append", default=[], metavar="KEY=VALUE", help="only runs for which this holds; "
+            "also !=, <, <=, >, >=, and patterns as rope*. KEY: of the configuration, status, started, test.acc1, "
+            "...; several: all must hold")  # fmt: skip
+    add = subs["list"].add_argument
+    add("--sort", metavar="KEY", help="sort by this, from low to high (default: by start)")
+    add("--reverse", action="store_true", help="from high to low")
+    add("--columns", metavar="KEY,KEY", default="", help="show these, too")
+    subs["show"].add_argument("run", nargs="?", default="last", metavar="RUN", help="run (default: last)")
+    subs["diff"].add_argument("a", metavar="A", help="a run")
+    subs["diff"].add_argument("b", metavar="B", help="another")
+    what = "; ".join(f"{name}: {text}" for name, text in WHAT.items())
+    subs["clean"].add_argument("--what", choices=list(WHAT), default="spare", help=f"{what} (default: spare)")
+    subs["clean"].add_argument("--yes", action="store_true", help="remove without asking")
+    for sub in subs.values():
+        add_formats(sub)
+    return parser
+
+
+def _say(text: str = "") -> None:
+    sys.stdout.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(printable(text) + "\n")
+
+
+def _list(options: argparse.Namespace) -> int:
+    more = [name.strip() for name in options.columns.split(",") if name.strip()]
+    rows, damaged = list_runs(options.places, options.where, options.sort, more)
+    for path, text in damaged.items():
+        _note(f"left out {path}: {text}")
+    if options.reverse:
+        missing = [row for row in rows if options.sort and row.get(options.sort) is None]
+        rows = [*reversed([row for row in rows if row not in missing]), *missing]
+    if options.form:
+        sys.stdout.write(formatted(rows, options.form))
+        return 0
+    if not rows:
+        raise UsageError("no run is like that; `vitlab runs list` lists all")
+    asked = [*more, *(text for text in [options.sort] if text)]
+    shown = dict.fromkeys(["run", "status", "started", "seed", "config", "changed", *head_metrics(rows), *asked])
+    cells = [[_cell(row, name) for name in shown] for row in rows]
+    numbers = [i for i, name in enumerate(shown) if any(isinstance(row.get(name), float) for row in rows)]
+    _say(columns([list(shown), *cells], right=numbers))
+    text = " ".join(cell for row in cells for cell in row if cell[-1:] in ("*", "?") or cell == "stale")
+    for mark, note in NOTES.items():
+        if mark in text:
+            _say(f"{mark} {note}")
+    return 0
+
+
+def _cell(row: Row, name: str) -> str:
+    split, _, metric = name.partition(".")
+    mark = MARKS.get(row.get(split, ""), "") if metric and split in ("val", "test") else ""
+    value = row.get(name)
+    if value is None:
+        return mark if mark == "stale" else "-"
+    if name == "started":
+        return str(value)[:16].replace("T", " ")
+    return f"{_short(value)}{mark}"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:.5g}" if isinstance(value, float) else str(value)
+    text = " ".join(text.split()) or "-"
+    return text if len(text) <= WIDE else f"{text[: WIDE - 1]}…"
+
+
+def _show(options: argparse.Namespace) -> int:
+    run = find_directory(options.run)
+    found = about(run)
+    if options.form:
+        rows = [{"part": part, "key": key, "value": v} for part in PARTS for key, v in found[part].items()]
+        sys.stdout.write(formatted([{"run": str(run.path), **found}] if options.form == "json" else rows, options.form))
+        return 0
+    _say(str(run.path))
+    for part in PARTS:
+        cells = [["", key, _line(value)] for key, value in found[part].items() if part != "data" or _is_small(value)]
+        if part != "config" and cells:
+            _say(f"\n{part}\n{columns(cells)}")
+    _say(f"\n{len(found['config'])} values of its configuration: {run.config}, or --json")
+    return 0
+
+
+def _is_small(value: Any) -> bool:
+    return len(str(value)) <= 2 * WIDE
+
+
+def _line(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())
+
+
+def _diff(options: argparse.Namespace) -> int:
+    a, b = find_directory(options.a), find_directory(options.b)
+    rows = differences_of(a, b)
+    if options.form:
+        sys.stdout.write(formatted(rows, options.form))
+        return 0
+    if not rows:
+        _say(f"{a.path} and {b.path} do not differ in configuration, code, data or numbers")
+        return 0
+    names = [run.path.name if a.path.name != b.path.name else str(run.path) for run in (a, b)]
+    for part in PARTS:
+        mine = [row for row in rows if row["part"] == part]
+        if mine:
+            head = ["", part, *names, "difference" if part == "numbers" else ""]
+            cells = [["", row["key"], *(_short(_or_dash(row[k])) for k in "ab"), _signed(row)] for row in mine]
+            _say(columns([head, *cells]) + "\n")
+    return 0
+
+
+def _or_dash(value: Any) -> Any:
+    return "-" if value is None else value
+
+
+def _signed(row: Row) -> str:
+    return f"{row['difference']:+.5g}" if "difference" in row else ""
+
+
+def _clean(options: argparse.Namespace) -> int:
+    if options.what == "runs" and not options.places and not options.where:
+        raise UsageError("`--what runs` deletes whole runs: name them, or choose them with --where")
+    rows, damaged = list_runs(options.places, options.where)
+    if damaged and options.what == "runs":
+        path, text = next(iter(damaged.items()))
+        _note(f"left out {path}: {text}")
+    items, kept = to_clean([RunDir(row["path"]) for row in rows], options.what)
+    freed = sum(item.frees for item in items)
+    if options.form:
+        sys.stdout.write(formatted([item.row() for item in items], options.form))
+    else:
+        _say_items(items)
+    for path, text in kept.items():
+        _note(f"kept     {path}: {text}")
+    if not items:
+        _note("nothing can go" + (f" ({WHAT[options.what]})" if not kept else ""))
+        return 0
+    if not _agreed(f"remove {len(items)} and free {megabytes(freed)}?", options.yes):
+        return 0
+    freed, kept = remove(items)
+    for path, text in kept.items():
+        _note(f"kept     {path}: {text}")
+    _note(f"freed {megabytes(freed)}")
+    return 1 if kept else 0
+
+
+def _say_items(items: Sequence[Item]) -> None:
+    if items:
+        cells = [[str(item.path), megabytes(item.frees), item.why] for item in items]
+        _say(columns([["path", "frees", "what it is"], *cells], right=[1]))
+    for item in items:
+        if item.named:
+            loses = "loses" if len(item.named) == 1 else "lose"
+            _say(f"note: {', '.join(item.named)} {loses} the checkpoint of the measurement, {item.path}")
+
+
+def _agreed(question: str, yes: bool) -> bool:
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        _note(f"{question} Nothing was removed: add --yes")
+        return False
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().casefold() in ("y", "yes"):
+        return True
+    _note("nothing was removed")
+    return False

@@ -1,0 +1,198 @@
+"""Free the disk of what runs no longer need: what goes, how many bytes it frees, and which results name it."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from vitlab.errors import UsageError
+from vitlab.jobs.listing import is_running_in, status_of_run
+from vitlab.runs import lock
+from vitlab.runs.directory import LOCK, RunDir
+from vitlab.runs.manifest import read_manifest
+
+What = Literal["spare", "resume", "checkpoints", "runs"]
+WHAT = {
+    "spare": "previous.ckpt of runs that are done, and what interrupted writes left",
+    "resume": "also last.ckpt of runs that are done and have best.ckpt: they cannot be trained further",
+    "checkpoints": "all checkpoints of runs that do not train now; weights/ and the records stay",
+    "runs": "whole directories of the named runs that do not train now",
+}
+_LEFT = ("checkpoints/.writing", "checkpoints/.link", "**/*.damaged", ".probe-*")
+
+
+@dataclass
+class Item:
+    """A file or folder of a run that can go.
+
+    Args:
+        run: Its run.
+        path: The file or folder.
+        why: What it is.
+        frees: Bytes that its removal frees, if all items before it are removed.
+        named: What was measured with it, such as ``test``.
+    """
+
+    run: RunDir
+    path: Path
+    why: str
+    frees: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def row(self) -> dict[str, Any]:
+        """Return the item as a row of a table."""
+        return {
+            "run": self.run.path.name,
+            "path": str(self.path),
+            "why": self.why,
+            "bytes": self.frees,
+            "named": self.named,
+        }
+
+
+def to_clean(runs: Sequence[RunDir], what: What = "spare") -> tuple[list[Item], dict[str, str]]:
+    """Return what can go from runs, and by path of a run why nothing of it goes; nothing is removed.
+
+    Args:
+        runs: The runs.
+        what: Which files; see ``WHAT``.
+
+    Example:
+        >>> items, kept = to_clean([RunDir("runs/first")])
+        >>> [item.path.name for item in items], kept
+        ([], {})
+    """
+    items: list[Item] = []
+    kept: dict[str, str] = {}
+    for run in runs:
+        if is_running_in(run):
+            kept[str(run.path)] = "a process trains in it"
+            continue
+        try:
+            items += _of_run(run, what, kept)
+        except (UsageError, OSError) as error:
+            kept[str(run.path)] = str(error)
+    _weigh(items)
+    if what in ("spare", "resume"):  # last.ckpt may be best.ckpt by another name, which stays
+        items = [item for item in items if item.frees]
+    return items, kept
+
+
+def _of_run(run: RunDir, what: What, kept: dict[str, str]) -> list[Item]:
+    named = _named(run)
+    if what == "runs":
+        if foreign := run.foreign():
+            kept[str(run.path)] = f"it contains {foreign[0]}, which no run writes"
+            return []
+        found = sorted({one for splits in named.values() for one in splits})
+        return [Item(run, run.path, "the whole run", named=found)]
+    left = [path for pattern in _LEFT for path in run.path.glob(pattern) if path.is_file()]
+    items = [Item(run, path, "left by an interrupted write") for path in dict.fromkeys(left)]
+    is_done = status_of_run(run, run.record) == "done"
+    if what == "checkpoints":
+        items += [Item(run, path, "a checkpoint") for path in sorted(run.checkpoints.glob("*.ckpt"))]
+        items += [Item(run, path, "shards of a checkpoint") for path in sorted(run.checkpoints.glob("shards-*"))]
+    elif is_done and (run.checkpoints / "last.ckpt").is_file():
+        items += [Item(run, run.checkpoints / "previous.ckpt", "the state before the last, of a run that is done")]
+        if what == "resume" and (run.checkpoints / "best.ckpt").is_file():
+            items += [Item(run, run.checkpoints / "last.ckpt", "the state to train on from, of a run that is done")]
+    items = [item for item in items if item.path.exists()]
+    for item in items:
+        item.named = named.get(item.path.name, [])
+    if what == "spare":
+        for item in items:
+            if item.named:
+                kept[str(item.path)] = f"{', '.join(item.named)} was measured with it; --what=resume removes it"
+        items = [item for item in items if not item.named]
+    return items
+
+
+def _named(run: RunDir) -> dict[str, list[str]]:
+    """Return by name of a checkpoint what was measured with it, or with another file of its content."""
+    results: list[tuple[str, Any]] = []
+    stored: dict[str, Any] = dict(run.stored)
+    results += [(split, stored[split]) for split in ("val", "test") if split in stored]
+    results += [(f"{one.get('split', '?')} with other settings", one) for one in stored.get("variations", [])]
+    results += [(f"analysis {name}", one) for name, one in run.read("analysis/notes.json").items()]
+    results += [(f"export {path.name}", run.read(f"export/{path.name}")) for path in run.path.glob("export/*.json")]
+    sums = {name: entry.get("sha256") for name, entry in read_manifest(run.checkpoints).items()}
+    found: dict[str, list[str]] = {}
+    for text, one in results:
+        if isinstance(one, dict) and one.get("checkpoint"):
+            digest, there = one.get("sha256"), (run.checkpoints / str(one["checkpoint"])).is_file()
+            same = [name for name, known in sums.items() if digest and known == digest]
+            for name in [str(one["checkpoint"])] if there and (not same or one["checkpoint"] in same) else same:
+                if text not in found.setdefault(name, []):
+                    found[name].append(text)
+    return found
+
+
+def _weigh(items: Iterable[Item]) -> None:
+    """Note what each item frees: a file that has other names is freed with the last of them."""
+    seen: dict[tuple[int, int], int] = {}
+    for item in items:
+        for path in [item.path, *item.path.rglob("*")] if item.path.is_dir() else [item.path]:
+            if path.is_dir() and not path.is_symlink():
+                continue
+            status = path.lstat()
+            place = status.st_dev, status.st_ino
+            seen[place] = seen.get(place, 0) + 1
+            if seen[place] == status.st_nlink:
+                item.frees += status.st_size
+
+
+def remove(items: Sequence[Item]) -> tuple[int, dict[str, str]]:
+    """Remove items, each run's under its lock; return the bytes that were freed, and by path why some stayed."""
+    freed, kept = 0, {}
+    by_run: dict[Path, list[Item]] = {}
+    for item in items:
+        by_run.setdefault(item.run.path, []).append(item)
+    for path, mine in by_run.items():
+        if not path.is_dir():
+            continue
+        try:
+            claim = lock.take(path / LOCK)
+        except OSError as error:
+            kept[str(path)] = error.strerror or str(error)
+            continue
+        if claim is None:
+            kept[str(path)] = "a process trains in it"
+            continue
+        try:
+            for item in mine:
+                try:
+                    _remove(item)
+                    freed += item.frees
+                except OSError as error:
+                    kept[str(item.path)] = error.strerror or str(error)
+            _sweep(mine[0].run)
+        finally:
+            claim.release()
+            with suppress(OSError):
+                path.rmdir()  # succeeds only if the whole run went
+    return freed, kept
+
+
+def _remove(item: Item) -> None:
+    if item.path.is_dir() and not item.path.is_symlink():
+        paths = (
+            [path for path in item.path.iterdir() if path.name != LOCK] if item.path == item.run.path else [item.path]
+        )
+        for path in sorted(paths, key=lambda one: one.name == "config.yaml"):  # while it is there, this is a run
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    else:
+        item.path.unlink()
+
+
+def _sweep(run: RunDir) -> None:
+    """Remove the shards that belonged to a checkpoint that went; the manifest keeps its checksum, for the results."""
+    if any(run.checkpoints.glob("shards-*")):
+        from vitlab.runs.shards import sweep_shards  # torch
+
+        there = {path.name for path in run.checkpoints.glob("*.ckpt")}
+        sweep_shards(run.checkpoints, {n: e for n, e in read_manifest(run.checkpoints).items() if n in there})

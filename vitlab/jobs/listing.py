@@ -1,0 +1,269 @@
+"""All runs at once, from the small files of their directories: what to list, to compare and to clean."""
+
+import fnmatch
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from vitlab.config.explain import parse_yaml
+from vitlab.config.keys import dotted, flatten_as_typed, key_of
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs import lock
+from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
+from vitlab.shipped import as_typed
+
+Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
+RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "steps", "init_from", "error")
+NETWORK = ("parameters", "macs", "tokens")
+_NO_METRICS = ("n", "epoch")  # numbers in a result
+_OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_FLOW = 500  # brackets of a configuration that is parsed by the fast parser
+
+
+class Condition(NamedTuple):
+    """What ``--where`` asks of a run.
+
+    Args:
+        key: Name of a fact.
+        operator: ``=``, ``!=``, ``<``, ``<=``, ``>`` or ``>=``.
+        value: The value as typed; of ``=`` and ``!=`` also a pattern such as ``rope*``.
+
+    Example:
+        >>> condition = Condition.read("model.pos_embed=rope*")
+        >>> condition.holds({"model.pos_embed": "rope2d"}), condition.holds({"model.pos_embed": "none"})
+        (True, False)
+        >>> Condition.read("test.acc1>=0.9").holds({"test.acc1": 0.95})
+        True
+    """
+
+    key: str
+    operator: str
+    value: str
+
+    @classmethod
+    def read(cls, text: str) -> "Condition":
+        """Return the condition that is written as KEY=VALUE, or with another operator."""
+        if not (found := _OPERATORS.fullmatch(text.strip().removeprefix("--"))):
+            raise UsageError(f'`--where` must be KEY=VALUE, or have !=, <, <=, > or >= in place of =, got "{text}"')
+        key, operator, value = found.groups()
+        return cls(key.replace(".init_args", ""), operator, value.strip())
+
+    def holds(self, row: Mapping[str, Any]) -> bool:
+        """Return whether the condition holds for a run; of what the run does not have, only ``!=`` holds."""
+        have = row.get(self.key)
+        if have is None and self.key not in row:
+            return self.operator == "!="
+        if self.operator in ("=", "!="):
+            return self._equals(have) == (self.operator == "=")
+        pair = _comparable(have, self.value)
+        if pair is None:
+            if isinstance(have, int | float):
+                raise UsageError(f"`--where {self.key}{self.operator}{self.value}` compares with a number")
+            return False
+        less, more = pair[0] < pair[1], pair[0] > pair[1]
+        return {"<": less, ">": more, "<=": not more, ">=": not less}[self.operator]
+
+    def _equals(self, have: Any) -> bool:
+        wanted = _value(self.value)
+        if isinstance(have, bool | int | float) or have is None or not isinstance(wanted, str):
+            if have == wanted and isinstance(have, bool) == isinstance(wanted, bool):
+                return True
+            if not isinstance(have, str):
+                return False
+        names = (str(have), str(have).rpartition(".")[2])  # a class by its whole path, or by its name
+        return any(fnmatch.fnmatchcase(name, self.value) for name in names)
+
+
+def _value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+
+
+def _comparable(have: Any, text: str) -> tuple[Any, Any] | None:
+    """Return two numbers, or two texts such as dates, that can be ordered."""
+    if isinstance(have, str):
+        return have, text
+    try:
+        return float(have), float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def runs_at(places: Sequence[str]) -> list[RunDir]:
+    """Return the runs that places name: runs, and folders with runs anywhere below them; without any, all of ``runs/``.
+
+    Raises:
+        UsageError: There is none at a place.
+    """
+    if not places:
+        found = [RunDir(path.parent) for path in RUNS.glob("*/run.json")]
+        if not found:
+            raise UsageError(f"there is no run in {RUNS}/ yet; start one with `vitlab fit --config configs/t2t.yaml`")
+        return found
+    runs: dict[Path, RunDir] = {}
+    for place in places:
+        inside = [RunDir(place)] if (Path(place) / "run.json").is_file() else list(_below(Path(place)))
+        for run in inside or [find_directory(place)]:
+            runs.setdefault(run.path.resolve(), run)
+    return list(runs.values())
+
+
+def _below(folder: Path) -> Iterator[RunDir]:
+    """Yield the runs anywhere below a folder; nothing within a run is one."""
+    for path, folders, files in os.walk(folder):
+        if "run.json" in files:
+            folders.clear()
+            yield RunDir(path)
+        folders.sort()
+
+
+def list_runs(
+    places: Sequence[str] = (), where: Sequence[str] = (), sort: str | None = None, columns: Sequence[str] = ()
+) -> tuple[list[Row], dict[str, str]]:
+    """Return the facts of runs, oldest first or sorted, and by path why some could not be read.
+
+    Reads the JSON files of a run, and its ``config.yaml`` if a key of it is asked for; no checkpoint.
+
+    Args:
+        places: Runs and folders of runs; default: all of ``runs/``.
+        where: Conditions, all of which must hold; see :class:`Condition`.
+        sort: Fact to sort by, from low to high; runs without it come last.
+        columns: Facts to read besides the usual ones.
+
+    Raises:
+        UsageError: There is no run, or no run has a fact that is asked for.
+
+    Example:
+        >>> rows, _ = list_runs(where=["model.pos_embed=sincos2d"], sort="val.acc1")
+        >>> [(row["run"], row["status"]) for row in rows if row["run"] == "first"]
+        [('first', 'done')]
+    """
+    conditions = [Condition.read(text) for text in where]
+    asked = [*(one.key for one in conditions), *([sort] if sort else []), *columns]
+    rows: list[Row] = []
+    damaged: dict[str, str] = {}
+    runs = runs_at(places)
+    for run in runs:
+        try:
+            rows.append(run_facts(run, asked))
+        except (UsageError, OSError, yaml.YAMLError) as error:
+            damaged[str(run.path)] = " ".join(str(error).split())
+    for key in asked if rows else ():
+        if not any(key in row for row in rows):
+            known = {name for run, _ in zip(runs, range(20), strict=False) for name in _known_names(run)}
+            hint = did_you_mean(key, known) or "; `vitlab runs show RUN --json` shows what a run has"
+            raise UsageError(f"no run has `{key}`{hint}")
+    rows = [row for row in rows if all(one.holds(row) for one in conditions)]
+    rows.sort(key=lambda row: row.get("started") or "")
+    return sorted(rows, key=lambda row: _order(row.get(sort))) if sort else rows, damaged
+
+
+def _known_names(run: RunDir) -> Iterable[str]:
+    try:
+        return [*run_facts(run), *NETWORK, *config_of_run(run)]
+    except (UsageError, OSError, yaml.YAMLError):
+        return ()
+
+
+def _order(value: Any) -> tuple[int, float, str]:
+    """Return what sorts numbers before text, and both before nothing."""
+    if isinstance(value, int | float) and value == value:
+        return 0, float(value), ""
+    return (2, 0.0, "") if value is None or isinstance(value, float) else (1, 0.0, str(value))
+
+
+def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
+    """Return the facts of a run by name; those of network and configuration only where they are ``asked`` for."""
+    record: dict[str, Any] = dict(run.record)
+    row: Row = {"run": run.path.name, "path": str(run.path), "status": status_of_run(run, record)}
+    row |= {name: record[name] for name in RECORD if name in record}
+    row["config"] = "+".join(Path(as_typed(name)).stem for name in record.get("configs") or [])
+    changes = run.path / "overrides.yaml"
+    row["changed"] = " ".join(_changes(parsed_yaml(changes) if changes.is_file() else {}))
+    row |= results_of(run)
+    if any(name in NETWORK for name in asked):
+        model: dict[str, Any] = dict(run.model)
+        row |= {name: model[name] for name in NETWORK if name in model}
+    if (
+        any(name not in row and name.partition(".")[0] not in ("val", "test") for name in asked)
+        and run.config.is_file()
+    ):
+        row |= {name: value for name, value in config_of_run(run).items() if name in asked}
+    return row
+
+
+def results_of(run: RunDir) -> Row:
+    """Return the metrics of each split as ``SPLIT.NAME`` and how they stand to the weights as ``SPLIT``.
+
+    Those of weights that are no longer there are None.
+    """
+    row: Row = {}
+    for split, result in run.stored.items():
+        if not isinstance(result, dict):
+            continue
+        now = run.standing(split, result, read=False)
+        row[split] = now.kind
+        row |= {
+            f"{split}.{name}": None if now.is_stale else value
+            for name, value in result.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NO_METRICS
+        }
+    return row
+
+
+def config_of_run(run: RunDir) -> Row:
+    """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on."""
+    content = parsed_yaml(run.config)
+    flat = flatten_as_typed(content)
+    return {name.removesuffix(".class_path"): value for name, value in flat.items()}
+
+
+def parsed_yaml(path: Path) -> dict[str, Any]:
+    """Return the content of a YAML file; the fast parser reads what cannot multiply."""
+    text = path.read_text()
+    if "&" in text or text.count("[") + text.count("{") > _FLOW or not yaml.__with_libyaml__:
+        content = parse_yaml(text, str(path))
+    else:
+        content = yaml.load(text, yaml.CSafeLoader)  # safe, and ten times as fast
+    if not isinstance(content, dict):
+        raise UsageError(f"{path} is damaged: it must contain keys and values")
+    return content
+
+
+def _changes(settings: Mapping[str, Any]) -> list[str]:
+    """Return what the command line changed in a configuration, without what tables leave out."""
+    return [f"{key}={value}" for key, value in dotted(dict(settings)).items() if key_of(key).table]
+
+
+def status_of_run(run: RunDir, record: Mapping[str, Any]) -> str:
+    """Return the status of a run; ``killed`` if it says that it runs, and no process holds its lock."""
+    status = str(record.get("status", "unknown"))
+    return "killed" if status == "running" and not is_running_in(run) else status
+
+
+def is_running_in(run: RunDir) -> bool:
+    """Return whether a process trains in a run directory, as far as its lock tells; if it cannot be read, yes."""
+    path = run.path / LOCK
+    return path.is_file() and (not os.access(path, os.R_OK | os.W_OK) or lock.is_alive(path))
+
+
+def head_metrics(rows: Iterable[Row]) -> list[str]:
+    """Return the first metric of each kind of result in the rows: the accuracy if there is one.
+
+    Example:
+        >>> head_metrics([{"val": "current", "val.loss": 1.0, "val.acc1": 0.5}])
+        ['val.acc1']
+    """
+    found: dict[str, None] = {}
+    for row in rows:
+        for split in ("val", "test"):
+            names = [name for name in row if name.startswith(f"{split}.")]
+            first = f"{split}.acc1" if f"{split}.acc1" in names else next(iter(names), None)
+            found |= {first: None} if first else {}
+    return sorted(found, key=lambda name: (not name.startswith("val."), name))
