@@ -16,6 +16,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
+from vitlab.runs.format import describe
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
 LOOK = 8  # batches between two checks of the clock, on which processes have to agree
@@ -59,6 +60,7 @@ class Checkpoint(callbacks.Checkpoint):
         self.best_epoch: int | None = None
         self.directory = Path("checkpoints")
         self._loader_state: dict[str, Any] | None = None
+        self._schedules: int | None = None  # in the resumed checkpoint
         self._unsettled: list[str] = []  # names of checkpoints that are still being written
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -76,6 +78,11 @@ class Checkpoint(callbacks.Checkpoint):
 
         Lightning restores it too early if the schedule has asked for the number of steps.
         """
+        if self._schedules not in (None, len(trainer.lr_scheduler_configs)):
+            ours = len(trainer.lr_scheduler_configs)
+            raise UsageError(
+                f"the checkpoint has {self._schedules} learning-rate schedules, and this training has {ours}"
+            )
         self._saved = time.monotonic()
         if trainer.is_global_zero:
             self.run.path.mkdir(parents=True, exist_ok=True)
@@ -86,13 +93,17 @@ class Checkpoint(callbacks.Checkpoint):
         self._loader_state = None
 
     def on_save_checkpoint(self, trainer: Any, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Add the position of the training loader."""
+        """Add the position of the training loader, and what the checkpoint consists of."""
+        data = trainer.datamodule
+        named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
+        checkpoint["vitlab"] = describe(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
 
     def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Remember the position of the training loader."""
         self._loader_state = checkpoint.get("train_loader")
+        self._schedules = len(checkpoint.get("lr_schedulers", ()))
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.runs.format import migrate
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, snapshot
 from vitlab.runs.shards import FOLDER, fill, reader, write_shards
 
@@ -95,7 +96,7 @@ class FullyShard(ModelParallelStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the part of the shards that this process needs; older runs have unsharded weights."""
         path = Path(self.broadcast(checkpoint_path))
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = migrate(torch.load(path, map_location="cpu", weights_only=True))
         if "shards" not in content:
             self._save_distributed_checkpoint = False
             try:

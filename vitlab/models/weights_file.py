@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
 
@@ -147,7 +148,7 @@ def _load(path: Path, **options: Any) -> Any:
         with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):  # published files
             warnings.simplefilter("ignore")  # about other pickle protocols, which fail below
             return read_checkpoint(path, **options)
-    except TornShards:
+    except (TornShards, NewerFormat):
         raise
     except Exception as error:  # a damaged file can raise anything: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):

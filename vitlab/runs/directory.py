@@ -242,6 +242,16 @@ def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def as_umask(path: Path) -> None:
+    """Give a file the mode of new files; safetensors writes files that only the owner can read."""
+    probe = path.with_name(f"{path.name}.mode")
+    try:
+        probe.touch()
+        path.chmod(probe.stat().st_mode)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str, sync: bool = False, fence: Fence | None = None) -> None:
     """Write a text file atomically, with ``sync`` also across a power failure."""
     with atomic_write(path, fence) as beside, beside.open("w") as file:

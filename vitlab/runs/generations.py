@@ -19,6 +19,7 @@ from torch import Tensor
 from vitlab.errors import UsageError, megabytes
 from vitlab.runs.directory import write_text
 from vitlab.runs.fence import Fence, RunGone
+from vitlab.runs.format import migrate
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
 from vitlab.runs.shards import sweep_shards
 
@@ -46,6 +47,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._error: BaseException | None = None
+
+    def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Read a checkpoint, in the present format."""
+        return migrate(super().load_checkpoint(path, *args, **kwargs))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from vitlab.runs.format import refuse_newer
 from vitlab.runs.manifest import Entry, file_digest, sync_folder
 
 FOLDER = "shards-"
@@ -121,6 +122,7 @@ def read_checkpoint(path: Path, **how: Any) -> Any:
         **how: Further arguments of :func:`torch.load`.
     """
     content = torch.load(path, weights_only=True, **how)
+    refuse_newer(content, path)
     whole = not isinstance(content, dict) or "shards" not in content or "state_dict" in content
     if not whole and how.get("map_location") != "meta":
         source = reader(path.parent / Path(content["shards"]["folder"]).name)

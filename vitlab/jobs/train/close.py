@@ -13,7 +13,7 @@ from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.models.weights_file import weights_digest
-from vitlab.runs.directory import atomic_write
+from vitlab.runs.directory import as_umask, atomic_write
 from vitlab.runs.fence import Fence
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
@@ -101,3 +101,4 @@ def save_weights(checkpoint: Path, path: Path, fence: Fence | None = None) -> No
     metadata = {"format": "pt", "hyper_parameters": arguments, **digests}
     with atomic_write(path, fence) as beside:
         save_file(weights, beside, metadata=metadata)
+        as_umask(beside)

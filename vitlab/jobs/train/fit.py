@@ -30,6 +30,7 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import RunGone
+from vitlab.runs.format import check_resumable
 from vitlab.runs.hold import is_leader, locked, prepare
 from vitlab.runs.launch import announce_run, join_group_store, watch_launcher
 from vitlab.runs.processes import keep_freed_memory
@@ -121,6 +122,7 @@ def _fit(job: Job) -> None:
     if checkpoint:
         with user_mistakes():
             check_readable(checkpoint)
+            check_resumable(checkpoint)
     join_group_store()
     try:
         job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)

@@ -1,0 +1,148 @@
+"""A checkpoint knows what it is: older formats resume to the same curve, what is incomplete or newer is refused."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitlab.cli.main import main
+from vitlab.jobs.train.close import save_weights
+from vitlab.models.weights_file import read_weights
+from vitlab.runs.format import FORMAT, check_resumable, format_of
+
+# Each folder has a run of three epochs that was stopped in its second, as the vitlab of its time wrote it, and the
+# metrics of one that was not stopped. Format 1 was written by the commit before 9c25e0f, format 2 by that before 3.
+OLD = Path(__file__).parent / "checkpoints"
+
+
+def place(folder, number):
+    """Return a run directory with the checkpoint of a format."""
+    run = folder / "runs" / "old"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "metrics.jsonl"):
+        shutil.copy(OLD / f"format{number}" / name, run / name)
+    shutil.copy(OLD / f"format{number}" / "last.ckpt", run / "checkpoints" / "last.ckpt")
+    return run
+
+
+def curve(path):
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {(row["step"], "val/loss" in row): row.get("val/loss", row.get("train/loss")) for row in rows}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, FORMAT + 1))
+def test_a_frozen_checkpoint_resumes_to_the_curve_of_its_time(tmp_path, monkeypatch, number):
+    run = place(tmp_path, number)
+    assert format_of(torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)) == number
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--resume", "old", "--quiet"]) == 0
+    expected = curve(OLD / f"format{number}" / "curve.jsonl")
+    found = curve(run / "metrics.jsonl")
+    assert found.keys() == expected.keys()
+    assert found == pytest.approx(expected, rel=1e-4)  # other machines round differently
+    section = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["vitlab"]
+    assert (section["format"], section["optimizers"], section["schedules"]) == (FORMAT, 1, 1)
+
+
+def _drop(name):
+    return lambda content: content.pop(name)
+
+
+def _put(value, *names):
+    def edit(content):
+        for name in names[:-1]:
+            content = content[name]
+        content[names[-1]] = value
+
+    return edit
+
+
+def _spoil(content):
+    content["optimizer_states"][0]["state"][0]["exp_avg"].fill_(float("nan"))
+
+
+EDITS = {
+    "no section `loops`": _drop("loops"),
+    "no section `callbacks`": _drop("callbacks"),
+    "`callbacks` lacks RunRecord": _put({}, "callbacks"),
+    "no section `optimizer_states`": _drop("optimizer_states"),
+    "`lr_schedulers` has 0 entries, and 1 were written": _put([], "lr_schedulers"),
+    "`optimizer_states` has 0 entries, and 1 were written": _put([], "optimizer_states"),
+    "no state of the data, `Digits`": _drop("Digits"),
+    "`epoch` must not be negative, got -1": _put(-1, "epoch"),
+    "`global_step` must be int, not str": _put("x", "global_step"),
+    "written with Lightning 99.0": _put("99.0", "pytorch-lightning_version"),
+    "written with Lightning 1.0": _put("1.0", "pytorch-lightning_version"),
+    "no section `pytorch-lightning_version`": _drop("pytorch-lightning_version"),
+    "no weights": _put({}, "state_dict"),
+    "state_dict.net.cls_token is not finite": lambda content: content["state_dict"]["net.cls_token"].fill_(
+        float("nan")
+    ),
+    "exp_avg is not finite": _spoil,
+    "lacks fit_loop.epoch_progress": lambda content: content["loops"]["fit_loop"].pop("epoch_progress"),
+    "no section `epoch`": lambda content: content.clear(),
+    "has format 4, of vitlab 9.9": _put({"format": 4, "version": "9.9"}, "vitlab"),
+}
+
+
+def edited(path, edit):
+    content = torch.load(path, weights_only=True)
+    edit(content)
+    torch.save(content, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    entry = {"sha256": digest, "size": path.stat().st_size, "modified": path.stat().st_mtime_ns}
+    (path.parent / "manifest.json").write_text(json.dumps({path.name: entry}))
+
+
+@pytest.mark.parametrize("said", EDITS)
+def test_an_edited_checkpoint_is_refused_in_one_line_that_names_the_fault(tmp_path, said):
+    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    check_resumable(path)
+    edited(path, EDITS[said])
+    with pytest.raises(ValueError, match=said) as error:
+        check_resumable(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("said", ["`epoch` must not be negative", "has format 4"])
+def test_a_resume_refuses_it_with_exit_code_2(tmp_path, monkeypatch, capsys, said):
+    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    edited(path, next(edit for text, edit in EDITS.items() if said in text))
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--resume", "old"]) == 2
+    assert said in (shown := capsys.readouterr().err) and shown.count("\n") == 1
+
+
+def test_weights_of_a_newer_format_are_not_read_either(tmp_path):
+    path = place(tmp_path, 3) / "checkpoints" / "last.ckpt"
+    assert read_weights(path).arguments["depth"] == 1
+    edited(path, _put({"format": 4, "version": "9.9"}, "vitlab"))
+    with pytest.raises(ValueError, match=r"has format 4, of vitlab 9\.9; this is vitlab .* update vitlab"):
+        read_weights(path)
+
+
+def test_weights_have_the_mode_of_other_files(tmp_path):
+    path, others = tmp_path / "last.safetensors", tmp_path / "others"
+    before = os.umask(0o027)
+    try:
+        save_weights(place(tmp_path, 3) / "checkpoints" / "last.ckpt", path)
+        others.touch()
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode == others.stat().st_mode
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.safetensors", "others", "runs"]
+
+
+@pytest.mark.parametrize("edit", [_drop("loops"), _put(-1, "epoch"), _put([], "optimizer_states")])
+@pytest.mark.parametrize("number", [1, 2])
+def test_migration_makes_no_older_checkpoint_good(tmp_path, number, edit):
+    path = place(tmp_path, number) / "checkpoints" / "last.ckpt"
+    check_resumable(path)
+    edited(path, edit)
+    with pytest.raises(ValueError, match="cannot be resumed"):
+        check_resumable(path)
