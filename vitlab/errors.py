@@ -30,6 +30,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def what_failed(error: BaseException) -> str | None:
+    """Return in one line which file the system could not read or write and why; None if no system call failed.
+
+    Example:
+        >>> what_failed(OSError(28, "No space left on device", "runs/first/results.json"))
+        'runs/first/results.json: No space left on device'
+    """
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, OSError) and chain.strerror:
+            return f"{chain.filename}: {chain.strerror}" if chain.filename else chain.strerror
+        chain = chain.__cause__ or chain.__context__
+    return None
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """Return ``'; did you mean "x"?'`` for the choice closest to ``word``, or an empty string."""
     names = {choice.casefold(): choice for choice in choices if choice != word}

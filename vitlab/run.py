@@ -1,5 +1,6 @@
 """A run as an object: the content of its directory, and the operations on it."""
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -261,4 +262,6 @@ class Run:
         words = as_arguments(overrides)
         alone = not is_launched()  # else Lightning would start the caller's script again for a second device
         found = evaluate(command, self._directory, self.checkpoint, words, resize, alone=alone)
+        if found and found.unsaved:
+            logging.getLogger("vitlab").warning(found.unsaved)
         return found.values if found else {}

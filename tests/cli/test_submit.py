@@ -248,7 +248,7 @@ def test_a_name_is_chosen_once_and_differs_between_jobs(slurm):
     assert main([*JOB, "--model.depth=2"]) == 0
     names = [path.stem for path in (slurm.desk / "runs" / "slurm").iterdir()]
     assert len(set(names)) == 2
-    assert all(re.fullmatch(r"\d{8}-\d{6}_t2t-vit-14_s42_[0-9a-f]{4}", name) for name in names)
+    assert all(re.fullmatch(r"\d{8}-\d{6}_t2t-vit-14_s42_[0-9a-f]{4}-[0-9a-f]{6}", name) for name in names)
     assert main([*JOB, "--seed_everything=7", "--name", "x"]) == 0
     assert main([*JOB, "--name", "x"]) == 2, "it waits in the queue"
 

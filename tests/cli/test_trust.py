@@ -150,7 +150,7 @@ def test_verify_names_what_is_damaged(run, capsys):
 def test_a_read_only_run_is_measured_and_what_was_not_kept_is_told(run, capsys):
     for path in [run, *run.rglob("*")]:
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
-    assert main(["validate", str(run)]) == 0
+    assert main(["validate", str(run)]) == 1  # a script must not believe that it is recorded
     assert "val/acc1" in capsys.readouterr().out
 
 
@@ -161,7 +161,7 @@ def test_a_result_that_cannot_be_kept_is_printed_all_the_same(run, capsys, monke
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(evaluate, "_write", read_only)
-    assert main(["validate", str(run)]) == 0
+    assert main(["validate", str(run)]) == 1  # a script must not believe that it is recorded
     said = "".join(capsys.readouterr())
     assert "val/acc1" in said and "could not be saved" in said and "Read-only file system" in said
 

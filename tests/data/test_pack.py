@@ -1,10 +1,15 @@
 """Packed photos: the same training as on the files."""
 
+import contextlib
 import io
 import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ from PIL import Image
 
 from vitlab.cli.pack import main as pack_command
 from vitlab.data.image_folder import ImageFolder
-from vitlab.data.pack import encode
+from vitlab.data.pack import encode, write
 from vitlab.data.pack.write import pack
 from vitlab.data.packed import Packed
 from vitlab.errors import UsageError
@@ -246,3 +251,82 @@ def test_photos_packed_at_the_side_of_evaluation_are_evaluated_as_the_files(tmp_
     assert "shrunk to 60 pixels" in data.notes[0] and "pack with --size=64 or --keep" in data.notes[0]
     other = tests(Packed, "packed64", crop_pct=0.9)[0], tests(Packed, "packed64", interpolation="bilinear")[0]
     assert "--size=62 or --keep" in other[0].notes[0] and other[1].notes[0].endswith("pack with --keep")
+
+
+_PACK = """
+import os, sys, time
+import vitlab.data.pack.write
+from vitlab.cli.main import main
+print("ready", flush=True)
+while not os.path.exists("go"):
+    time.sleep(0.001)
+sys.exit(main(["pack", "photos", "packed", "--size", "16", "--num_workers", "1"]))
+"""
+
+
+def _processes(folder, count):
+    line = [sys.executable, "-c", _PACK]
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    return [subprocess.Popen(line, cwd=folder, **how) for _ in range(count)]
+
+
+@pytest.mark.slow
+def test_of_three_at_once_one_packs_and_the_others_wait_for_it(tmp_path):
+    _photos(tmp_path / "photos")
+    processes = _processes(tmp_path, 3)
+    assert [process.stdout.readline() for process in processes] == ["ready\n"] * 3
+    (tmp_path / "go").touch()
+    said = [process.communicate(timeout=100)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["go", "packed", "photos"]
+    assert sorted(path.name for path in (tmp_path / "packed").iterdir()) == ["images-00000.bin", "index.npz"]
+    assert all("34 images of 2 classes" in text for text in said)
+
+
+@pytest.mark.slow
+def test_a_killed_pack_leaves_no_process(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "photos" / "b").mkdir()
+    for i in range(300):  # of which a batch is larger than a pipe
+        pixels = rng.integers(0, 256, (100, 100, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.bmp")
+    (tmp_path / "go").touch()
+    (process,) = _processes(tmp_path, 1)
+    children = f"/proc/{process.pid}/task/{process.pid}/children"
+    end = time.monotonic() + 60
+    while not (found := _read(children).split()) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert found
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + 10
+    while left := [pid for pid in found if _read(f"/proc/{pid}/stat").rpartition(")")[2].strip()[:1] not in "Z"]:
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    assert not left
+
+
+def _read(path):
+    try:
+        with open(path) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def test_a_set_that_another_process_has_packed_otherwise_is_not_taken(tmp_path, monkeypatch):
+    root = _photos(tmp_path / "photos")
+    target = tmp_path / "packed"
+
+    @contextlib.contextmanager
+    def waited(path, what):
+        monkeypatch.undo()
+        monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+        pack(str(root), str(target), 16, num_workers=0)
+        yield 1.0
+
+    monkeypatch.setattr(write, "held", waited)
+    with pytest.raises(ValueError, match="packed meanwhile with another size"):
+        pack(str(root), str(target), 20, num_workers=0)

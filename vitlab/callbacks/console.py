@@ -30,7 +30,7 @@ class Bar(ProgressBar):
         self.quiet = True
 
     def _open(self, total: float, title: str | None = None) -> None:
-        if not (self.quiet or self.hidden) and sys.stderr.isatty():
+        if not (self.quiet or self.hidden) and sys.stderr is not None and sys.stderr.isatty():
             self.bar = tqdm(total=total, desc=title, leave=False, mininterval=0.2)
 
     def _close(self) -> None:

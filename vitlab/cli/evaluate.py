@@ -131,6 +131,9 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
         if found.predictions.empty:
             say("no predictions/*.parquet: the task returns no predictions for single images")
         say(line)
+        if found.unsaved:
+            sys.stderr.write(f"vitlab: {printable(found.unsaved)}\n")
+            return 1
     return 0
 
 

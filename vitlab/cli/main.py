@@ -1,13 +1,15 @@
 """The ``vitlab`` command: finds the subcommand and answers ``--help`` before anything heavy is imported."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from vitlab import __version__
 from vitlab.config.guesses import COMMANDS as OTHER_NAMES
 from vitlab.config.trust import apply_trust_flags, refuse_forced_loading
-from vitlab.errors import UsageError, did_you_mean, printable
+from vitlab.errors import RunFailed, UsageError, did_you_mean, printable, what_failed
 
 COMMANDS = {  # name: what it does, module:function that takes the arguments and returns the exit code
     "fit": ("train a model, or continue a run", "vitlab.cli.fit:main"),
@@ -36,6 +38,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong input, 130 interrupted."""
     args = list(sys.argv[1:] if argv is None else argv)
+    _open_closed()
     try:
         if args[:1] != ["doctor"]:  # doctor reports it with its other findings
             refuse_forced_loading()
@@ -43,14 +46,44 @@ def main(argv: Sequence[str] | None = None) -> int:
             args = apply_trust_flags(args)
         return _command(args)(args[1:])
     except UsageError as error:
-        sys.stderr.write(f"vitlab: {printable(str(error))}\n")
+        _say(printable(str(error)))
         return 2
+    except RunFailed as error:
+        _say(printable(str(error)))
+        return 1
     except BrokenPipeError:  # the reader closed the pipe, as in `vitlab models | head`
         sys.stderr.close()
         return 1
+    except OSError as error:
+        if (line := what_failed(error)) is None:
+            raise
+        _say(printable(line))
+        return 1
     except KeyboardInterrupt:
-        sys.stderr.write("vitlab: interrupted\n")
+        _say("interrupted")
         return 130
+
+
+def _open_closed() -> None:
+    """Give the numbers 0, 1 and 2 to the null device where they are closed, as in ``2>&-`` and below some daemons.
+
+    The next file that opens, such as a checkpoint, would get the number, and what a library prints would go there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+
+
+def _say(line: str) -> None:
+    with suppress(OSError, ValueError, AttributeError):  # stderr is closed
+        sys.stderr.write(f"vitlab: {line}\n")
 
 
 def _command(args: list[str]) -> Callable[[list[str]], int]:

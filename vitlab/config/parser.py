@@ -36,7 +36,7 @@ from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
 from vitlab.ranges import check_ranges
-from vitlab.runs.launch import launched_devices
+from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
 
@@ -133,6 +133,7 @@ class VitlabCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Build the trainer; :class:`Checkpoint` joins it only where a run is trained."""
+        check_launch()
         let_convolutions_follow()
         config = {**self._get(self.config_init, "trainer", default={}), **self.trainer_settings, **kwargs}
         if config.get("enable_progress_bar") is False:

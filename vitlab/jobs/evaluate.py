@@ -16,7 +16,7 @@ from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, what_failed
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.restore import misfit
 from vitlab.jobs.train.close import checkpoint_facts, protocol_of
@@ -44,6 +44,7 @@ class Measured:
         sentences: What was changed to make the weights fit.
         recall: Recall of each class that has images.
         changes: What was changed against the run's own conditions; the result is then stored as a variation.
+        unsaved: Why the result could not be saved in the run; None if it was.
     """
 
     split: str
@@ -52,6 +53,7 @@ class Measured:
     sentences: list[str]
     recall: dict[str, float]
     changes: dict[str, Any]
+    unsaved: str | None = None
 
 
 def evaluate(
@@ -108,9 +110,9 @@ def evaluate(
     seen = trained.accuracy_of_others(table)
     name = f"{split} with training images" if trained.changed else split
     facts |= {**protocol_of(cli.datamodule), "overrides": conditions}
-    _save(run, name, {**values, **seen, **recall, **facts}, table)
+    unsaved = _save(run, name, {**values, **seen, **recall, **facts}, table)
     told = sentences + trained.sentences(seen, len(table))
-    return Measured(name, values, table, told, recall.get("recall", {}), conditions)
+    return Measured(name, values, table, told, recall.get("recall", {}), conditions, unsaved)
 
 
 def _add_class_means(
@@ -159,11 +161,13 @@ def _has_moved(task: Any, run: RunDir) -> bool:
     return known and has_grid(task) and list(task.net.grid_size) != run.model["grid"]
 
 
-def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:
+def _save(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> str | None:
+    """Save a result; return why that failed, as in a read-only run: the numbers are still printed."""
     try:
         _write(run, split, result, predictions)
-    except OSError as error:  # a read-only run: the numbers are still printed
-        LOG.warning("the result could not be saved in %s: %s", run.path, error.strerror)
+    except OSError as error:
+        return f"the result could not be saved in {run.path}: {what_failed(error) or error}"
+    return None
 
 
 def _write(run: RunDir, split: str, result: dict[str, Any], predictions: pd.DataFrame) -> None:

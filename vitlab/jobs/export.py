@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from vitlab.config.parser import VitlabCLI
-from vitlab.errors import RunFailed, UsageError
+from vitlab.errors import RunFailed, UsageError, what_failed
 from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
 from vitlab.jobs.restore import check_parts_of_vitlab, restore
 from vitlab.runs.directory import RunDir
@@ -80,7 +82,13 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     network = network_arguments(net, cli.model.hparams)
     write, read = FORMATS[to]
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
-    hints = write(net, network, unfinished)
+    try:
+        hints = write(net, network, unfinished)
+    except (SafetensorError, RuntimeError) as error:  # libraries wrap what the system said
+        if what_failed(error) is None and "I/O error" not in str(error):
+            raise
+        reason = what_failed(error) or str(error).rpartition("I/O error: ")[2]
+        raise RunFailed(f"{output} could not be written: {reason}") from error
     difference = largest_difference(net, read(unfinished, network)) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")

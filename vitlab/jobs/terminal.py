@@ -31,7 +31,7 @@ def open_terminal(quiet: bool = False) -> None:
     for handler in list(LOG.handlers):
         LOG.removeHandler(handler)
         handler.close()
-    terminal = logging.StreamHandler(sys.stdout)
+    terminal = _Terminal(sys.stdout)
     terminal.setFormatter(_Printable())
     terminal.setLevel(logging.WARNING if quiet else logging.INFO)
     LOG.addHandler(terminal)
@@ -56,6 +56,11 @@ class _Printable(logging.Formatter):
         if record.name.endswith(".profiler") and len(lines) > REPORT:
             lines[REPORT:] = [f"... {len(lines) - REPORT:,} more lines are in train.log"]
         return "\n".join(map(printable, lines))
+
+
+class _Terminal(logging.StreamHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Skip the line: the reader of the pipe has left, as in ``| head -1``, or the terminal was closed."""
 
 
 class _Log(logging.FileHandler):

@@ -322,10 +322,10 @@ def last_run() -> RunDir:
 
 
 def default_name(configs: list[str], seed: Any, resolved: str) -> str:
-    """Return DATE_CONFIG_sSEED_HASH, the name of a run without --name."""
+    """Return DATE_CONFIG_sSEED_HASH-RANDOM, the name of a run without --name; two of one second differ."""
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", Path(configs[-1]).stem)[:32] if configs else "run"
     digest = hashlib.sha256(resolved.encode()).hexdigest()[:4]
-    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}"
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}_{stem}_s{seed}_{digest}-{os.urandom(3).hex()}"
 
 
 def check_name(name: str) -> str:

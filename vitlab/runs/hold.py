@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, printable
@@ -45,6 +46,38 @@ def locked(run: RunDir) -> Iterator[None]:
             run.fence.close()
         with suppress(OSError):
             run.path.rmdir()  # succeeds only if nothing was written
+
+
+@contextmanager
+def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[float]:
+    """Hold a lock at ``path`` for work that several processes may want to do, and wait while another does it.
+
+    Args:
+        path: The lock, removed at the end.
+        what: What its holder does, for the line that says who is waited for.
+        patience: Seconds after which to give up.
+
+    Yields:
+        The seconds waited for another process, 0 if there was none.
+
+    Raises:
+        UsageError: Another process has it for longer than ``patience``.
+    """
+    since, said = time.monotonic(), False
+    while (claim := lock.take(path)) is None:
+        owner, waited = lock.read(path) or {}, time.monotonic() - since
+        who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
+        if waited > patience:
+            raise UsageError(f"{who} {what} and has not finished after {patience:.0f} s")
+        if waited > 3 and not said and sys.stderr is not None:
+            said = True
+            sys.stderr.write(f"waiting: {who} {what}\n")
+        time.sleep(0.1)
+    waited = time.monotonic() - since
+    try:
+        yield waited if waited > 0.1 else 0.0
+    finally:
+        claim.release()
 
 
 def _take(run: RunDir) -> lock.Claim:

@@ -22,6 +22,17 @@ def launched_rank() -> int:
     return int(os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or 0)
 
 
+def check_launch() -> None:
+    """Refuse one process in a SLURM job of several tasks, as it would wait for the others in vain."""
+    tasks, name = os.environ.get("SLURM_NTASKS", "1"), os.environ.get("SLURM_JOB_NAME")
+    started = "SLURM_STEP_ID" in os.environ or "TORCHELASTIC_RUN_ID" in os.environ or "LOCAL_RANK" in os.environ
+    if tasks.isdigit() and int(tasks) > 1 and not started and name not in ("bash", "interactive"):
+        raise UsageError(
+            f"this SLURM job has {tasks} tasks (SLURM_NTASKS), and vitlab was started once: put srun before it, or use "
+            "`vitlab submit`; for one process, ask for one task or `unset SLURM_NTASKS`"
+        )
+
+
 def is_launched() -> bool:
     """Return whether this process is one of several that torchrun, srun or Lightning started."""
     tasks = os.environ.get("SLURM_NTASKS") if "SLURM_STEP_ID" in os.environ else None

@@ -3,10 +3,14 @@
 import contextlib
 import glob
 import hashlib
+import json
 import os
 import shutil
 import sys
+import threading
+import time
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
 from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
+from vitlab.runs.hold import held
 
 _SHARD = 2**30  # bytes
 
@@ -57,6 +62,31 @@ def pack(
     if place.exists():
         raise ValueError(f"{target} exists; remove it or choose another name")
     settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
+    with held(place.parent / f".{place.name}.lock", f"packs {target}") as waited:
+        if waited and place.exists():
+            return _packed_by_another(place, size, settings)
+        return _pack(source, place, size, max_unreadable, num_workers, settings, shard_bytes)
+
+
+def _packed_by_another(place: Path, size: int | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of a set that another process has finished while this one waited; refuse other settings."""
+    facts, rows = archive.read(place / INDEX)
+    ours = json.loads(json.dumps({"size": size, **settings}))
+    if differences := [name for name, value in ours.items() if facts[name] != value]:
+        raise ValueError(f"{place} was packed meanwhile with another {differences[0]}; choose another name")
+    known = {"n": len(rows), "bytes": int(rows["length"].sum()), "classes": len(facts["class_names"])}
+    return {**known, "continued": len(rows), "unreadable": {}}
+
+
+def _pack(
+    source: str,
+    place: Path,
+    size: int | None,
+    max_unreadable: int,
+    num_workers: int,
+    settings: dict[str, Any],
+    shard_bytes: int,
+) -> dict[str, Any]:
     data = kind_of(source)(source, crop_scale=1.0, crop_pct=1.0, **settings)
     what = _listed(data, size)
     plan = f"{VERSION} {size} {ROUNDED} {shard_bytes} {settings} {what.store.place}"
@@ -120,10 +150,11 @@ def _write(
         )
     photos = DataLoader(
         Encoded(what, start), batch_size=16, num_workers=num_workers, collate_fn=list, generator=Generator(),
+        worker_init_fn=partial(_end_with, os.getpid()),
     )  # fmt: skip
     packed = (photo for batch in photos for photo in batch)
     i, total = start, len(what.files)
-    hidden = not sys.stderr.isatty()
+    hidden = sys.stderr is None or not sys.stderr.isatty()
     with tqdm(total=total, initial=start, desc="packing", unit=" images", disable=hidden) as bar:
         while i < total:
             first, reasons = i, {}
@@ -145,6 +176,17 @@ def _write(
             shard += 1
     refuse_unreadable(unreadable, max_unreadable, "max_unreadable")
     return start, unreadable
+
+
+def _end_with(parent: int, worker: int) -> None:
+    """End this process with its parent: it would wait for ever to hand on a photo that no pipe can hold."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1.0)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
