@@ -260,12 +260,12 @@ from vitlab.cli.main import main
 print("ready", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.001)
-sys.exit(main(["pack", "photos", "packed", "--size", "16", "--num_workers", "1"]))
+sys.exit(main(["pack", "photos", "packed", "--size", sys.argv[1], "--num_workers", "2"]))
 """
 
 
-def _processes(folder, count):
-    line = [sys.executable, "-c", _PACK]
+def _processes(folder, count, size=16):
+    line = [sys.executable, "-c", _PACK, str(size)]
     how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
     return [subprocess.Popen(line, cwd=folder, **how) for _ in range(count)]
 
@@ -286,26 +286,31 @@ def test_of_three_at_once_one_packs_and_the_others_wait_for_it(tmp_path):
 @pytest.mark.slow
 def test_a_killed_pack_leaves_no_process(tmp_path):
     rng = np.random.default_rng(0)
-    (tmp_path / "photos" / "a").mkdir(parents=True)
-    (tmp_path / "photos" / "b").mkdir()
     for i in range(300):  # of which a batch is larger than a pipe
-        pixels = rng.integers(0, 256, (100, 100, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / "ab"[i % 2] / f"{i}.bmp")
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.bmp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(path)
     (tmp_path / "go").touch()
-    (process,) = _processes(tmp_path, 1)
+    (process,) = _processes(tmp_path, 1, size=200)
     children = f"/proc/{process.pid}/task/{process.pid}/children"
     end = time.monotonic() + 60
-    while not (found := _read(children).split()) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert found
+    while len(_read(children).split()) < 2 and time.monotonic() < end:
+        time.sleep(0.005)
+    time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    end = time.monotonic() + 10
-    while left := [pid for pid in found if _read(f"/proc/{pid}/stat").rpartition(")")[2].strip()[:1] not in "Z"]:
-        if time.monotonic() > end:
-            break
-        time.sleep(0.1)
+    process.wait()
+    process.stdout.close()
+    end = time.monotonic() + 12
+    while (left := _session(process.pid)) and time.monotonic() < end:
+        time.sleep(0.2)
+    for pid in left:
+        os.kill(int(pid), signal.SIGKILL)
     assert not left
+
+
+def _session(pid):
+    line = ["ps", "-o", "pid=", "-s", str(pid)]
+    return subprocess.run(line, capture_output=True, text=True, check=False).stdout.split()
 
 
 def _read(path):
