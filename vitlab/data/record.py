@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from vitlab.data.files.sets import Images, Statistics, summary
 from vitlab.data.files.splits import SplitName, SplitRule
 from vitlab.data.files.twins import twins
+from vitlab.errors import UsageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,7 +165,7 @@ def read_numbers(path: Path) -> NDArray[np.uint64] | None:
     """Return the fingerprints of a run's training images, or None if there is no file."""
     try:
         return np.load(path, allow_pickle=False) if path.is_file() else None
-    except (OSError, ValueError) as error:
-        raise ValueError(
+    except ValueError as error:
+        raise UsageError(
             f"{path} is damaged: {error}; remove it to evaluate without checking for training images"
         ) from error

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal and a launcher both send it
+RECEIVED: list[tuple[int, float]] = []  # signals and when they came, also while the main thread is in C++
 GRACE = 0.5  # seconds that a process has to end normally after the second Ctrl-C
 
 
@@ -39,6 +40,7 @@ def second_interrupt_ends() -> Iterator[None]:
 def _listen(reads: socket.socket, twice: threading.Event) -> None:
     first = 0.0
     while number := reads.recv(1):
+        RECEIVED.append((number[0], time.monotonic()))
         if number[0] == signal.SIGINT:
             first = first or time.monotonic()
             if time.monotonic() - first > TWICE:

@@ -118,8 +118,9 @@ def _finish(work: Path, place: Path) -> None:
     for done in work.glob("images-*.npz"):
         done.unlink()
     os.replace(work, place)
-    for other in place.parent.glob(f".{glob.escape(place.name)}-{'[0-9a-f]' * 12}"):  # work with other settings
-        shutil.rmtree(other, ignore_errors=True)
+    with contextlib.suppress(OSError):  # the set is complete
+        for other in place.parent.glob(f".{glob.escape(place.name)}-{'[0-9a-f]' * 12}"):  # work with other settings
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def _listed(data: ImageFolder, size: int | None) -> Source:

@@ -4,6 +4,8 @@ import os
 import shutil
 import signal
 import time
+from contextlib import suppress
+from functools import partial
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -32,7 +34,7 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import RunGone
 from vitlab.runs.format import check_resumable
 from vitlab.runs.hold import is_leader, locked, prepare
-from vitlab.runs.launch import announce_run, join_group_store, watch_launcher
+from vitlab.runs.launch import announce_run, join_group_store, joining, watch_launcher
 from vitlab.runs.processes import keep_freed_memory
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
@@ -125,7 +127,8 @@ def _fit(job: Job) -> None:
             check_resumable(checkpoint)
     join_group_store()
     try:
-        job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
+        with joining(job.trainer.global_rank, job.trainer.world_size, partial(_end_joining, job)):
+            job.trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     except Stopped as stopped:
         if job.trainer.is_global_zero:
             when = "" if job.record.started else " before the first step"
@@ -155,6 +158,15 @@ def _fit(job: Job) -> None:
             way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.path}"
             sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
         raise UsageError(sentence or " ".join(str(error).split())) from error
+
+
+def _end_joining(job: Job, reason: str) -> None:
+    """Record that the processes did not come together, and end those that Lightning has started from this one."""
+    if job.run.fence:
+        with suppress(OSError):
+            job.run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
+    for child in getattr(job.trainer.strategy.launcher, "procs", []):
+        child.kill()
 
 
 def _failed(sentence: str) -> RunFailed:

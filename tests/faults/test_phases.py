@@ -1,0 +1,78 @@
+"""Every phase has an end: processes that never come together, and data that take their time."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from harness import TINY, until
+
+WORDS = [*(word for word in TINY if word != "--quiet"), "--trainer.accelerator=cpu", "--trainer.strategy=ddp"]
+
+
+def alone(folder, tasks, **more):
+    """Start process 0 of several, as srun does where the nodes of the others did not boot."""
+    counts = {"SLURM_NTASKS": tasks, "SLURM_NTASKS_PER_NODE": tasks, "SLURM_NNODES": 1}
+    numbers = {"SLURM_JOB_ID": 7, "SLURM_STEP_ID": 0, "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_NODEID": 0}
+    names = {"SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NAME": "job", "MASTER_ADDR": "127.0.0.1"}
+    facts = {**counts, **numbers, **names, "MASTER_PORT": random.randrange(20000, 60000), **more}
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "vitlab",
+                *WORDS,
+                f"--trainer.devices={tasks}",
+                "--data.batch_size=36",
+                "--name",
+                "a",
+            ],
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **{name: str(value) for name, value in facts.items()}},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+SIGNALS = {"SIGTERM": [15], "SIGUSR1": [10], "SIGHUP": [1], "Ctrl-C twice": [2, 2]}
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize("tasks", [2, 3])
+def test_a_signal_ends_a_process_that_waits_for_others(tmp_path, note, tasks, sent):
+    process = alone(tmp_path, tasks)
+    said = tmp_path / "log"
+    assert until(lambda: "waiting for" in said.read_text() or process.poll() is not None, seconds=80, every=0.1)
+    started = time.monotonic()
+    for number in SIGNALS[sent]:
+        started = time.monotonic()
+        process.send_signal(signal.Signals(number))
+        time.sleep(0.6)
+    code = process.wait(30)
+    took = time.monotonic() - started
+    others = "process 1 of 2" if tasks == 2 else "processes 1 to 2 of 3"
+    must, most = (130, 2) if sent == "Ctrl-C twice" else (75, 10)
+    note(f"{sent}, process 0 of {tasks} alone", f"exit {code} after {took:.1f} s", f"exit {must} in {most} s")
+    assert f"waiting for {others} to join at" in said.read_text()
+    assert (code, took < most) == (must, True), said.read_text()
+    assert "Traceback" not in said.read_text()
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(120)
+def test_processes_that_never_come_are_not_waited_for_without_end(tmp_path, note):
+    process = alone(tmp_path, 2, VITLAB_JOIN_TIMEOUT=12)
+    code = process.wait(100)
+    said = (tmp_path / "log").read_text()
+    note(
+        "process 1 of 2 never comes, VITLAB_JOIN_TIMEOUT=12", f"exit {code}, told: {'in vain for process 1' in said}",
+        "exit 75, told",
+    )  # fmt: skip
+    assert code == 75
+    assert "waited 12 s in vain for process 1 to join" in said and "Traceback" not in said
