@@ -106,24 +106,27 @@ def random_kills(folder, kills=50, seconds=1.2, chain=10, seed=0):
     return {"kills": killed, "runs": runs, "unusable": unusable, "diverged": diverged}
 
 
+def _is_writing(run):
+    return any((run / "checkpoints").glob(".writing*"))
+
+
 def kills_in_writing(folder, kills=20, seed=1):
     """Kill a run while a checkpoint is being written; return kills, torn ``last.ckpt`` and other files left behind."""
     draw = random.Random(seed)
     run = folder / "runs" / "writing"
-    writing = run / "checkpoints" / ".writing"
     whole = twin(folder)
     done = torn = 0
     while done < kills:
         process = start_or_resume(run, slowly)
         for _ in range(draw.randrange(1, 4)):  # of the first few checkpoints, one
-            until(lambda: not writing.exists(), process)
-            until(writing.exists, process, every=0.0005)
+            until(lambda: not _is_writing(run), process)
+            until(lambda: _is_writing(run), process, every=0.0005)
         time.sleep(draw.uniform(0, 0.06))
-        hit = writing.exists()
+        hit = _is_writing(run)
         process.send(signal.SIGKILL)
         code = process.wait()
         assert code == -signal.SIGKILL, process.output()
-        if hit and writing.exists():  # the kill came before the rename
+        if hit and _is_writing(run):  # the kill came before the rename
             done += 1
             torn += not usable(run)
     end = start_or_resume(run)

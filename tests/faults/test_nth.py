@@ -1,9 +1,11 @@
 """The n-th call to the file system fails: a share of all n here, every n with VITLAB_NTH=1."""
 
 import os
+import subprocess
 
 import pytest
-from nth import COMMANDS, loop
+from harness import Process
+from nth import COMMANDS, loop, prepare
 
 SHARE = float(os.environ.get("VITLAB_NTH", 0.2)) * float(os.environ.get("VITLAB_FAULTS_SHARE", 1))
 LONG = {"fit": 0.1, "analyze": 0.1}  # of their thousands of calls, a tenth of the share
@@ -22,3 +24,36 @@ def test_whichever_call_fails_the_command_ends_in_one_line_or_goes_on_rightly(tm
         "0",
     )
     assert not found["wrong"], "\n".join(found["wrong"])
+
+
+WRITERS = {
+    "export to safetensors": ["export", "done", "--to", "safetensors", "-o", "disk/a.safetensors"],
+    "export to onnx": ["export", "done", "--to", "onnx", "-o", "disk/a.onnx"],
+    "export to pt2": ["export", "done", "--to", "pt2", "-o", "disk/a.pt2"],
+    "look": ["look", "done", "--pictures", "2", "-o", "disk/l.html"],
+    "analyze": ["analyze", "cost", "done", "-o", "disk/analysis"],
+    "pack": ["pack", "photos", "disk/packed", "--size", "16", "--num_workers", "0"],
+}
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(600)
+def test_a_full_disk_is_one_line_in_every_command_that_writes(tmp_path, note):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    line = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk]
+    if subprocess.run(line, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system takes privileges")
+    try:
+        prepare(tmp_path)
+        (disk / "fill").write_bytes(bytes(60 * 1024))
+        wrong = []
+        for name, words in WRITERS.items():
+            process = Process(words, tmp_path)
+            code, said = process.wait(120), process.output()
+            if code != 1 or said.count("\n") != 1 or (words[-1] not in said and "disk/" not in said):
+                wrong.append(f"{name}: exit {code}: {said[-300:]}")
+        note(f"a full disk in {', '.join(WRITERS)}", f"{len(wrong)} without exit 1 and one line with the path", "0")
+        assert not wrong, "\n".join(wrong)
+    finally:
+        subprocess.run(["umount", disk], check=False)

@@ -180,3 +180,23 @@ def test_unfinished_files_of_two_processes_have_different_names(tmp_path):
         one.write_text("1")
         other.write_text("2")
     assert (tmp_path / "a.csv").read_text() == "1"
+
+
+def test_a_lock_that_cannot_be_signed_is_not_left_behind(tmp_path, monkeypatch):
+    def full(*words):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space left"):
+        lock.take(tmp_path / ".lock")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_full_disk_is_told_with_the_path_of_the_file(run, fenced):
+    with (
+        pytest.raises(OSError, match=r"results\.json") as error,
+        atomic_write(run.path / "results.json", run.fence if fenced else None),
+    ):
+        raise OSError(28, "No space left on device")
+    assert error.value.filename == str(run.path / "results.json")

@@ -4,7 +4,7 @@ import sys
 import time
 
 from vitlab.config.arguments import CommandParser
-from vitlab.errors import UsageError, printable
+from vitlab.errors import RunFailed, UsageError, printable, what_failed
 
 
 def main(argv: list[str]) -> int:
@@ -36,8 +36,10 @@ def main(argv: list[str]) -> int:
             options.source, options.target, None if options.keep else options.size, options.max_unreadable,
             options.num_workers, options.value_range, options.max_pixels,
         )  # fmt: skip
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise RunFailed(f"{options.target} could not be written: {what_failed(error) or error}") from error
     for path, reason in done["unreadable"].items():
         sys.stdout.write(f"left out {printable(path)}: {reason}\n")
     seconds = time.perf_counter() - started

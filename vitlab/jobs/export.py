@@ -84,10 +84,10 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
     try:
         hints = write(net, network, unfinished)
-    except (SafetensorError, RuntimeError) as error:  # libraries wrap what the system said
+    except (SafetensorError, RuntimeError, OSError) as error:  # libraries wrap what the system said
         if what_failed(error) is None and "I/O error" not in str(error):
             raise
-        reason = what_failed(error) or str(error).rpartition("I/O error: ")[2]
+        reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
     difference = largest_difference(net, read(unfinished, network)) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN

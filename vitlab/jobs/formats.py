@@ -1,6 +1,7 @@
 """The formats of `vitlab export`: how to write a network in each, and how to read it back."""
 
 import inspect
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -140,7 +141,9 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
 
 def _write_pt2(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
     program = torch.export.export(net, (_example(net),), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    torch.export.save(program, path)
+    buffer = io.BytesIO()  # torch's own writer aborts the process when the disk is full
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
     return {}
 
 

@@ -238,8 +238,13 @@ def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
     try:
         yield beside
         os.replace(beside, path)
+    except OSError as error:
+        if error.errno and str(error.filename or beside) == str(beside):  # a full disk has no name
+            error.filename = str(path)
+        raise
     finally:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def as_umask(path: Path) -> None:

@@ -103,6 +103,10 @@ class Fence:
                 raise
             if content is not None:
                 self._kept[path.name] = content
+        except OSError as error:
+            if error.errno and str(error.filename or unfinished) == str(unfinished):  # a full disk has no name
+                error.filename = str(path)
+            raise
         finally:
             with suppress(OSError):
                 unfinished.unlink(missing_ok=True)

@@ -141,7 +141,12 @@ def take(
             continue
         with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
-        claim = Claim(path, fd, guard, on_loss)
+        try:
+            claim = Claim(path, fd, guard, on_loss)
+        except OSError:  # a full disk
+            path.unlink(missing_ok=True)
+            os.close(fd)
+            raise
         if claim.is_owned():
             return claim
         claim.release()  # another worker took it over before it was signed
