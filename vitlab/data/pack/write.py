@@ -70,7 +70,7 @@ def pack(
 
 def _packed_by_another(place: Path, size: int | None, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the facts of a set that another process has finished while this one waited; refuse other settings."""
-    facts, rows = archive.read(place / INDEX)
+    facts, rows = archive.read_rows(place / INDEX)
     ours = json.loads(json.dumps({"size": size, **settings}))
     if differences := [name for name, value in ours.items() if facts[name] != value]:
         raise ValueError(f"{place} was packed meanwhile with another {differences[0]}; choose another name")
