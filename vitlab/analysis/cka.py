@@ -10,8 +10,7 @@ from torch import Tensor
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import block_tokens
+from vitlab.models.walk import Asked, block_tokens
 
 MOST = 256  # images: every pair of them is compared
 QUANTILE = 2.776  # of Student's t with four degrees of freedom: a 95 % interval
@@ -52,7 +51,7 @@ def linear_kernel(x: Tensor) -> Tensor:
     return x @ x.T
 
 
-def layer_kernels(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
     """Return the linear kernels of the tokens before block 0 and after each block."""
     parts = [[tokens.cpu() for tokens in block_tokens(net, images)] for images, _ in batches]
     return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]

@@ -7,16 +7,17 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from vitlab.analysis.attribution.maps import METHODS, predicted
+from vitlab.analysis.attribution.maps import methods_of, predicted
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.vit import VisionTransformer
+from vitlab.errors import UsageError
+from vitlab.models.walk import Asked
 
 MOST = 16  # images
 
 
-def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> VisionTransformer:
+def randomized(net: Asked, blocks: int, tokens: bool = False) -> Asked:
     """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
 
     Args:
@@ -25,13 +26,14 @@ def randomized(net: VisionTransformer, blocks: int, tokens: bool = False) -> Vis
         tokens: Whether tokenizer and positions are random, too.
 
     Example:
+        >>> from vitlab.models.vit import VisionTransformer
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
         >>> other = randomized(net, blocks=1)
         >>> [bool((a.attn.qkv.weight == b.attn.qkv.weight).all()) for a, b in zip(net.blocks, other.blocks)]
         [True, False]
     """
     net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(0)
-    parts: list[nn.Module] = [net.head, net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
+    parts: list[nn.Module] = [net.head or nn.Identity(), net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
     for parameter in (p for part in [*parts, *([net] if tokens else [])] for p in part.parameters()):
         draw = torch.randn(parameter.shape, generator=generator).to(parameter)
         spread = parameter.detach().std() if parameter.numel() > 1 else 0.0
@@ -52,13 +54,15 @@ def analyze_sanity(subject: Subject) -> Finding:
     net, depth = subject.net, len(subject.net.blocks)
     images = torch.cat([batch for batch, _ in subject.batches(limit=min(subject.num_images, MOST))])
     classes = predicted(subject, images, "sanity")
+    if net.head is None:
+        raise UsageError(f"sanity starts at the head, and {subject.kind} does not end in a linear layer")
     stages = {"the head": (0, False), "half the blocks": (-(-depth // 2), False), "all blocks": (depth, False)}
     stages["tokenizer too"] = (depth, True)
-    own = {name: method(net, images, classes) for name, method in METHODS.items()}
+    own = {name: method(net, images, classes) for name, method in methods_of(net).items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
         other = randomized(net, blocks, tokens)
-        for name, method in METHODS.items():
+        for name, method in methods_of(net).items():
             alike = rank_correlation(own[name], method(other, images, classes))
             found = over_images("correlation", alike.numpy())
             rows.append({"map": name, "random": stage, "blocks": blocks, **found, "n": len(images), "step": step})
