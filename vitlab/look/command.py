@@ -51,7 +51,7 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
 
 
 def _page(sources: list[str], view: "View", rest: list[str]) -> str:
-    from vitlab.jobs.subject import NoTransformer, is_elsewhere, subject_at
+    from vitlab.jobs.subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.page import render
 
@@ -59,8 +59,9 @@ def _page(sources: list[str], view: "View", rest: list[str]) -> str:
     subjects: list[Subject] = []
     for source in sources:
         try:
-            subject = subject_at(source, view, rest)[0]
-        except NoTransformer as error:  # its run still has curves
+            changes = rest if len(sources) == 1 or not is_elsewhere(source) else []  # of runs
+            subject = subject_at(source, view, changes)[0]
+        except CannotBeAsked as error:  # its run still has curves
             run = find_run(source)[0]
             runs[run.path.name if run.path.name not in runs else source] = run
             say(f"architecture     left out, as are pictures: {error}")
