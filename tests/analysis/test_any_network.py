@@ -1,7 +1,6 @@
 """Networks without a run: files of ours, official ones by name, timm's."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from small_nets import SMALL, small_net
 from vitlab.cli.main import main
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import NoTransformer, View, check_net, named_subject
+from vitlab.jobs.find_subject import View, named_subject
 from vitlab.models.create import timm_model
 from vitlab.models.sizes import SIZES
 
@@ -136,9 +135,17 @@ def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_pat
     assert '<svg class="vl"' in Path("runs/own/look.html").read_text()
 
 
-def test_a_module_without_a_transformer_is_told_so(monkeypatch):
+@pytest.mark.slow
+def test_a_plain_module_of_ones_own_is_asked_what_it_can_answer(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
-    from userpkg.net import Net
-
-    with pytest.raises(NoTransformer, match=r"of vitlab and of timm can be analyzed, got userpkg.net.Net"):
-        check_net(SimpleNamespace(model=Net()))
+    monkeypatch.chdir(tmp_path)
+    trust, few = "--trust_imports=userpkg", ["--trainer.max_epochs=2", "--trainer.accelerator=cpu"]
+    assert main(["fit", "--model=userpkg.Net", "--data=Digits", *few, trust, "--name=own", "--quiet"]) == 0
+    assert main(["analyze", "errors,knn,cka,attribution,attention", "own", trust]) == 0
+    said = capsys.readouterr().out
+    assert "own (Net) has none" in said and said.count("not done") == 1
+    table = pd.read_csv("runs/own/analysis/cka.csv")
+    assert len(table) == 4  # before and after its first layer
+    assert main(["look", "own", trust]) == 0
+    page = Path("runs/own/look.html").read_text()
+    assert '<svg class="vl"' in page and '"occlusion' in page

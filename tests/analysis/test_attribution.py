@@ -181,7 +181,7 @@ def test_maps_agree_with_captum(method):
 
 
 def test_random_weights_change_what_the_network_made_and_keep_what_the_picture_did(monkeypatch, small_subject):
-    monkeypatch.setattr("vitlab.analysis.attribution.sanity.METHODS", {
+    monkeypatch.setattr("vitlab.analysis.attribution.maps.METHODS", {
         "picture": lambda net, images, classes: images.flatten(1)[:, ::4],
         "occlusion": occlusion,
     })  # fmt: skip

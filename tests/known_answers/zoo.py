@@ -232,6 +232,20 @@ def two_classes_by_patch(patch: int = DECISIVE, count: int = 600) -> Given:
     return Given(pixels, labels, batch_size=64)
 
 
+class OnePatch(torch.nn.Module):
+    """Reads the brightness of one patch of 2 x 2 pixels: no layers, no head, no weights."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        top, left = 2 * (DECISIVE // 4), 2 * (DECISIVE % 4)
+        brightness = images[:, :, top : top + 2, left : left + 2].mean(dim=(1, 2, 3))
+        return torch.stack([-brightness, brightness], dim=1)
+
+
+def one_patch() -> Subject:
+    """No Vision Transformer but a plain module: only patch 9 changes its outputs."""
+    return Subject(OnePatch(), two_classes_by_patch(), name="one patch", num_images=48)
+
+
 def shortcut() -> Subject:
     """Trained on images whose class only the first patch tells: the corner is the shortcut."""
     data = two_classes_by_patch(patch=0)
@@ -303,6 +317,7 @@ ZOO: dict[str, Callable[[], Subject]] = {
         uniform,
         cells_in_tokens,
         dead_heads,
+        one_patch,
         shortcut,
         shuffle_invariant,
         calibrated,

@@ -14,7 +14,7 @@ from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import all_attention_maps, attention_maps
+from vitlab.models.walk import all_attention_maps, attention_maps, heads_of
 
 
 def rollout(maps: Iterable[Tensor]) -> Tensor:
@@ -107,9 +107,10 @@ def _table(name: str, values: Tensor, null: Tensor, uniform: float) -> pd.DataFr
 
 def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uniform: float, unit: str) -> Finding:
     """Measure each head's attention, and that of the same network with shuffled tokens as the null."""
-    values = per_head(subject.net, subject.batches(), measure)
-    with shuffled_tokens(subject.net):
-        null = per_head(subject.net, subject.batches(), measure)
+    net = subject.transformer(name, "tokens that can be shuffled before positions, as a null")
+    values = per_head(net, subject.batches(), measure)
+    with shuffled_tokens(net):
+        null = per_head(net, subject.batches(), measure)
     table = _table(name, values, null, uniform)
     figure, (axes,) = one_axes()
     dots_per_head(axes, table, name)
@@ -134,13 +135,14 @@ def analyze_attention(subject: Subject) -> Finding:
     """
     token = subject.shown_query("attention", "distance or displacement")
     net, images = subject.net, subject.shown()
-    layer = len(net.blocks) - 1 if subject.layer is None else subject.layer
+    depth = len(heads_of(net))
+    layer = depth - 1 if subject.layer is None else subject.layer
     maps = attention_maps(net, images, layer)[:, :, token, net.num_prefix_tokens :]  # (B, A, N)
     heads = range(maps.shape[1]) if subject.head is None else [subject.head]
     named = {f"head {head}": maps[:, head] for head in heads}
     if len(heads) > 1:
         named["mean of heads"] = maps.mean(dim=1)
-    note = f"{token_name(subject)} in layer {layer} of 0..{len(net.blocks) - 1}"
+    note = f"{token_name(subject)} in layer {layer} of 0..{depth - 1}"
     return maps_of_images(subject, images, named, f"attention of the {note}")
 
 
@@ -156,7 +158,9 @@ def analyze_rollout(subject: Subject) -> Finding:
     net, images = subject.net, subject.shown()
     reached = rollout(all_attention_maps(net, images))
     named = {"rollout": reached[:, token, net.num_prefix_tokens :]}
-    return maps_of_images(subject, images, named, f"rollout to the {token_name(subject)} over {len(net.blocks)} layers")
+    return maps_of_images(
+        subject, images, named, f"rollout to the {token_name(subject)} over {len(heads_of(net))} layers"
+    )
 
 
 def analyze_distance(subject: Subject) -> Finding:

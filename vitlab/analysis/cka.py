@@ -12,8 +12,7 @@ from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import CkaTokens, Finding, Subject
 from vitlab.errors import UsageError
-from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import block_tokens
+from vitlab.models.walk import Asked, block_tokens
 
 MOST = 256  # images: every pair of them is compared
 LEAST = 10  # images
@@ -92,9 +91,7 @@ def linear_kernel(x: Tensor) -> Tensor:
     return x @ x.T
 
 
-def layer_kernels(
-    net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]], which: CkaTokens = "mean"
-) -> list[Tensor]:
+def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: CkaTokens = "mean") -> list[Tensor]:
     """Return the linear kernels of the tokens before block 0 and after each block; see :func:`of_images`."""
     prefix = net.num_prefix_tokens
     parts = [[of_images(x, which, prefix).cpu() for x in block_tokens(net, images)] for images, _ in batches]

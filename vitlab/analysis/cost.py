@@ -11,14 +11,19 @@ from torch import Tensor, nn
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.cost import macs_of_modules
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.walk import Asked
 
 BATCHES = (1, 8, 64)
+PARTS = 8  # of a foreign network, the largest
 SECONDS = 0.3  # of measurement for each batch size
 
 
-def parameters_by_part(net: VisionTransformer) -> dict[str, int]:
-    """Return the number of parameters of each part."""
+def parameters_by_part(net: Asked) -> dict[str, int]:
+    """Return the number of parameters of each part: of a foreign network, of each module in it."""
+    if isinstance(net, AnyNetwork):
+        found = {name: sum(p.numel() for p in child.parameters()) for name, child in net.net.named_children()}
+        return _largest(found, sum(p.numel() for p in net.parameters()))
     parts: dict[str, list[nn.Module]] = {
         "tokenizer": [net.tokenizer],
         "positions": [net.pos_embed],
@@ -29,9 +34,11 @@ def parameters_by_part(net: VisionTransformer) -> dict[str, int]:
     return counts | {"the rest": sum(p.numel() for p in net.parameters()) - sum(counts.values())}
 
 
-def macs_by_part(net: VisionTransformer) -> dict[str, int]:
+def macs_by_part(net: Asked) -> dict[str, int]:
     """Return the multiply-adds per image in each part; additions of positions count as none."""
     found = macs_of_modules(net)
+    if isinstance(net, AnyNetwork):
+        return _largest({name: found.get(name, 0) for name, _ in net.net.named_children()}, found[""])
     blocks = range(len(net.blocks))
     counts = {
         "tokenizer": found["tokenizer"],
@@ -41,8 +48,14 @@ def macs_by_part(net: VisionTransformer) -> dict[str, int]:
     return {**counts, "the rest": found[""] - sum(counts.values())}
 
 
+def _largest(counts: dict[str, int], total: int) -> dict[str, int]:
+    kept = {part: n for part, n in sorted(counts.items(), key=lambda pair: -pair[1])[:PARTS] if n}
+    kept = {part: n for part, n in counts.items() if part in kept}
+    return kept | {"the rest": total - sum(kept.values())}
+
+
 @torch.no_grad()
-def images_per_second(net: VisionTransformer, images: Tensor) -> float:
+def images_per_second(net: Asked, images: Tensor) -> float:
     """Return the images per second of the network for batches of ``images``."""
     net(images)
     _wait(images)

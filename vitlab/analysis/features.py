@@ -12,7 +12,7 @@ from vitlab.analysis.intervals import over_draws, share_interval
 from vitlab.analysis.probes import ridge
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.features import knn
-from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import Asked, pooled_features
 
 SHOTS = (1, 5, 10, 25)
 DRAWS = 5  # of the labeled images
@@ -21,9 +21,9 @@ SEEN = "on classes whose labels the network was trained with: nothing of few lab
 
 
 @torch.no_grad()
-def features(net: VisionTransformer, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def features(net: Asked, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the pooled features ``(n, D)`` that the head reads, and the classes ``(n,)``."""
-    found = [(net.pool(net.forward_features(images)).cpu(), labels.cpu()) for images, labels in batches]
+    found = [(pooled_features(net, images).cpu(), labels.cpu()) for images, labels in batches]
     x, y = zip(*found, strict=True)
     return torch.cat(x).double(), torch.cat(y)
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.analysis.figures import bare, grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.models.foreign import AnyNetwork
 from vitlab.tokenizers.build import Tokenizer
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
@@ -34,6 +35,14 @@ def pixel_filters(tokenizer: Tokenizer) -> Tensor:
     )
 
 
+def first_filters(net: AnyNetwork, kind: str) -> Tensor:
+    """Return the filters of a network's first convolution, ``(D, C, p, p)``; refuse one that begins otherwise."""
+    first = next((layer for layer in net.modules() if isinstance(layer, nn.Conv2d)), None)
+    if first is None or first.in_channels != net.in_chans:
+        raise UsageError(f"filters shows linear maps of pixels, and {kind} does not begin with a convolution")
+    return first.weight
+
+
 def analyze_filters(subject: Subject) -> Finding:
     """Show the principal components of the filters, as figure 7 of ViT does.
 
@@ -42,7 +51,8 @@ def analyze_filters(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['component', 'share', 'channel', 'row', 'column', 'weight']
     """
-    filters = pixel_filters(subject.net.tokenizer)
+    net = subject.net
+    filters = first_filters(net, subject.kind) if isinstance(net, AnyNetwork) else pixel_filters(net.tokenizer)
     components, shares = filter_components(filters)
     components, shares = components[:MOST].cpu(), shares[:MOST].cpu()
     columns = min(7, len(components))

@@ -107,7 +107,8 @@ def analyze_position(subject: Subject) -> Finding:
         >>> list(finding.table.columns)
         ['row', 'column', 'other_row', 'other_column', 'cosine', 'norm_ratio', 'norm_ratio_low', 'norm_ratio_high']
     """
-    net, pos_embed = subject.net, subject.net.pos_embed
+    net = subject.transformer("position", "a table of positions")
+    pos_embed = net.pos_embed
     if not isinstance(pos_embed, AddedPosEmbed):
         raise UsageError(
             f"position compares the rows of a table, and pos_embed={subject.pos_embed} has none; use displacement, "
@@ -151,7 +152,8 @@ def analyze_displacement(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:8]
         ['layer', 'head', 'dy', 'dx', 'logit', 'logit_low', 'logit_high', 'position']
     """
-    net, (h, w) = subject.net, subject.net.grid_size
+    net = subject.transformer("displacement", "logits of attention")
+    h, w = net.grid_size
     logit, logit_error, n = profiles(net, subject.batches())
     with shuffled_tokens(net, seed=_draw_of(net)):
         position, error, _ = profiles(net, subject.batches(), two_passes=True)

@@ -182,10 +182,11 @@ def analyze_probe(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:6]
         ['images', 'positions', 'layer', 'accuracy', 'accuracy_low', 'accuracy_high']
     """
+    own = subject.transformer("probe", "positions that can be taken out")
     other = subject.other if subject.other is not None and subject.other.pos_embed == "none" else None
     if other is not None:
         _check_comparable(subject, other)
-    nets = {"with": subject.net, "without": without_positions(subject.net) if other is None else other.net}
+    nets = {"with": own, "without": without_positions(own) if other is None else other.transformer("probe", "tokens")}
     rows = []
     for images in ("validation", "noise"):
         probes = {}
@@ -221,11 +222,9 @@ def analyze_probe(subject: Subject) -> Finding:
 
 def _check_comparable(subject: Subject, other: Subject) -> None:
     """Refuse a baseline with another tokenizer: zero padding at the border reveals positions too."""
-    kinds = [
-        f"{type(s.net.tokenizer).__name__} {s.net.patch_size} {' x '.join(map(str, s.net.grid_size))}"
-        for s in (subject, other)
-    ]
-    weights = [{k: v.shape for k, v in s.net.tokenizer.state_dict().items()} for s in (subject, other)]
+    nets = [each.transformer("probe", "tokens") for each in (subject, other)]
+    kinds = [f"{type(net.tokenizer).__name__} {net.patch_size} {' x '.join(map(str, net.grid_size))}" for net in nets]
+    weights = [{k: v.shape for k, v in net.tokenizer.state_dict().items()} for net in nets]
     if kinds[0] != kinds[1] or weights[0].keys() != weights[1].keys():
         raise UsageError(
             f"probe --against needs a run of the same tokenizer and grid, got {kinds[1]} and {kinds[0]}: else what "

@@ -11,7 +11,10 @@ from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.shift import shifted
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.views.pictures import shape_text
+from vitlab.errors import UsageError
 from vitlab.layers.resample import ResizePolicy
+from vitlab.models.foreign import AnyNetwork
 
 FACTORS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
 Size = tuple[int, int]
@@ -24,6 +27,20 @@ def sizes(img_size: Size, grid_size: Size) -> list[Size]:
     return sorted({img_size if f == 1.0 else size for f, size in zip(FACTORS, found, strict=True) if min(size) > 0})
 
 
+def sizes_taken(subject: Subject) -> list[Size]:
+    """Return those of :func:`sizes` that the network takes; refuse one that takes no other size than its own."""
+    net = subject.net
+    found = sizes(net.img_size, net.grid_size)
+    if isinstance(net, AnyNetwork):
+        found = [size for size in found if net.takes(size)]
+        if found == [net.img_size]:
+            own = shape_text(net.img_size)
+            raise UsageError(
+                f"resolution needs a network that takes several sizes, and {subject.kind} takes only {own}"
+            )
+    return found
+
+
 def patch_sides(img_size: Size, grid_size: Size) -> Size:
     """Return height and width of a cell of the grid, in pixels."""
     return img_size[0] // grid_size[0], img_size[1] // grid_size[1]
@@ -31,6 +48,8 @@ def patch_sides(img_size: Size, grid_size: Size) -> Size:
 
 def policies(subject: Subject) -> tuple[ResizePolicy | None, ...]:
     """Return the ways to resample the network's positions, the default first; (None,) if there is nothing to do."""
+    if isinstance(subject.net, AnyNetwork):
+        return (None,)
     pos_embed = subject.net.pos_embed
     return pos_embed.policies_for(pos_embed.state_dict()) or (None,)
 
@@ -52,7 +71,7 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
     net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed_resize
     steps = patch_sides(net.img_size, net.grid_size)
-    for size in sizes(net.img_size, net.grid_size):
+    for size in sizes_taken(subject):
         pipeline = copy.copy(subject.data.pipeline)
         pipeline.img_size = size
         for policy in policies(subject):

@@ -110,7 +110,8 @@ def analyze_scramble(subject: Subject) -> Finding:
         ['level', 'side', 'blocks', 'repeat', 'acc1', 'acc1_low', 'acc1_high']
     """
     subject.need_classes("scramble")
-    return _measure(subject, "tokens", lambda images, order: scramble_tokens(subject.net, images, order))
+    net = subject.transformer("scramble", "tokens that can be shuffled before positions")
+    return _measure(subject, "tokens", lambda images, order: scramble_tokens(net, images, order))
 
 
 def analyze_scramble_image(subject: Subject) -> Finding:

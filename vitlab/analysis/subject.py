@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeVar, get_args
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.analysis.views.pictures import PreparedPictures, as_tensor
+from vitlab.analysis.views.pictures import PreparedPictures, as_tensor, shape_text
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.data.files.sets import Images
@@ -19,8 +19,9 @@ from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import as_transformer, outputs
+from vitlab.models.walk import Asked, as_asked, heads_of, outputs
 from vitlab.runs.directory import atomic_write
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class Subject:
     """A trained network and the images to analyze it with.
 
     Args:
-        net: The network, of vitlab or of timm; is set to evaluation mode.
+        net: The network: any module that maps images to class scores; is set to evaluation mode. A Vision Transformer
+            of vitlab, or one of timm with an equivalent, can be asked everything, others what they have.
         data: The data set it was trained on, or a function from a PIL image to a normalized ``(C, H, W)``: then
             ``pictures`` are the only images, and have no labels.
         arguments: The arguments it was built with.
@@ -58,9 +60,12 @@ class Subject:
         torch.Size([16, 1, 8, 8])
         >>> Subject(net, lambda image: torch.zeros(1, 8, 8), pictures=[Image.new("L", (9, 9))]).shown().shape
         torch.Size([1, 1, 8, 8])
+        >>> own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        >>> Subject(own, Digits(), num_images=16).outputs().shape
+        torch.Size([16, 10])
     """
 
-    net: VisionTransformer
+    net: Asked
     data: Any
     arguments: dict[str, Any] = field(default_factory=dict)
     name: str = "model"
@@ -78,15 +83,23 @@ class Subject:
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.net = as_transformer(self.net, self.name).eval()
+        if not isinstance(self.net, nn.Module):
+            raise UsageError(f"`net` must be a torch.nn.Module that maps images to outputs, got {self.net!r:.80}")
         if not isinstance(self.data, ImageData):
-            self.data, self.classifies = PreparedPictures(self.data, self.net.img_size, self.net.in_chans), False
+            self.data, self.classifies = PreparedPictures.of(self.data, self.net, self.pictures, self.name), False
+        self.net = as_asked(self.net, self.name, self.data.img_size, self.data.in_chans).eval()
+        takes, made = ((each.in_chans, *each.img_size) for each in (self.net, self.data))
+        if takes != made:
+            raise UsageError(f"{self.name} takes images of {shape_text(takes)}, and its data has {shape_text(made)}")
         if self.pictures is not None:
             self.pictures = as_tensor(self.pictures, self.data)
-        depth, num_heads = len(self.net.blocks), self.net.blocks[0].attn.num_heads  # type: ignore[union-attr]
-        for name, value, count in (("layer", self.layer, depth), ("head", self.head, num_heads)):
-            if value is not None and not 0 <= value < count:  # type: ignore[operator]
-                raise ValueError(f"`--{name}` must lie in 0..{count - 1}, got {value}")  # type: ignore[operator]
+        for name, value, count in (
+            ("layer", self.layer, len(self.net.blocks)),
+            ("head", self.head, max(heads_of(self.net), default=0)),
+        ):
+            if value is not None and not 0 <= value < count:
+                range_of = f"must lie in 0..{count - 1}" if count else f"cannot be chosen, as {self.name} shows none"
+                raise ValueError(f"`--{name}` {range_of}, got {value}")
         (h, w), query = self.net.grid_size, self.query
         if query is not None and not (0 <= query[0] < h and 0 <= query[1] < w):
             raise ValueError(f"`--query` must be a row in 0..{h - 1} and a column in 0..{w - 1}, got {query}")
@@ -98,12 +111,14 @@ class Subject:
     @property
     def pos_embed(self) -> str:
         """The name of the network's position embedding."""
+        if isinstance(self.net, AnyNetwork):
+            return "unknown"
         return choice_text(self.arguments.get("pos_embed", type(self.net.pos_embed).__name__))
 
     @property
     def device(self) -> torch.device:
         """Where the network is."""
-        return next(self.net.parameters()).device
+        return next((value.device for value in (*self.net.parameters(), *self.net.buffers())), torch.device("cpu"))
 
     def batches(
         self, split: SplitName = "val", limit: int | None = None, pipeline: Pipeline | None = None
@@ -218,8 +233,26 @@ class Subject:
         if self.data.targets["kind"] != "class":
             raise UsageError(f"{name} needs class labels, and the images of {self.name} have none")
 
+    def transformer(self, name: str, needs: str) -> VisionTransformer:
+        """Return the network if it is a Vision Transformer of vitlab; refuse another one, naming what it lacks."""
+        if isinstance(self.net, AnyNetwork):
+            raise UsageError(f"{name} needs {needs}, and {self.kind} has none that vitlab can reach")
+        return self.net
+
+    @property
+    def kind(self) -> str:
+        """Name and class of the network, for messages."""
+        return f"{self.name} ({type(self.net.net if isinstance(self.net, AnyNetwork) else self.net).__name__})"
+
     def shown_query(self, name: str, instead: str) -> int:
-        """Return the token whose attention is shown: the class token, or the patch of ``query``."""
+        """Return the token whose attention is shown: the class token, or the patch of ``query``.
+
+        Refuses a network without attention weights, or without the layer that is asked for.
+        """
+        if not (heads := heads_of(self.net)):
+            raise UsageError(f"{name} needs a weight of attention for each pair of tokens, and {self.kind} has none")
+        if self.layer is not None and self.layer >= len(heads):
+            raise UsageError(f"{self.kind} shows the attention of {len(heads)} layers, and `--layer` is {self.layer}")
         if self.query is not None:
             return self.net.num_prefix_tokens + self.query[0] * self.net.grid_size[1] + self.query[1]
         if self.net.cls_token is None:

@@ -14,6 +14,7 @@ from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
 
 QUICK = 64  # images
+MOST_PICTURES = 64  # of --images; most figures show fewer
 
 
 def main(argv: list[str]) -> int:
@@ -38,7 +39,8 @@ def main(argv: list[str]) -> int:
     open_terminal(options.quiet)
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
-        options.split, options.weights, options.img_size, tokens=options.tokens, init_grid=options.init_grid,
+        options.split, options.weights, options.img_size, shown=MOST_PICTURES, tokens=options.tokens,
+        init_grid=options.init_grid,
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
@@ -91,11 +93,15 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("names", metavar="NAME[,NAME...]", help=f"{', '.join(ANALYSES)}; or all, which also writes one page")
     add("run", metavar="RUN", help="run directory, run name, checkpoint in a run, or last; a safetensors file of "
-        "vitlab; with --images also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
+        "vitlab; with --images or --data also timm:NAME, or a name of `vitlab models` with --weights")  # fmt: skip
     add("--weights", metavar="FILE", help="weights of a named network (default: those that timm downloads)")
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
     add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
-    add("--data", metavar="NAME", help="a data set other than the training one, for fewshot and knn")
+    add(
+        "--data",
+        metavar="NAME",
+        help="a data set other than the training one, for fewshot and knn; of a named network: images with classes",
+    )
     add("--root", metavar="DIR", help="folder of that data set")
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
     add("--against", metavar="RUN", help="run to compare with, such as another seed for cka, or one without positions")

@@ -17,18 +17,20 @@ from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
-from vitlab.errors import UsageError
-from vitlab.interface import network, path_of
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.interface import image_fact, network, path_of
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
-from vitlab.jobs.restore import load_checkpoint, restore
+from vitlab.jobs.restore import load_checkpoint, misfit, restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
-from vitlab.models.create import create_model
+from vitlab.models.create import NoCounterpart, create_model
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.load import load_network, load_weights, network_args
 from vitlab.models.sizes import SIZES
-from vitlab.models.walk import as_transformer
-from vitlab.models.weights_file import read_weights
+from vitlab.models.walk import Asked, as_transformer
+from vitlab.models.weights_file import WeightsFile, read_weights
+from vitlab.named_kwargs import full_signature
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
@@ -38,8 +40,8 @@ Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
 
 
-class NoTransformer(UsageError):
-    """The network of the run is not a Vision Transformer."""
+class CannotBeAsked(UsageError):
+    """The network of the run maps no images to outputs that analyses can read."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
         arguments: Command-line arguments that change values of a run's configuration.
     """
     if is_elsewhere(source):
-        subject = named_subject(source, view)
+        subject = named_subject(source, view, arguments)
         return subject, Path("analysis") / subject.name, {"checkpoint": view.weights or source}
     if view.weights or view.img_size or view.init_grid:
         raise UsageError(f"`--weights`, `--img_size` and `--init_grid` are for named networks, and {source} is a run")
@@ -100,10 +102,10 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
     return subject_of(run, checkpoint, arguments, view), run.path / "analysis", weights
 
 
-def named_subject(source: str, view: View) -> Subject:
-    """Build a network that has no run, and prepare the images of ``view`` for it."""
+def named_subject(source: str, view: View, arguments: Sequence[str] = ()) -> Subject:
+    """Build a network that has no run, and prepare the images of ``view`` for it, or the data that are given."""
     changes: dict[str, Any] = {"img_size": view.img_size} if view.img_size else {}
-    transform: Any = None
+    transform, net = None, None
     with user_mistakes():
         if Path(source).is_file():
             if Path(f"{source}.json").is_file():
@@ -119,22 +121,73 @@ def named_subject(source: str, view: View) -> Subject:
             if not grid and changes and file and not file.arguments and source in SIZES:
                 with suppress(ValueError):  # the grid of the network's own image size, if the weights fit it
                     grid = create_model(source, weights=file).grid_size
-            net = create_model(source, weights=file or weights, grid=grid, **changes)
+            try:
+                net = create_model(source, weights=file or weights, grid=grid, **changes)
+            except NoCounterpart as error:
+                net = _foreign(error.theirs, source, view, file)
         name = Path(source).stem if Path(source).is_file() else source.removeprefix("timm:")
-        subject = Subject(net, transform or _prepare(net), name=name, **_fields(view))
+        data = _data_for(net, source, arguments)
+        subject = Subject(net, data or transform or _prepare(net), name=name, **_fields(view))
+        subject.is_elsewhere = data is not None and data.num_classes != subject.net.num_classes
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
 
 
-def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], Tensor]:
-    """Return the transform of timm's weights if the network has them, else the usual one for ImageNet."""
+def _foreign(theirs: Any, source: str, view: View, file: WeightsFile | None) -> AnyNetwork:
+    """Return a network of timm that has no equivalent here, with weights from a file if they are given."""
+    if file is not None:
+        try:
+            theirs.load_state_dict(file.state_dict)
+        except RuntimeError as error:
+            raise misfit(Path(file.path), error) from error
+    elif view.weights:
+        raise UsageError(f"`--weights {view.weights}` is for networks of vitlab: {source} takes a file, or timm's own")
+    in_chans, *size = theirs.pretrained_cfg["input_size"]
+    if view.img_size:
+        size = [view.img_size, view.img_size]
+        if hasattr(theirs, "set_input_size"):
+            theirs.set_input_size(img_size=tuple(size))
+    net = AnyNetwork(theirs, source.removeprefix("timm:"), (size[0], size[1]), in_chans)
+    net.pretrained_cfg = theirs.pretrained_cfg
+    return net
+
+
+def _data_for(net: Any, source: str, arguments: Sequence[str]) -> ImageData | None:
+    """Return the data set of ``--data`` for a network without a run, prepared as its images are; None without one."""
+    given = dict(settings(list(arguments)))
+    name = given.pop("data", None)
+    if name is None and not given:
+        return None
+    others = [key for key in given if not key.startswith("data.")]
+    if name is None or others:
+        raise UsageError(f"`--{next(iter(others or given))}` changes a run, and {source} has none")
+    cls = getattr(vitlab.data, str(name), None)
+    if cls is None:
+        raise UsageError(f'no data set called "{name}"{did_you_mean(str(name), vitlab.data.__all__)}')
+    taken = full_signature(cls).parameters
+    usual = {"img_size": list(net.img_size), "in_chans": net.in_chans, **_images(net, 0.9)}
+    known = {key: value for key, value in usual.items() if key in taken}
+    data: ImageData = cls(**known | {key.removeprefix("data."): value for key, value in given.items()})
+    data.prepare_data()
+    return data
+
+
+def _images(net: Any, crop_pct: float | None) -> dict[str, Any]:
+    """Return how images are prepared for timm's weights if the network has them, else as usual for ImageNet."""
     how: dict[str, Any] = {"mean": IMAGENET[0], "std": IMAGENET[1], "crop_pct": crop_pct}
     how |= {"crop_mode": "center", "interpolation": "bicubic"}
-    how = images_of(net.pretrained_cfg) if getattr(net, "pretrained_cfg", None) else how
+    if getattr(net, "pretrained_cfg", None):
+        how = images_of(net.pretrained_cfg)
+    return how | {name: list(how[name][: net.in_chans]) for name in ("mean", "std")}
+
+
+def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], Tensor]:
+    """Return the transform of :func:`_images`."""
+    how = _images(net, crop_pct)
     pipeline = Pipeline(
         None, net.img_size, "none", None, how["crop_pct"], how["interpolation"], crop_mode=how["crop_mode"]
     )
-    mean, std = (tuple(how[name][: net.in_chans]) for name in ("mean", "std"))
+    mean, std = tuple(how["mean"]), tuple(how["std"])
     return lambda image: pipeline.eval_image(image, (mean, std))
 
 
@@ -146,22 +199,45 @@ def _fields(view: View) -> dict[str, Any]:
 def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -> Subject:
     """Rebuild a run and its data, with the weights of one of its checkpoints."""
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
-    net: Any = network(cli.model)
     with user_mistakes():
-        net = as_transformer(net, f"the network of {run.path}")
+        net: Any = _asked(cli, run)
         data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _transform_of(cli.datamodule, net)
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
             arguments={**network_args(cli.model.hparams), "num_classes": _num_outputs(net)},
             name=run.path.name,
-            classifies=isinstance(cli.model, Classifier) and cli.model.kind == "class",
+            classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_load_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
             **_fields(view),
         )
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
     return subject
+
+
+def _asked(cli: VitlabCLI, run: RunDir) -> Asked:
+    """Return the network of a run as analyses ask it; an own one takes images of the data, or as model.json says."""
+    name, net = f"the network of {run.path}", network(cli.model)
+    try:
+        return as_transformer(net, name)
+    except NoCounterpart:
+        facts: list[Any] = [image_fact(cli.datamodule, key) or run.model.get(key) for key in ("img_size", "in_chans")]
+        if not all(facts):
+            raise CannotBeAsked(
+                f"{name} does not say what images it takes: give {path_of(cli.datamodule)} `img_size` and `in_chans`"
+            ) from None
+        try:
+            return AnyNetwork(net, name, (facts[0][0], facts[0][1]), facts[1])
+        except UsageError as error:
+            raise CannotBeAsked(str(error)) from error
+
+
+def _classifies(task: Any, data: Any, net: Asked) -> bool:
+    """Return whether the outputs are scores of the data's classes; for an own module, by their number."""
+    if isinstance(task, Classifier) or path_of(task).startswith("vitlab."):
+        return getattr(task, "kind", None) == "class" and isinstance(task, Classifier)
+    return isinstance(data, ImageData) and data.targets["kind"] == "class" and data.num_classes == _num_outputs(net)
 
 
 def _load_decoder(task: Any, checkpoint: Path) -> Any:
@@ -190,10 +266,8 @@ def _rebuild(run: RunDir, checkpoint: Path, rest: Sequence[str], has_pictures: b
         if not has_pictures:
             raise
         cli = restore(run, checkpoint, rest, default_root_dir=str(run.path))
-        check_net(cli)
         _check_size(cli, run)
         return cli
-    check_net(cli)
     _check_size(cli, run)
     if not isinstance(cli.datamodule, ImageData):
         return restore(run, checkpoint, rest, default_root_dir=str(run.path))
@@ -217,15 +291,9 @@ def _training_size(run: RunDir, given: dict[str, Any]) -> list[str]:
     return [f"--data.{name}={json.dumps(value)}" for name, value in sizes.items()]
 
 
-def check_net(cli: VitlabCLI) -> None:
-    """Refuse a module whose network is not a Vision Transformer."""
-    net = network(cli.model)
-    if not has_grid(cli.model) and not type(net).__module__.startswith("timm."):
-        own = path_of(cli.model) if net is cli.model else f"{path_of(net)} as `net` of {path_of(cli.model)}"
-        raise NoTransformer(f"only Vision Transformers of vitlab and of timm can be analyzed, got {own}")
-
-
 def _num_outputs(net: Any) -> int:
+    if isinstance(net, AnyNetwork):
+        return net.num_classes
     shapes = [parameter.shape for parameter in net.head.parameters()]
     return shapes[-1][0] if shapes else 0
 

@@ -58,7 +58,7 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
 
 def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
-    from vitlab.jobs.find_subject import NoTransformer, is_elsewhere, subject_at
+    from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
     from vitlab.look.page import render
 
@@ -66,8 +66,9 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     subjects: list[Subject] = []
     for source in sources:
         try:
-            subject = subject_at(source, view, rest)[0]
-        except NoTransformer as error:  # its run still has curves
+            changes = rest if len(sources) == 1 or not is_elsewhere(source) else []  # of runs
+            subject = subject_at(source, view, changes)[0]
+        except CannotBeAsked as error:  # its run still has curves
             run = find_run(source)[0]
             runs[run.path.name if run.path.name not in runs else source] = run
             say(f"architecture     left out, as are pictures: {error}")

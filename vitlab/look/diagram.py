@@ -1,15 +1,19 @@
 """Draw the architecture of a network, with the shapes of its tensors."""
 
 from html import escape
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 
 from vitlab.analysis.views.token_layers import split_features
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.walk import Asked
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 WIDE, HIGH, GAP, LEFT, SIDE = 300, 46, 26, 30, 140  # pixels: a box, the way between two, the borders
+MOST_STEPS = 24  # of a foreign network; the last ones
 STYLE = """<style>
 .vl{color:#1c2024}@media (prefers-color-scheme:dark){.vl{color:#e6e7ea}}
 .vl text{font:13px system-ui,sans-serif;fill:currentColor}.vl .s{font-size:11px;opacity:.75}
@@ -83,7 +87,22 @@ def _side(value: object) -> str:
     return " x ".join(map(str, value)) if isinstance(value, tuple | list) else f"{value} x {value}"
 
 
-def architecture(net: VisionTransformer, name: str = "") -> str:
+def _steps_of_any(net: AnyNetwork) -> list[Box]:
+    """Return the steps of another network: its layers, those of one class and shape together."""
+    (H, W), colors = net.img_size, "abcd"
+    steps = [Box("image", f"{net.in_chans} channel{'s' * (net.in_chans > 1)}", "e", f"{net.in_chans} x {H} x {W}")]
+    rows = [(key, [*group]) for key, group in groupby(net.layers, key=lambda layer: (layer.kind, layer.shape))]
+    if len(rows) > MOST_STEPS:
+        steps.append(Box("...", f"{len(rows) - MOST_STEPS} more steps", "e", ""))
+    for i, ((kind, shape), layers) in enumerate(rows[-MOST_STEPS:]):
+        where = layers[0].name + (f" to {layers[-1].name}" if len(layers) > 1 else "")
+        title = f"{len(layers)} {kind}" if len(layers) > 1 else kind
+        words = where if len(where) <= 44 else f"{where[:41]}..."
+        steps.append(Box(title, words, colors[i % len(colors)], " x ".join(map(str, shape))))
+    return [*steps, Box("head", "linear" if net.head_name else "not linear", "d", f"{net.num_classes}")]
+
+
+def architecture(net: Asked, name: str = "") -> str:
     """Return an SVG drawing of a network from image to outputs.
 
     Args:
@@ -95,10 +114,10 @@ def architecture(net: VisionTransformer, name: str = "") -> str:
         >>> "65 x 48" in architecture(net)
         True
     """
-    steps = steps_of(net)
+    steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net)
     height = 40 + len(steps) * (HIGH + GAP)
     count = sum(p.numel() for p in net.parameters())
-    title = escape(f"{name or type(net).__name__}: {count:,} parameters")
+    title = escape(f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}: {count:,} parameters")
     parts = [
         f'<svg class="vl" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDE + SIDE} {height}" '
         f'width="{LEFT + WIDE + SIDE}" role="img" aria-label="{title}">{STYLE}',

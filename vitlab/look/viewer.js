@@ -42,7 +42,7 @@ function shown(net, layer) { // the head that is chosen, or the mean of all
 }
 function large(net) { // the large map: its values, size, and whether it has a sign; null for colors
   const { depth, grid } = nets[net].shape, one = nets[net].pictures[state.picture];
-  if (state.map === ATTENTION) return [...shown(net, Math.min(state.layer, depth - 1)), false];
+  if (state.map === ATTENTION) return depth === 0 ? null : [...shown(net, Math.min(state.layer, depth - 1)), false];
   return state.map in one.maps ? [read(net, state.picture, state.map), grid, one.maps[state.map].signed] : null;
 }
 function range(maps, signed = false) { // one for all maps: attention from 0, signed ones with 0 in the middle
@@ -89,6 +89,7 @@ function numberUnderPointer(net, n, map) {
     if (layer >= net.shape.depth || head >= net.shape.heads) return "";
     return place("layer " + layer + ", head " + head + ", ", ...attention(n, layer, head));
   }
+  if (!map && !(state.map in net.pictures[state.picture].colors)) return "this network has no such map";
   return map && state.over ? place("", map[0], map[1]) : map ? "point at a patch to read its number" : "";
 }
 function place(before, values, [h, w]) {
@@ -116,11 +117,11 @@ function draw() {
     net.bar.firstChild.textContent = number(scale[0]);
     net.bar.lastChild.textContent = number(scale[1]);
     net.tiles.forEach((tile, i) => paint(tile, ...tiles[n][i], common));
-    net.common.textContent = "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
+    net.common.textContent = net.shape.depth === 0 ? "no attention with a weight for each pair of patches" : "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
     net.said.textContent = net.pictures[state.picture].said;
     net.number.textContent = numberUnderPointer(net, n, map);
   });
-  const what = state.at ? "seen from the marked patch" : nets[0].pictures[0].token ? "seen from the class token" : "seen from the middle";
+  const what = state.at ? "seen from the marked patch" : nets.some((net) => net.pictures[0].token) ? "seen from the class token" : "seen from the middle";
   document.getElementById("said").textContent = state.map === ATTENTION ? "layer " + state.layer + ", " + what : "";
   document.getElementById("map").value = state.map;
   document.getElementById("layer").value = state.layer;
@@ -135,11 +136,14 @@ function build() {
     button.setAttribute("aria-label", "picture " + (i + 1));
     el("img", button, { src: one.src, alt: "" });
   });
-  for (const name of [ATTENTION, ...Object.keys(nets[0].pictures[0].maps)]) el("option", select, { value: name, textContent: name });
-  for (const name of Object.keys(nets[0].pictures[0].colors)) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
+  const all = (what) => new Set(nets.flatMap((net) => Object.keys(net.pictures[0][what]))); // maps of any network
+  const names = [...(nets.some((net) => net.shape.depth > 0) ? [ATTENTION] : []), ...all("maps")];
+  state.map = names[0] ?? ATTENTION;
+  for (const name of names) el("option", select, { value: name, textContent: name });
+  for (const name of all("colors")) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
   select.onchange = () => { state.map = select.value; draw(); };
   const layer = document.getElementById("layer");
-  layer.max = Math.max(...nets.map((net) => net.shape.depth)) - 1;
+  layer.max = Math.max(1, ...nets.map((net) => net.shape.depth)) - 1;
   layer.value = state.layer = Number(layer.max);
   const head = document.getElementById("head"), most = Math.max(...nets.map((net) => net.shape.heads));
   for (let i = -1; i < most; i++) el("option", head, { value: i, textContent: i < 0 ? "mean of heads" : i });

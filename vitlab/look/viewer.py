@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import METHODS, SIGNED, caught_maps, occlusion
+from vitlab.analysis.attribution.maps import SIGNED, caught_maps, methods_of, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import block_tokens, outputs
+from vitlab.models.walk import Asked, heads_of, outputs, placed_tokens
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
 PASSES = 2_400  # of occlusion for all pictures; where it takes more, neighboring patches are covered together
@@ -36,35 +37,66 @@ def pictures_of(
     scores = outputs(net, images)
     classes, has_head = scores.argmax(dim=1), net.num_classes > 1
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
-    tokens = block_tokens(net, images)
-    layers = sorted({0, len(net.blocks) // 2, len(net.blocks)})
-    colors = {str(i): pca_colors(tokens[i][:, net.num_prefix_tokens :])[0] for i in layers}
+    colors = _colors(net, images)
     names = subject.class_names
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
-        with torch.no_grad(), caught_maps(net) as caught:
-            net(images[i : i + 1])
-        attention = torch.stack([each[0] for each in caught])  # (depth, A, L, L)
         k, share = int(classes[i]), float(scores[i].softmax(dim=0).max())
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
         entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
-        entry |= {
-            "cells": packed(pooled(attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :], net, query, key))
-        }
-        if net.num_prefix_tokens:
-            entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
+        if (attention := _attention(net, images[i : i + 1])) is not None:
+            cells = attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :]
+            entry["cells"] = packed(pooled(cells, net, query, key))
+            if net.num_prefix_tokens:
+                entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
         entry["maps"] = {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
         entry["colors"] = {name: _base64((each[i] * 255).round().to(torch.uint8)) for name, each in colors.items()}
         found.append(entry)
     return found
 
 
-def _maps(net: VisionTransformer, images: Tensor, classes: Tensor, has_gradients: bool) -> dict[str, Tensor]:
+def _attention(net: Asked, image: Tensor) -> Tensor | None:
+    """Return the attention of all layers for one image, ``(depth, A, L, L)``; None if the network has none to show."""
+    if not seen_heads(net):
+        return None
+    with torch.no_grad():
+        if isinstance(net, AnyNetwork):
+            return torch.stack([maps[0] for maps in net.attention(image)])
+        with caught_maps(net) as caught:
+            net(image)
+    return torch.stack([each[0] for each in caught])
+
+
+def seen_heads(net: Asked) -> list[int]:
+    """Return the number of heads of each layer; empty where layers differ, which the viewer does not show.
+
+    Example:
+        >>> seen_heads(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
+        [3, 3]
+    """
+    return found if len(set(found := heads_of(net))) == 1 else []
+
+
+def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
+    """Return the colors of the features before, half way through and after the blocks, ``(B, N, 3)`` on the grid."""
+    tokens = placed_tokens(net, images)
+    there = [i for i, found in enumerate(tokens) if found is not None and len(found[0][0]) > 1]
+    colors = {}
+    for i in sorted({there[0], there[len(there) // 2], there[-1]}) if there else []:
+        features, grid = tokens[i]  # type: ignore[misc]
+        found = pca_colors(features)[0].unflatten(1, grid).permute(0, 3, 1, 2)
+        name = str(i - len(tokens) + 1 + len(net.blocks))
+        colors[name] = F.interpolate(found, net.grid_size, mode="nearest").flatten(2).transpose(1, 2)
+    return colors
+
+
+def _maps(net: Asked, images: Tensor, classes: Tensor, has_gradients: bool) -> dict[str, Tensor]:
     """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page."""
-    names = list(METHODS) if has_gradients else ["attention", "rollout"]
-    found = {name: METHODS[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
-    if net.global_pool != "token":  # the class token's row is not what the head reads
-        found = {"attention that the head reads": METHODS["attention"](net, images, classes)} | found
+    methods = methods_of(net)
+    names = [name for name in methods if has_gradients or name == "rollout"]
+    found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
+    if isinstance(net, VisionTransformer) and net.global_pool != "token":  # the class token's row is not what it reads
+        found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
     if has_gradients:
         h, w = net.grid_size
         side = next(
@@ -79,8 +111,8 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     """Return the sizes that the viewer needs to decode the maps."""
     net = subject.net
     query, key = pools(net, count, budget)
-    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
-    sizes = {"depth": len(net.blocks), "heads": heads, "grid": [h, w]}
+    (h, w), heads = net.grid_size, seen_heads(net)
+    sizes = {"depth": len(heads), "heads": max(heads, default=0), "grid": [h, w]}
     return sizes | {
         "query": [-(-h // query), -(-w // query)],
         "key": [-(-h // key), -(-w // key)],
@@ -88,7 +120,7 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     }
 
 
-def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
+def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
     """Return the pooling factors for queries and keys that keep the maps within the budget.
 
     Example:
@@ -96,15 +128,15 @@ def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
         >>> pools(net, count=1, budget=BUDGET), pools(net, count=12, budget=BUDGET)
         ((2, 1), (2, 2))
     """
-    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
+    h, w = net.grid_size
     for query, key in POOLS:
         cells = -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key)
-        if len(net.blocks) * int(heads) * cells * count * 2 <= budget:  # type: ignore[arg-type]
+        if sum(seen_heads(net)) * cells * count * 2 <= budget:
             break
     return query, key
 
 
-def pooled(maps: Tensor, net: VisionTransformer, query: int, key: int) -> Tensor:
+def pooled(maps: Tensor, net: Asked, query: int, key: int) -> Tensor:
     """Pool ``(depth, A, N, N)`` attention over queries and keys to ``(depth, A, n, m)``."""
     (h, w), lead = net.grid_size, maps.shape[:2]
     rows = F.avg_pool2d(maps.flatten(0, 2).unflatten(1, (1, h, w)), key, ceil_mode=True).flatten(1)  # (depth A N, m)

@@ -4,6 +4,7 @@ import torch
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 
 
@@ -31,7 +32,7 @@ def count_macs(model: VisionTransformer, img_size: tuple[int, int] | None = None
     return macs_of_modules(model, img_size)[""]
 
 
-def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None = None) -> dict[str, int]:
+def macs_of_modules(model: VisionTransformer | AnyNetwork, img_size: tuple[int, int] | None = None) -> dict[str, int]:
     """Return :func:`count_macs` of each module by name, such as ``blocks.0.attn``; the whole network is ``""``.
 
     Example:
@@ -40,6 +41,8 @@ def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None =
         >>> macs["tokenizer"], macs["blocks.0.mlp"]
         (28901376, 58097664)
     """
+    if isinstance(model, AnyNetwork):
+        return _macs_of_any(model)
     full = _AllTokens(model)
     state = {**dict(full.named_parameters()), **dict(full.named_buffers())}
     meta = {name: torch.empty_like(value, device="meta") for name, value in state.items()}
@@ -51,6 +54,23 @@ def macs_of_modules(model: VisionTransformer, img_size: tuple[int, int] | None =
     macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
     prefix = "_AllTokens.model."
     return {"": macs["Global"]} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
+
+
+def _macs_of_any(model: AnyNetwork) -> dict[str, int]:
+    """Return the multiply-adds of a network that may not run on the meta device: of one pass of an image."""
+    value = next(model.parameters(), torch.zeros(()))
+    counter, trained = FlopCounterMode(display=False), [p for p in model.parameters() if p.requires_grad]
+    for parameter in trained:  # the counter fails where a parameter itself enters a module
+        parameter.requires_grad_(False)
+    try:
+        with torch.no_grad(), counter:
+            model(torch.zeros(1, model.in_chans, *model.img_size, dtype=value.dtype, device=value.device))
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+    macs = {name: sum(counts.values()) // 2 for name, counts in counter.get_flop_counts().items()}
+    prefix = "AnyNetwork.net."
+    return {"": macs.get("Global", 0)} | {k.removeprefix(prefix): n for k, n in macs.items() if k.startswith(prefix)}
 
 
 class _AllTokens(torch.nn.Module):

@@ -26,6 +26,23 @@ _UNSEEN = (  # arguments that the shapes in a state dict do not show
 )
 
 
+class NoCounterpart(ValueError):
+    """A network of another library that this one has no equivalent of.
+
+    Args:
+        message: What is missing here.
+        theirs: The network.
+
+    Example:
+        >>> NoCounterpart("it has no blocks", nn.Identity()).theirs
+        Identity()
+    """
+
+    def __init__(self, message: str, theirs: nn.Module) -> None:
+        super().__init__(message)
+        self.theirs = theirs
+
+
 def create_model(
     name: str | None = None,
     *,
@@ -149,7 +166,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
     if type(theirs) not in (TimmViT, Eva, Beit, NaFlexVit):
         reason = "its VisionTransformer, Eva, Beit and NaFlexVit have one"
         reason = "it has a distillation token and a head of its own" if hasattr(theirs, "dist_token") else reason
-        raise ValueError(f"timm's {type(theirs).__name__} has no counterpart here: {reason}")
+        raise NoCounterpart(f"timm's {type(theirs).__name__} has no counterpart here: {reason}", theirs)
     block: Any = theirs.blocks[0]
     norm, act = _known_layers(theirs)
     scales = [getattr(block, name, None) for name in ("ls1", "gamma_1")]
@@ -187,7 +204,8 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     """Return our names of timm's normalization and activation; refuse layers that do not exist here."""
     block, embed = theirs.blocks[0], getattr(theirs, "patch_embed", None) or theirs.embeds
     if type(block).__name__ not in ("Block", "EvaBlock"):
-        raise ValueError(f"this network of timm has no counterpart here: it has block_fn={type(block).__name__}")
+        reason = f"it has block_fn={type(block).__name__}"
+        raise NoCounterpart(f"this network of timm has no counterpart here: {reason}", theirs)
     norms = {"LayerNorm": "layernorm", "RmsNorm": "rmsnorm"}
     acts = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "QuickGELU": "quick_gelu", "ReLU": "relu", "SiLU": "silu"}
     norm, act = type(block.norm1).__name__, type(getattr(block.mlp, "act", None)).__name__
@@ -208,7 +226,7 @@ def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
     }
     if any(missing.values()):
         names = ", ".join(name for name, is_missing in missing.items() if is_missing)
-        raise ValueError(f"this network of timm has no counterpart here: it has {names}")
+        raise NoCounterpart(f"this network of timm has no counterpart here: it has {names}", theirs)
     return norms[norm], acts[act]
 
 
@@ -230,5 +248,6 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
         built = {k: file.arguments.get(k, defaults[k].default) for k in asked}
         changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)
         reason = f"build yours with {changes}" if changes else "it has parts that do not exist here"
-        raise ValueError(f"{file.path} of timm computes something else than this network with its weights: {reason}")
+        what = f"{file.path} of timm computes something else than this network with its weights"
+        raise NoCounterpart(f"{what}: {reason}", theirs)
     return ours

@@ -9,27 +9,54 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.create import same_network, timm_file
+from vitlab.layers.resample import Grid
+from vitlab.models.create import NoCounterpart, same_network, timm_file
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
+
+Asked = VisionTransformer | AnyNetwork  # what analyses ask
 
 
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
     """Return a network of vitlab unchanged, and convert one of timm to the equivalent network of vitlab.
 
     Raises:
-        ValueError: For a network of another library, or one of timm without an equivalent here.
+        NoCounterpart: For a network of another library, or one of timm without an equivalent here.
 
     Example:
         >>> from vitlab.models.create import timm_model
         >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
         (10, 10)
     """
-    if hasattr(theirs, "grid_size"):
-        return theirs  # type: ignore[return-value]
+    theirs = getattr(theirs, "_orig_mod", theirs)  # of a compiled one
+    if isinstance(theirs, VisionTransformer):
+        return theirs
     if not type(theirs).__module__.startswith("timm."):
         kind = type(theirs).__name__
-        raise ValueError(f"only Vision Transformers of vitlab and timm can be analyzed, and {name} is a {kind}")
+        raise NoCounterpart(f"{name} must be a Vision Transformer of vitlab or timm, and is a {kind}", theirs)
     return same_network(theirs, timm_file(theirs, name), {}).train(theirs.training)
+
+
+def as_asked(theirs: nn.Module, name: str, img_size: tuple[int, int], in_chans: int) -> Asked:
+    """Return a network as :func:`as_transformer` does, and one without equivalent as :class:`AnyNetwork`.
+
+    Args:
+        theirs: The network.
+        name: What it is called in messages.
+        img_size: Height and width of its images.
+        in_chans: Channels of its images.
+
+    Example:
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 10))
+        >>> as_asked(net, "mine", (8, 8), 3).num_classes
+        10
+    """
+    if isinstance(theirs, AnyNetwork):
+        return theirs
+    try:
+        return as_transformer(theirs, name)
+    except NoCounterpart:
+        return AnyNetwork(theirs, name, img_size, in_chans)
 
 
 def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
@@ -49,7 +76,7 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
     return inputs
 
 
-def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
+def attention_maps(net: Asked, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
     """Return the attention of block ``layer`` for ``(B, C, H, W)`` images, ``(B, A, L, L)``; each row sums to 1.
 
     Example:
@@ -58,12 +85,14 @@ def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients
         >>> maps.shape, maps.requires_grad
         (torch.Size([1, 3, 17, 17]), True)
     """
+    if isinstance(net, AnyNetwork):
+        return net.attention(images)[layer]
     x = attention_inputs(net, images, gradients)[layer]
     with torch.set_grad_enabled(gradients):
         return net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
 
 
-def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
+def all_attention_maps(net: Asked, images: Tensor) -> Iterator[Tensor]:
     """Yield the attention of each block for ``(B, C, H, W)`` images in one pass, ``(B, A, L, L)`` per block.
 
     Example:
@@ -71,6 +100,9 @@ def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tenso
         >>> [maps.shape for maps in all_attention_maps(net, torch.randn(1, 3, 32, 32))]
         [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
     """
+    if isinstance(net, AnyNetwork):
+        yield from net.attention(images)
+        return
     positions = net.positions(images)
     for layer, x in enumerate(attention_inputs(net, images)):
         with torch.no_grad():
@@ -99,14 +131,18 @@ def attention_logits(
         yield logits
 
 
-def block_tokens(net: VisionTransformer, images: Tensor, gradients: bool = False) -> list[Tensor]:
+def block_tokens(net: Asked, images: Tensor, gradients: bool = False) -> list[Tensor]:
     """Return the ``(B, L, D)`` tokens that enter the first block, then those that leave each block.
+
+    In a network that is no Vision Transformer, L and D differ between layers.
 
     Example:
         >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
         >>> [x.shape for x in block_tokens(net, torch.randn(1, 3, 32, 32))]
         [torch.Size([1, 17, 48]), torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
     """
+    if isinstance(net, AnyNetwork):
+        return net.tokens(images)
     with torch.set_grad_enabled(gradients):
         pos_embed = net.positions(images)
         tokens = [net.embed(images, pos_embed)]
@@ -115,7 +151,46 @@ def block_tokens(net: VisionTransformer, images: Tensor, gradients: bool = False
     return tokens
 
 
-def outputs(net: VisionTransformer, images: Tensor) -> Tensor:
+def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None]:
+    """Return the patch tokens of :func:`block_tokens`, ``(B, h w, D)``, with their grid (h, w); None without places.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=1, num_heads=3)
+        >>> [(tokens.shape, grid) for tokens, grid in placed_tokens(net, torch.randn(1, 3, 32, 32))]
+        [(torch.Size([1, 16, 48]), (4, 4)), (torch.Size([1, 16, 48]), (4, 4))]
+    """
+    tokens = block_tokens(net, images)
+    if isinstance(net, AnyNetwork):
+        grids = [(stage.seen, stage.num_prefix_tokens) for stage in net.stages]
+    else:
+        grids = [(net.grid_size, net.num_prefix_tokens)] * len(tokens)
+    return [None if grid is None else (x[:, prefix:], grid) for x, (grid, prefix) in zip(tokens, grids, strict=True)]
+
+
+def pooled_features(net: Asked, images: Tensor) -> Tensor:
+    """Return the features that the head reads, ``(B, D)``.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> pooled_features(net, torch.randn(2, 3, 32, 32)).shape
+        torch.Size([2, 48])
+    """
+    return net.features(images) if isinstance(net, AnyNetwork) else net.pool(net.forward_features(images))
+
+
+def heads_of(net: Asked) -> list[int]:
+    """Return the number of heads of each layer whose attention can be seen.
+
+    Example:
+        >>> heads_of(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
+        [3, 3]
+    """
+    if isinstance(net, AnyNetwork):
+        return net.attention_heads
+    return [block.get_submodule("attn").num_heads for block in net.blocks]  # type: ignore[misc]
+
+
+def outputs(net: Asked, images: Tensor) -> Tensor:
     """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs, 32 at a time, without gradients.
 
     Example:

@@ -11,12 +11,11 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from vitlab.analysis.attribution.fillings import FILLINGS, deleted
-from vitlab.analysis.attribution.maps import METHODS, predicted
+from vitlab.analysis.attribution.maps import methods_of, predicted
 from vitlab.analysis.figures import COLORS, MARKERS, curves, finish
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import outputs
+from vitlab.models.walk import Asked, outputs
 
 SHARES = (0.0, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 1.0)  # of the patches; the same from both ends
 DRAWS = 2  # random orders, each from both ends
@@ -27,13 +26,13 @@ Method = Callable[..., Tensor]
 Values = dict[str, Tensor]  # (B,) of each map
 
 
-def probability(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def probability(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the probability of each image's class, ``(B,)``."""
     return outputs(net, images).softmax(dim=1).gather(1, classes[:, None])[:, 0].double().cpu()
 
 
 def taken_away(
-    net: VisionTransformer, images: Tensor, values: Tensor, classes: Tensor, filling: Tensor, ends: Sequence[Tensor]
+    net: Asked, images: Tensor, values: Tensor, classes: Tensor, filling: Tensor, ends: Sequence[Tensor]
 ) -> Tensor:
     """Return the classes' probabilities while patches go, largest of ``(B, N)`` values first, ``(B, shares)``.
 
@@ -76,7 +75,7 @@ def analyze_faithfulness(subject: Subject) -> Finding:
     images = torch.cat([batch for batch, _ in subject.batches(limit=min(subject.num_images, MOST))])
     classes = predicted(subject, images, "faithfulness")
     fillings = {name: fill(net, images) for name, fill in FILLINGS.items()}
-    maps = {name: _in_parts(net, images, classes, method).cpu() for name, method in METHODS.items()}
+    maps = {name: _in_parts(net, images, classes, method).cpu() for name, method in methods_of(net).items()}
     found = [_under(net, images, classes, maps, name, filling) for name, filling in fillings.items()]
     table = pd.DataFrame([{**row, "n": len(images)} for rows in found for row in rows])
     note = (
@@ -87,7 +86,7 @@ def analyze_faithfulness(subject: Subject) -> Finding:
 
 
 def _under(
-    net: VisionTransformer, images: Tensor, classes: Tensor, maps: Values, name: str, filling: Tensor
+    net: Asked, images: Tensor, classes: Tensor, maps: Values, name: str, filling: Tensor
 ) -> list[dict[str, Any]]:
     """Return the rows of one filling: the curve of each map in both orders, and each pair of maps."""
     draws = torch.rand(DRAWS + 1, *next(iter(maps.values())).shape, generator=torch.Generator().manual_seed(0))
@@ -171,7 +170,7 @@ def _names(names: Sequence[Any]) -> str:
     return ", ".join(names[:-1]) + " and " * (len(names) > 1) + names[-1] if len(names) else "none"
 
 
-def _in_parts(net: VisionTransformer, images: Tensor, classes: Tensor, method: Method) -> Tensor:
+def _in_parts(net: Asked, images: Tensor, classes: Tensor, method: Method) -> Tensor:
     return torch.cat([method(net, x, k) for x, k in zip(images.split(16), classes.split(16), strict=True)])
 
 

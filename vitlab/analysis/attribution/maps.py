@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.analysis.attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import outputs
+from vitlab.models.walk import Asked, outputs
 
 STEPS = 32  # of the path of integrated gradients
 
@@ -100,7 +100,7 @@ def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) ->
     return read_out(net, rollout(weighted))
 
 
-def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+def integrated_gradients(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean color, by patch.
 
     A patch has the sum over its pixels; all of them add up to the output less that of the mean color.
@@ -109,11 +109,14 @@ def integrated_gradients(net: VisionTransformer, images: Tensor, classes: Tensor
     for step in range(STEPS):
         with torch.enable_grad():
             x = (images * ((step + 0.5) / STEPS)).detach().requires_grad_()
-            total += torch.autograd.grad(net(x).gather(1, classes[:, None]).sum(), x)[0] / STEPS
+            found = net(x).gather(1, classes[:, None]).sum()
+            if not found.requires_grad:
+                raise UsageError("integrated gradients need an output with a gradient, and this network gives none")
+            total += torch.autograd.grad(found, x)[0] / STEPS
     return by_patch(net, images * total)
 
 
-def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
+def occlusion(net: Asked, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
     """Return the decrease of the class's probability when a patch gets the mean color, for each patch.
 
     After Zeiler and Fergus 2014 (arXiv:1311.2901).
@@ -135,19 +138,19 @@ def occlusion(net: VisionTransformer, images: Tensor, classes: Tensor, side: int
     return torch.stack(found)
 
 
-def cells(net: VisionTransformer, values: Tensor) -> Tensor:
+def cells(net: Asked, values: Tensor) -> Tensor:
     """Map ``(B, N)`` values of patches to ``(B, 1, H, W)``: each pixel has its patch's."""
     return F.interpolate(values.unflatten(1, net.grid_size)[:, None], net.img_size, mode="nearest")
 
 
-def by_patch(net: VisionTransformer, pixels: Tensor) -> Tensor:
+def by_patch(net: Asked, pixels: Tensor) -> Tensor:
     """Map ``(B, C, H, W)`` values of pixels to their sums over each patch, ``(B, N)``."""
     gray = pixels.sum(dim=1, keepdim=True)
     area = gray.shape[2] * gray.shape[3] / (net.grid_size[0] * net.grid_size[1])
     return F.adaptive_avg_pool2d(gray, net.grid_size).flatten(1) * area
 
 
-METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
+METHODS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "attention": last_attention,
     "rollout": attention_rollout,
     "gradient rollout": gradient_rollout,
@@ -157,18 +160,30 @@ METHODS: dict[str, Callable[[VisionTransformer, Tensor, Tensor], Tensor]] = {
 }
 
 
+OF_ANY = ("integrated gradients", "occlusion")  # need outputs alone
 SIGNED = ("integrated gradients", "occlusion")  # a patch can speak against the class
+
+
+def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
+    """Return the maps that a network has: all six of a Vision Transformer, those that need outputs alone of others.
+
+    Example:
+        >>> from vitlab.models.foreign import AnyNetwork
+        >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
+        ['integrated gradients', 'occlusion']
+    """
+    return {name: method for name, method in METHODS.items() if name in OF_ANY or isinstance(net, VisionTransformer)}
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
     """Return the predicted class of each image, ``(B,)``; refuse a network without outputs."""
-    if subject.net.num_classes < 2 or isinstance(subject.net.head, torch.nn.Identity):
+    if subject.net.num_classes < 2 or isinstance(subject.net.head, nn.Identity):
         raise UsageError(f"{name} needs class scores, and {subject.name} has no classification head")
     return outputs(subject.net, images).argmax(dim=1)
 
 
 def analyze_attribution(subject: Subject) -> Finding:
-    """Show six attribution maps for the predicted class; those that have a sign are drawn beside the images.
+    """Show the maps of :func:`methods_of` for the predicted class; those that have a sign are drawn beside the images.
 
     Example:
         >>> finding = analyze_attribution(subject)
@@ -177,7 +192,7 @@ def analyze_attribution(subject: Subject) -> Finding:
     """
     images = subject.shown()
     classes = predicted(subject, images, "attribution")
-    named = {name: method(subject.net, images, classes) for name, method in METHODS.items()}
+    named = {name: method(subject.net, images, classes) for name, method in methods_of(subject.net).items()}
     names = subject.class_names
     titles = [f"as {names[k]}"[:24] if k < len(names) else f"as class {k}" for k in classes.tolist()]
     return maps_of_images(subject, images, named, "maps of the predicted class", titles, SIGNED)

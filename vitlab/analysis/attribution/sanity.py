@@ -7,17 +7,18 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from vitlab.analysis.attribution.maps import METHODS, predicted
+from vitlab.analysis.attribution.maps import methods_of, predicted
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.vit import VisionTransformer
+from vitlab.errors import UsageError
+from vitlab.models.walk import Asked
 
 MOST = 16  # images
 DRAWS = 5  # of random weights
 
 
-def randomized(net: VisionTransformer, blocks: int, tokens: bool = False, seed: int = 0) -> VisionTransformer:
+def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> Asked:
     """Return a copy whose head and last ``blocks`` blocks have random weights of the same mean and spread.
 
     Args:
@@ -27,13 +28,14 @@ def randomized(net: VisionTransformer, blocks: int, tokens: bool = False, seed: 
         seed: Seed of the weights.
 
     Example:
+        >>> from vitlab.models.vit import VisionTransformer
         >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2)
         >>> other = randomized(net, blocks=1)
         >>> [bool((a.attn.qkv.weight == b.attn.qkv.weight).all()) for a, b in zip(net.blocks, other.blocks)]
         [True, False]
     """
     net, generator = copy.deepcopy(net).eval(), torch.Generator().manual_seed(seed)
-    parts: list[nn.Module] = [net.head, net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
+    parts: list[nn.Module] = [net.head or nn.Identity(), net.norm, *list(net.blocks)[len(net.blocks) - blocks :]]
     for parameter in (p for part in [*parts, *([net] if tokens else [])] for p in part.parameters()):
         draw = torch.randn(parameter.shape, generator=generator).to(parameter)
         spread = parameter.detach().std() if parameter.numel() > 1 else 0.0
@@ -55,15 +57,17 @@ def analyze_sanity(subject: Subject) -> Finding:
     net, depth = subject.net, len(subject.net.blocks)
     images = torch.cat([batch for batch, _ in subject.batches(limit=min(subject.num_images, MOST))])
     classes = predicted(subject, images, "sanity")
+    if net.head is None:
+        raise UsageError(f"sanity starts at the head, and {subject.kind} does not end in a linear layer")
     stages = {"the head": (0, False), "half the blocks": (-(-depth // 2), False), "all blocks": (depth, False)}
     stages["tokenizer too"] = (depth, True)
-    own = {name: method(net, images, classes) for name, method in METHODS.items()}
+    own = {name: method(net, images, classes) for name, method in methods_of(net).items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):
-        alike: dict[str, list[Tensor]] = {name: [] for name in METHODS}
+        alike: dict[str, list[Tensor]] = {name: [] for name in own}
         for seed in range(DRAWS):
             other = randomized(net, blocks, tokens, seed)
-            for name, method in METHODS.items():
+            for name, method in methods_of(net).items():
                 alike[name].append(rank_correlation(own[name], method(other, images, classes)))
         for name, each in alike.items():
             found = over_draws("correlation", torch.stack(each).numpy())

@@ -21,7 +21,7 @@ def analyze_heads(subject: Subject) -> Finding:
     (h, w), (pixels,) = net.grid_size, subject.pixels(images).numpy()
     maps = [each[0] for each in all_attention_maps(net, images)]
     rows = []
-    figure, axes = grid_of_axes(len(maps), 1 + len(maps[0]), size=1.1)
+    figure, axes = grid_of_axes(len(maps), 1 + max(map(len, maps)), size=1.1)
     for layer, heads in enumerate(maps):
         picture(axes[layer, 0], pixels)
         axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=7)

@@ -1,5 +1,7 @@
 """Patch features as colors."""
 
+import math
+
 import pandas as pd
 import torch
 from torch import Tensor
@@ -7,7 +9,8 @@ from torch import Tensor
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.models.walk import block_tokens
+from vitlab.errors import UsageError
+from vitlab.models.walk import placed_tokens
 
 
 def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,15 +43,21 @@ def analyze_pca(subject: Subject) -> Finding:
         ['image', 'layer', 'row', 'column', 'red', 'green', 'blue', 'share']
     """
     net, images = subject.net, subject.shown(8)
-    (h, w), depth = net.grid_size, len(net.blocks)
-    layers = sorted({0, depth // 3, 2 * depth // 3, depth}) if subject.layer is None else [subject.layer + 1]
-    tokens = block_tokens(net, images)
+    tokens = dict(enumerate(placed_tokens(net, images), start=len(net.blocks)))
+    tokens = {i - len(tokens) + 1: found for i, found in tokens.items()}  # by the number of blocks passed
+    there = [i for i, found in tokens.items() if found is not None and math.prod(found[1]) > 1]
+    layers = sorted({there[k * (len(there) - 1) // 3] for k in range(4)}) if there else []
+    if subject.layer is not None:
+        layers = [subject.layer + 1] if subject.layer + 1 in there else []
+    if not layers:
+        raise UsageError(f"pca needs features that have a place in the image, and {subject.kind} shows none there")
     figure, axes = grid_of_axes(len(images), 1 + len(layers), size=1.6)
     rows = []
     for i, pixels in enumerate(subject.pixels(images).numpy()):
         picture(axes[i, 0], pixels, "image" if i == 0 else "")
     for j, layer in enumerate(layers, start=1):
-        colors, shares = pca_colors(tokens[layer][:, net.num_prefix_tokens :])
+        features, (h, w) = tokens[layer]  # type: ignore[misc]
+        colors, shares = pca_colors(features)
         for i, each in enumerate(colors):
             title = f"{layer} blocks passed\n{float(shares.sum()):.0%} of variance" if i == 0 else ""
             picture(axes[i, j], each.view(h, w, 3).numpy(), title)

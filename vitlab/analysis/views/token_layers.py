@@ -58,7 +58,7 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
 
 def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
     """Return the T2T tokenizer; refuse a network with another tokenizer."""
-    tokenizer = subject.net.tokenizer
+    tokenizer = subject.transformer(name, "T2T's token layers").tokenizer
     if not isinstance(tokenizer, T2TTokenizer) or len(tokenizer.splits) < 2:
         kind = choice_text(subject.arguments.get("tokenizer", type(tokenizer).__name__))
         raise UsageError(f"{name} needs T2T's token layers, and tokenizer={kind} has none; use attention")

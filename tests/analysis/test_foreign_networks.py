@@ -1,0 +1,221 @@
+"""Networks that are no Vision Transformer of vitlab: every analysis takes them or refuses in one line."""
+
+import importlib
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from small_nets import small_net
+from torch import nn
+
+from vitlab.analysis import ANALYSES
+from vitlab.analysis.subject import Subject
+from vitlab.cli.main import main
+from vitlab.data.known.digits import Digits
+from vitlab.errors import UsageError
+from vitlab.look.page import render
+from vitlab.models.foreign import AnyNetwork
+from vitlab.models.walk import all_attention_maps, block_tokens, pooled_features
+
+
+def timms(name, **arguments):
+    import timm
+
+    return timm.create_model(name, num_classes=10, in_chans=1, **arguments)
+
+
+def hugging_face(num_channels=1, **arguments):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    config = transformers.ViTConfig(image_size=32, patch_size=8, num_labels=10, num_channels=num_channels, **sizes)
+    return transformers.ViTForImageClassification(config)
+
+
+NETWORKS = {  # what builds it, the side of its images, how many analyses it takes at least
+    "resnet": (lambda: timms("resnet10t", channels=(8, 8, 16, 16), stem_width=8), 32, 15),
+    "convnext": (lambda: timms("convnext_atto", depths=(1, 1, 2, 1), dims=(8, 8, 16, 16)), 32, 15),
+    "swin": (
+        lambda: timms("swin_tiny_patch4_window7_224", img_size=28, window_size=7, embed_dim=8, depths=(1, 2),
+                      num_heads=(2, 2)), 28, 14),
+    "cait": (lambda: timms("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=16, num_heads=2, depth=2), 32, 14),
+    "hugging face": (hugging_face, 32, 17),
+}  # fmt: skip
+
+
+def subject_of(name):
+    make, side, _ = NETWORKS[name]
+    torch.manual_seed(0)
+    return Subject(make(), Digits(img_size=side, batch_size=32), name=name, num_images=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name):
+    subject, done = subject_of(name), []
+    for analysis, (path, *_) in ANALYSES.items():
+        module, function = path.split(":")
+        try:
+            finding = getattr(importlib.import_module(module), function)(subject)
+        except UsageError as error:
+            assert "\n" not in str(error) and name in str(error)
+            continue
+        assert len(finding.table) and finding.note
+        done.append(analysis)
+    assert len(done) >= NETWORKS[name][2], done
+    page = render("page", {}, [Subject(small_net(), Digits(), name="vit"), subject], pictures=2)
+    vit, other = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
+    assert vit["shape"]["depth"] == 2 and len(other["pictures"]) == 2
+    assert {"integrated gradients", "occlusion"} <= set(other["pictures"][0]["maps"])
+    assert ("cells" in other["pictures"][0]) == (name == "hugging face") == (other["shape"]["depth"] > 0)
+    assert page.count('<svg class="vl"') == 2
+
+
+def test_features_are_what_the_head_reads_and_tokens_what_the_layers_return():
+    import timm
+
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", channels=(8, 8, 16, 16), stem_width=8, num_classes=7).eval()
+    asked, images = AnyNetwork(net, "resnet", (64, 64), 3), torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        maps = net.forward_features(images)
+        torch.testing.assert_close(pooled_features(asked, images), net.forward_head(maps, pre_logits=True))
+        torch.testing.assert_close(block_tokens(asked, images)[-1], maps.flatten(2).transpose(1, 2))
+        torch.testing.assert_close(asked(images), net(images))
+    assert [layer.name for layer in asked.layers] == ["layer1.0", "layer2.0", "layer3.0", "layer4.0"]
+    assert [layer.grid for layer in asked.layers] == [(16, 16), (8, 8), (4, 4), (2, 2)]
+    assert block_tokens(asked, images)[1].shape == (3, 14 * 14, 8)  # 16 x 16, averaged
+
+
+@pytest.mark.parametrize("of", ["torch", "timm", "hugging face"])
+def test_attention_of_others_is_what_their_queries_and_keys_say(of):
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 32, 32)
+    if of == "torch":
+        from torchvision.models import VisionTransformer
+
+        net = VisionTransformer(32, 8, 2, 2, 24, 48, num_classes=10).eval()
+        layer = net.encoder.layers[0]
+        weight, bias = layer.self_attention.in_proj_weight, layer.self_attention.in_proj_bias
+        where, norm = layer, layer.ln_1
+    elif of == "timm":
+        import timm
+
+        net = timm.create_model("deit_tiny_distilled_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=2,
+                                num_heads=2, num_classes=10).eval()  # fmt: skip
+        where, norm = net.blocks[0], net.blocks[0].norm1
+        weight, bias = where.attn.qkv.weight, where.attn.qkv.bias
+    else:
+        net = hugging_face(num_channels=3).eval()
+        where = net.vit.layers[0] if hasattr(net.vit, "layers") else net.vit.encoder.layer[0]
+        norm, own = where.layernorm_before, dict(where.named_modules())
+        parts = [next(m for k, m in own.items() if k.endswith(end)) for end in ("q_proj", "k_proj")]
+        weight, bias = torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
+    caught = []
+    hook = where.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
+    with torch.no_grad():
+        net(images)
+        hook.remove()
+        q, k = (norm(caught[0]) @ weight.T + bias)[..., :48].unflatten(2, (2, 2, 12)).permute(2, 0, 3, 1, 4)
+        expected = (q @ k.transpose(2, 3) / 12**0.5).softmax(dim=3)
+        asked = AnyNetwork(net, of, (32, 32), 3)
+        before = asked(images)
+        found = list(all_attention_maps(asked, images))
+        torch.testing.assert_close(asked(images), before)  # as before
+    assert len(found) == 2 and asked.num_prefix_tokens == (2 if of == "timm" else 1)
+    torch.testing.assert_close(found[0], expected, atol=1e-5, rtol=1e-4)
+
+
+class NoForward(nn.Module):
+    pass
+
+
+class Pair(nn.Module):
+    def forward(self, images):
+        return images.mean(dim=(2, 3)), images
+
+
+class Fixed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3 * 16 * 16, 2)
+
+    def forward(self, images):
+        return self.head(images.flatten(1))
+
+
+def made(side):
+    return lambda image: torch.zeros(3, side, side)
+
+
+WRONG = {
+    "no module": (lambda images: images, made(16), "`net` must be a torch.nn.Module that maps images to outputs"),
+    "no forward": (NoForward(), made(16), "its class NoForward has no `forward`"),
+    "a tuple": (Pair(), made(16), r"must return class scores, a tensor \(B, K\) or `logits`, and returns a tuple"),
+    "another size": (Fixed(), made(32), "does not take images of 3 x 32 x 32 .*: give a transform, or --img_size"),
+    "a transform of nothing": (Fixed(), lambda image: image, r"must make a normalized \(C, H, W\) of a picture"),
+    "no transform": (Fixed(), 3, "needs a data set or a function that prepares an image, got 3"),
+}
+
+
+@pytest.mark.parametrize(("net", "transform", "message"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_asked_is_refused_in_a_line(net, transform, message):
+    with pytest.raises(UsageError, match=message) as error:
+        Subject(net, transform, pictures=[Image.new("RGB", (20, 20))])
+    assert "\n" not in str(error.value)
+
+
+def test_pictures_of_another_size_are_refused_in_a_line():
+    with pytest.raises(UsageError, match=r"`pictures` must be \(B, 1, 8, 8\), got 2 x 1 x 9 x 9"):
+        Subject(small_net(), Digits(), pictures=torch.zeros(2, 1, 9, 9))
+    with pytest.raises(UsageError, match="becomes 1 x 9 x 9, and must become 1 x 8 x 8: end the transform with"):
+        Subject(small_net(), lambda image: torch.zeros(1, 9, 9), pictures=[Image.new("L", (20, 20))])
+    with pytest.raises(UsageError, match="takes images of 1 x 8 x 8, and its data has 1 x 12 x 12"):
+        Subject(small_net(), Digits(img_size=12))
+
+
+def test_layers_of_any_architecture_are_its_blocks():
+    import torchvision
+
+    found = AnyNetwork(torchvision.models.mobilenet_v3_small(), "mobilenet", (64, 64), 3)
+    assert [layer.kind for layer in found.layers] == ["InvertedResidual"] * 11
+    plain = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 2))
+    assert [layer.name for layer in AnyNetwork(plain, "plain", (8, 8), 1).layers] == ["0", "2"]
+    assert AnyNetwork(torchvision.models.squeezenet1_1(), "fire", (64, 64), 3).head is None
+
+
+@pytest.fixture
+def small_resnet(monkeypatch):
+    import timm
+
+    def build(name, pretrained):
+        torch.manual_seed(0)
+        return timm.create_model("resnet10t", channels=(8, 8, 8, 8), stem_width=8, num_classes=2).eval()
+
+    monkeypatch.setattr("vitlab.models.create.timm_model", build)
+
+
+@pytest.mark.slow
+def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for kind in ("a", "b"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        for i in range(50):
+            pixels = np.random.default_rng(i).integers(256, size=(40, 50, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / kind / f"{i}.png")
+    small = ["timm:resnet10t", "--img_size", "12", "--num_images", "10"]
+    assert main(["analyze", "all", *small, "--images", "photos/a"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in ANALYSES]
+    done = {line.split(" ")[0] for line in lines if "not done" not in line}
+    assert done == {"attribution", "faithfulness", "sanity", "pca", "cka", "filters", "cost"} and len(lines) == 27
+    few = "errors,confusion,calibration,knn,fewshot,shift,resolution,scramble_image"
+    assert main(["analyze", few, *small, "--data", "ImageFolder", "--root", "photos", "--data.num_workers=0"]) == 0
+    assert "not done" not in capsys.readouterr().out
+    assert pd.read_csv("analysis/resnet10t/confusion.csv")["class"].tolist() == ["a", "b"]
+    assert main(["analyze", "attribution", *small, "--images", "photos/a", "--model.depth=3"]) == 2
+    assert "`--model.depth` changes a run, and timm:resnet10t has none" in capsys.readouterr().err
+    assert main(["look", "timm:resnet10t", "--img_size", "12", "--images", "photos/a", "--pictures", "2"]) == 0
+    assert "BasicBlock" in (tmp_path / "look.html").read_text()
