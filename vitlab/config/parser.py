@@ -30,7 +30,7 @@ from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.guesses import as_typed
 from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
 from vitlab.config.strategies import check_name
-from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
+from vitlab.config.trust import allowed_imports, refuse_secrets
 from vitlab.contract import deals_samples, image_fact
 from vitlab.errors import UsageError
 from vitlab.layers.precision import let_convolutions_follow
@@ -87,7 +87,7 @@ class VitlabCLI(LightningCLI):
         parts = [v for _, v in settings(args) if str(v).endswith((".yaml", ".yml")) and Path(str(v)).is_file()]
         self.contents = [read_yaml(path) for path in [*config_paths(args), *parts]]
         refuse_secrets({k: v for content in self.contents for k, v in flatten(content).items()} | dict(settings(args)))
-        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,

@@ -70,7 +70,9 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
     if "loading state_dict" not in str(error):
         raise error
     differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
-    return UsageError(f"{checkpoint} does not fit the network of the configuration: {differences}")
+    return UsageError(
+        f"{checkpoint or 'the given object'} does not fit the network of the configuration: {differences}"
+    )
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:

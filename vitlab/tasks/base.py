@@ -101,6 +101,17 @@ class Task(Named, FastHookName, L.LightningModule):
         self.grad_norm: Tensor | None = None  # of the last step if gradients are clipped; on the device
         self._stream_seed = 0
 
+    def on_built(self) -> None:
+        """Remember the initial weights, so that it can be told whether somebody has changed them."""
+        self._built = self._weights_seen()
+
+    def is_as_built(self) -> bool:
+        """Return whether all weights are still the initial ones."""
+        return self._built == self._weights_seen()
+
+    def _weights_seen(self) -> list[tuple[int, int]]:
+        return [(id(p), 0 if p.is_inference() else p._version) for p in self.parameters()]
+
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         return self.in_units(self.net(images))
