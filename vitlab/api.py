@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
-LINKED = ("img_size", "in_chans", "num_classes", "targets")  # arguments of a model that the data fill in
-
 
 def fit(
     config: PathLike | Sequence[PathLike] | None = None,
@@ -149,6 +147,8 @@ def _described(key: Literal["model", "data"], part: Any, has_config: bool) -> di
         has_config: Whether there is a configuration, of which no argument must be left.
     """
     import lightning as L
+
+    from vitlab.contract import LINKED
 
     if part is None or isinstance(part, str):
         return {} if part is None else {key: part}

@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+LINKED = ("img_size", "in_chans", "num_classes", "targets")  # arguments of a module that the data fill in
+
 
 class Weighted(NamedTuple):
     """A training batch with a loss weight per sample; weights have mean 1 over the training split."""

@@ -96,13 +96,11 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
 
 def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
-    data, net, pipeline = run.data, cli.model.net, cli.datamodule.pipeline
+    data, net = run.data, cli.model.net
     prepared = {
         "shape": ["batch", net.in_chans, *net.img_size],
         "values": "(x - mean) / std of x in [0, 1]",
-        "mean": data["mean"],
-        "std": data["std"],
-        **{name: getattr(pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")},
+        **cli.datamodule.preparation(),
     }
     return {
         "run": run.path.resolve().name,
