@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from vitlab.config.images import find_images
 from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
+from vitlab.contract import transform_of
 from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import check_parts_of_vitlab, restore
+from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
@@ -55,9 +56,7 @@ def load_trained(source: str) -> Loaded:
         return _load_checkpoint(path)
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
-    check_parts_of_vitlab(cli, "vitlab.load")
-    net = cli.model.network_in_units() if isinstance(cli.model, Regressor) else cli.model.net
-    return Loaded(net.eval(), cli.datamodule.eval_transform)
+    return Loaded(network_of(cli.model).eval(), transform_of(cli.datamodule))
 
 
 def _load_timm(net: nn.Module) -> Loaded:

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.config.parser import VitlabCLI, user_mistakes
 from vitlab.config.trust import check_import
-from vitlab.contract import network, path_of
+from vitlab.contract import answering, network
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.rebuilt import Rebuilt
@@ -23,6 +23,8 @@ from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.runs.directory import RunDir
 from vitlab.runs.shards import read_checkpoint
+from vitlab.tasks import Regressor
+from vitlab.tasks.base import Task
 
 
 def restore(
@@ -96,8 +98,8 @@ def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
     return content
 
 
-def check_parts_of_vitlab(cli: VitlabCLI, what: str) -> None:
-    """Refuse a run whose network or data are not vitlab's."""
-    for part, known in ((cli.model, has_grid(cli.model)), (cli.datamodule, isinstance(cli.datamodule, ImageData))):
-        if not known:
-            raise UsageError(f"`{what}` only supports networks and data sets of vitlab, got {path_of(part)}")
+def network_of(task: Any) -> Any:
+    """Return what maps images to outputs in their own units: the network of a task of vitlab, or see `answering`."""
+    if isinstance(task, Regressor):
+        return task.network_in_units()
+    return task.net if isinstance(task, Task) else answering(task)

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import lightning as L
 import torch
@@ -133,7 +133,7 @@ class Task(Named, FastHookName, L.LightningModule):
                 f"{type(self).__name__} was built for other images than {type(data).__name__} has, and its weights "
                 f"have been changed since: build it with {wanted}"
             )
-        twin = type(self)(*args, **given, **news, **({"targets": targets} if targets else {}))
+        twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
         vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
 
     def forward(self, images: Tensor) -> Tensor:
@@ -172,7 +172,8 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = self.train_sums
-        if hasattr(data := getattr(self.trainer, "datamodule", None), "preparation"):
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "preparation"):
             checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
