@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +16,7 @@ from vitlab.objects import written
 from vitlab.run import Overrides, PathLike, Run
 
 if TYPE_CHECKING:
+    from vitlab.ablation.file.spec import Ablation
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
@@ -121,21 +122,25 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
     return load_trained(os.fspath(source))
 
 
-def ablate(file: PathLike, trust_command: bool = False, trust_imports: Sequence[str] = ()) -> "Lab":
+def ablate(
+    file: "PathLike | Mapping[str, Any] | Ablation", trust_command: bool = False, trust_imports: Sequence[str] = ()
+) -> "Lab":
     """Return the ablation that a file describes, to ``plan``, ``run`` and ``report``.
 
     >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence.
+        file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence;
+            or what such a file holds, in which levels may be classes and objects: it becomes
+            ``runs/ablations/NAME/ablation.yaml``.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
         trust_imports: Packages of yours that class paths of the file may import.
     """
     from vitlab.ablation.lab import Lab
 
     trust(trust_imports)
-    return Lab(os.fspath(file), trust_command=trust_command)
+    return Lab(os.fspath(file) if isinstance(file, str | os.PathLike) else file, trust_command=trust_command)
 
 
 def _described(key: Literal["model", "data"], part: Any, has_config: bool) -> dict[str, Any]:
