@@ -77,9 +77,10 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
     names = " or ".join(f"{k.__module__.removeprefix('torch.nn.modules.')}.{k.__name__}" for k in kinds)
     if not module and not isinstance(found, type):
         near = [*words, *(n for n in dir(space) if isinstance(c := getattr(space, n), type) and issubclass(c, kinds))]
-        rule = f"must be one of {', '.join(words)}" if words else f"must name a class of {home}"
-        more = (f"any class of {home}, " if words and home else "") + "a class path such as mypkg.Mine"
-        raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}; or {more}")
+        named = f"must be one of {', '.join(words)}, " if words else "must be "
+        library = f"any class of {home}, " if words and home else f"a class of {home} " if home else ""
+        rule = f"{named}{library}or a class path such as mypkg.Mine"
+        raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}")
     if module == "__main__" and found is None:
         raise ValueError(
             f"`{key}`: {name} was defined in a notebook or script: define it here too or, if you trust the run, "

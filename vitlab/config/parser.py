@@ -194,6 +194,8 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
             root, text = inner, f"{type(inner).__name__}: {inner}"  # from a constructor of the user's
+        if "backend found" in text or "Accelerator` can not run" in text:  # Lightning's words have no way out
+            text = "`trainer.accelerator`: this machine has no such device; use auto, which takes what there is, or cpu"
         raise UsageError(as_typed(" ".join(text.split()), of_model)) from error
 
 

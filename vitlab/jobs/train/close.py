@@ -1,13 +1,14 @@
 """Close a finished run: write weights and results, print the last lines."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from vitlab.contract import fingerprint
+from vitlab.contract import fingerprint, recipe
 from vitlab.data.base import ImageData
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
@@ -16,6 +17,9 @@ from vitlab.models.weights_file import weights_digest
 from vitlab.runs.directory import atomic_write
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.shards import read_checkpoint
+from vitlab.tasks import Classifier
+
+FAR = 10  # times the loss of guessing, above which a loss has exploded
 
 
 def log_summary(job: Job) -> None:
@@ -55,9 +59,25 @@ def close(job: Job, seconds: float) -> None:
         facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
         job.run.update("results.json", val={**values, **facts})
         lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
+    lines += divergence(job)
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
+
+
+def divergence(job: Job) -> list[str]:
+    """Return a remark if the last loss, of validation if there is one, is far above that of guessing, or the first."""
+    rows = job.run.rows()
+    name = next((name for name in ("val/loss", "train/loss") if any(name in row for row in rows)), "")
+    if not (losses := [row[name] for row in rows if name in row]):
+        return []
+    classes = getattr(job.data, "num_classes", 0) if isinstance(job.task, Classifier) else 0
+    first, what = (math.log(classes), "guessing") if classes > 1 else (losses[0], "the start")
+    if losses[-1] <= FAR * max(first, 0.1) and math.isfinite(losses[-1]):
+        return []
+    lr = recipe(job.task).get("lr")
+    way_out = f"; model.lr={lr:g} may be too large" if isinstance(lr, int | float) else ""
+    return [f"note  the loss exploded: {name} {losses[-1]:.4g} against {first:.3g} of {what}{way_out}"]
 
 
 def metrics_text(values: dict[str, float], images: str) -> str:
