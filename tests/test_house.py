@@ -37,6 +37,8 @@ GROUND = {
     "errors",
     "lazy",
     "lightning_overhead",
+    "notebook",
+    "objects",
     "packed_batch",
     "ranges",
     "runs",

@@ -11,13 +11,14 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 
 
-def test_there_are_five():
+def test_there_are_six():
     names = [
         "1_attention",
         "2_position_embeddings",
         "3_vision_transformer",
         "4_tokens_to_token",
         "5_your_first_ablation",
+        "6_your_own_parts",
     ]
     assert [path.stem for path in NOTEBOOKS] == names
 
@@ -49,11 +50,11 @@ def test_the_page_of_a_notebook_has_all_that_it_says_now(path):
     assert page.count(f"]({path.stem}_") == len(list((FOLDER.parent / "docs/notebooks").glob(f"{path.stem}_[0-9]*.*")))
 
 
-SELDOM = [pytest.param(path, marks=pytest.mark.rare) for path in NOTEBOOKS[1:-1]]
+SELDOM = [pytest.param(path, marks=pytest.mark.rare) for path in [*NOTEBOOKS[1:4], *NOTEBOOKS[5:]]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [NOTEBOOKS[0], *SELDOM], ids=["1", "2", "3", "4"])
+@pytest.mark.parametrize("path", [NOTEBOOKS[0], *SELDOM], ids=["1", "2", "3", "4", "6"])
 def test_a_notebook_runs(path):  # the fifth starts twenty processes: `make notebooks`
     pytest.importorskip("nbmake", reason="pip install -e '.[notebooks]'")
     command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "--timeout=600", str(path)]

@@ -2,16 +2,21 @@
 
 import os
 import signal
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from inspect import signature
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Literal
 
+from vitlab.class_paths import name_and_args
 from vitlab.config.arguments import as_arguments
 from vitlab.config.options import FitOptions, Policy
-from vitlab.config.trust import trust
-from vitlab.errors import Stopped
+from vitlab.config.trust import trust, trust_classes
+from vitlab.errors import Stopped, UsageError
+from vitlab.objects import written
 from vitlab.run import Overrides, PathLike, Run
 
 if TYPE_CHECKING:
+    from vitlab.ablation.file.spec import Ablation
     from vitlab.ablation.lab import Lab
     from vitlab.jobs.load import Loaded
 
@@ -20,6 +25,8 @@ def fit(
     config: PathLike | Sequence[PathLike] | None = None,
     overrides: Overrides | None = None,
     *,
+    model: Any = None,
+    data: Any = None,
     name: str | None = None,
     run_dir: PathLike | None = None,
     resume: PathLike | None = None,
@@ -35,7 +42,11 @@ def fit(
 
     Args:
         config: File, shipped name such as ``t2t``, or several of them; later ones override.
-        overrides: Dotted keys and values that change the configuration, as ``{"model.pos_embed": "rope2d"}``.
+        overrides: Dotted keys and values that change the configuration, as ``{"model.pos_embed": "rope2d"}``; a value
+            may be a class or an object, as in ``{"model.pos_embed": Coordinates}``.
+        model: A LightningModule, as an object, which starts with its weights; or its class or a
+            :class:`functools.partial` of it, which starts with those of the seed. It replaces that of ``config``.
+        data: A LightningDataModule, likewise.
         name: Name of the run, whose directory is ``runs/NAME``; None makes one from date, config, seed and a hash.
         run_dir: Directory of the run, instead of ``name``.
         resume: Run to continue exactly from its last checkpoint.
@@ -62,6 +73,9 @@ def fit(
 
     trust(trust_imports)
     files = [config] if isinstance(config, str | os.PathLike) else list(config or ())
+    if resume and not (model is None and data is None):
+        raise UsageError("`resume` continues a run as it is: leave out `model` and `data`")
+    parts = {**_described("model", model, bool(files)), **_described("data", data, bool(files))}
     words = [word for file in files for word in ("--config", os.fspath(file))]
     options = FitOptions(
         name=name,
@@ -73,9 +87,10 @@ def fit(
         init_grid=",".join(map(str, init_grid)) if init_grid else None,
         overwrite=overwrite,
         quiet=quiet,
+        start=_weights_of(model),
     )
     try:
-        return Run(train([*words, *as_arguments(overrides)], options).path)
+        return Run(train([*words, *as_arguments(parts), *as_arguments(overrides)], options).path)
     except Stopped as stopped:
         if stopped.args[0] == signal.SIGINT:
             raise KeyboardInterrupt from stopped
@@ -107,21 +122,66 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
     return load_trained(os.fspath(source))
 
 
-def ablate(file: PathLike, trust_command: bool = False, trust_imports: Sequence[str] = ()) -> "Lab":
+def ablate(
+    file: "PathLike | Mapping[str, Any] | Ablation", trust_command: bool = False, trust_imports: Sequence[str] = ()
+) -> "Lab":
     """Return the ablation that a file describes, to ``plan``, ``run`` and ``report``.
 
     >>> [arm.name for arm in ablate("position_embeddings/probe").ablation.arms]
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence.
+        file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence;
+            or what such a file holds, in which levels may be classes and objects: it becomes
+            ``runs/ablations/NAME/ablation.yaml``.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
         trust_imports: Packages of yours that class paths of the file may import.
     """
     from vitlab.ablation.lab import Lab
 
     trust(trust_imports)
-    return Lab(os.fspath(file), trust_command=trust_command)
+    return Lab(os.fspath(file) if isinstance(file, str | os.PathLike) else file, trust_command=trust_command)
+
+
+def _described(key: Literal["model", "data"], part: Any, has_config: bool) -> dict[str, Any]:
+    """Return a module or its data as dotted keys and values of a configuration, and trust its class.
+
+    Args:
+        key: What it is.
+        part: An object, a class, a partial of one, or the name of a class.
+        has_config: Whether there is a configuration, of which no argument must be left.
+    """
+    import lightning as L
+
+    from vitlab.interface import LINKED
+
+    if part is None or isinstance(part, str):
+        return {} if part is None else {key: part}
+    kind = L.LightningModule if key == "model" else L.LightningDataModule
+    cls = getattr(part, "func", part) if not isinstance(part, kind) else type(part)
+    if (isinstance(cls, type) and not issubclass(cls, kind)) or not isinstance(cls, type | FunctionType):
+        given = cls.__name__ if isinstance(cls, type) else type(cls).__name__
+        needed = "training_step and configure_optimizers" if key == "model" else "train_dataloader"
+        raise UsageError(
+            f"`{key}` must be a {kind.__name__}, which has {needed}, or a class of one, got {given}; "
+            "see docs/bring_your_own.md"
+        )
+    used: list[str] = []
+    path, arguments = name_and_args(key, written(key, part, used))
+    trust_classes(used)
+    if has_config:
+        others = {name: p.default for name, p in signature(cls).parameters.items() if p.default is not p.empty}
+        arguments = {k: v for k, v in others.items() if k not in LINKED} | arguments
+    return {key: path, **{f"{key}.{name}": value for name, value in arguments.items()}}
+
+
+def _weights_of(model: Any) -> dict[str, Any] | None:
+    """Return the weights of a module that is given as an object; None for initial weights that the seed can draw."""
+    if not hasattr(model, "state_dict") or isinstance(model, type):
+        return None
+    if getattr(model, "is_as_built", bool)():
+        return None
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
 def _text(path: PathLike | None) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any, Required, TypedDict
 
 from vitlab.errors import did_you_mean
 from vitlab.named_kwargs import check_names
+from vitlab.objects import written
 
 
 class ClassSpec(TypedDict, total=False):
@@ -30,8 +31,8 @@ def name_and_args(key: str, value: Any, more: Iterable[str] = ()) -> tuple[str, 
     ('sgd', {'momentum': 0.5})
     """
     known = {"class_path", "init_args", *more}
-    if isinstance(value, type):
-        raise ValueError(f'`{key}`: give the class by its path, "{value.__module__}.{value.__qualname__}"')
+    if not isinstance(value, str | Mapping | list | tuple | bool | int | float | None):
+        value = written(key, value)
     if isinstance(value, str):
         return value, {}
     if not isinstance(value, Mapping) or "class_path" not in value or set(value) - known:
@@ -76,9 +77,15 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
     names = " or ".join(f"{k.__module__.removeprefix('torch.nn.modules.')}.{k.__name__}" for k in kinds)
     if not module and not isinstance(found, type):
         near = [*words, *(n for n in dir(space) if isinstance(c := getattr(space, n), type) and issubclass(c, kinds))]
-        rule = f"must be one of {', '.join(words)}" if words else f"must name a class of {home}"
-        more = (f"any class of {home}, " if words and home else "") + "a class path such as mypkg.Mine"
-        raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}; or {more}")
+        named = f"must be one of {', '.join(words)}, " if words else "must be "
+        library = f"any class of {home}, " if words and home else f"a class of {home} " if home else ""
+        rule = f"{named}{library}or a class path such as mypkg.Mine"
+        raise ValueError(f"`{key}` {rule}, got {path!r}{did_you_mean(path, near)}")
+    if module == "__main__" and found is None:
+        raise ValueError(
+            f"`{key}`: {name} was defined in a notebook or script: define it here too or, if you trust the run, "
+            "add --trust_imports runs/NAME/parts.py"
+        )
     if space is None:
         way_out = f"import {module} first; on the command line, add --trust_imports {module.split('.')[0]}"
         raise ValueError(f'`{key}`: the class path "{path}" is not imported: {way_out}')

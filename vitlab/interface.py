@@ -2,11 +2,16 @@
 
 import io
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from vitlab.errors import UsageError
+
+PAGE = "see docs/bring_your_own.md"
+LINKED = ("img_size", "in_chans", "num_classes", "targets")  # arguments of a module that the data fill in
 
 
 class Weighted(NamedTuple):
@@ -31,6 +36,57 @@ def network(task: Any) -> nn.Module:
 def trained(task: Any) -> Any:
     """Return the network that the optimizer trains: the ``student`` if there is one, else :func:`network`."""
     return getattr(task, "student", None) or network(task)
+
+
+def answering(task: Any) -> nn.Module:
+    """Return what maps images ``(B, C, H, W)`` to outputs: the task if it defines ``forward``, else its ``net``.
+
+    Raises:
+        UsageError: It has neither.
+    """
+    import lightning as L
+
+    for module in (task, network(task)):
+        forward = getattr(type(module), "forward", None)
+        if forward not in (None, nn.Module.forward, L.LightningModule.forward) or "forward" in vars(module):
+            return module
+    raise UsageError(f"{path_of(task)} has neither `forward(images)` nor a `net` with one; {PAGE}")
+
+
+def transform_of(data: Any) -> Callable[[Any], Tensor]:
+    """Return what maps a PIL image to a normalized ``(C, H, W)``; without one, a call of it says what is missing."""
+    if callable(own := getattr(data, "eval_transform", None)):
+        return own
+
+    def missing(image: Any) -> Tensor:
+        raise UsageError(
+            f"{path_of(data)} has no `eval_transform(image)`, which maps a PIL image to a tensor (C, H, W); {PAGE}"
+        )
+
+    return missing
+
+
+def embedder(task: Any) -> nn.Module | Callable[[Tensor], Tensor]:
+    """Return what maps images to features ``(B, D)``: ``embed`` of the task, or its network without its head.
+
+    Raises:
+        UsageError: It has neither ``embed`` nor a network that can lose its head.
+    """
+    if callable(own := getattr(task, "embed", None)):
+        return own
+    net: Any = network(task)
+    if hasattr(net, "reset_classifier"):  # of timm
+        net.reset_classifier(0)
+        return net
+    raise UsageError(f"{path_of(task)} has no `embed(images)`, which returns features (B, D); {PAGE}")
+
+
+def as_outputs(value: Any, of: Any) -> Tensor:
+    """Return the outputs of a network; refuse what is no tensor ``(B, ...)``."""
+    if isinstance(value, Tensor) and value.ndim:
+        return value
+    kind = f"a {type(value).__name__}" if not isinstance(value, Tensor) else "a single number"
+    raise UsageError(f"`forward` of {path_of(of)} must return a tensor (B, K), got {kind}: return the outputs alone")
 
 
 def recipe(task: Any) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.objects import Described
 
 
 class _Signature:
@@ -15,7 +16,7 @@ class _Signature:
         return full_signature(owner)
 
 
-class Named:
+class Named(metaclass=Described):
     """A class whose constructors pass on ``**kwargs`` that are annotated with ``Unpack[ATypedDict]``.
 
     Names and types come from the TypedDict, defaults from the constructors that finally take them. Type checkers read

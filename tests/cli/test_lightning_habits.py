@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from vitlab.cli.main import main
-from vitlab.config.environment import with_environment
+from vitlab.config.environment import idle_variables, with_environment
 
 TINY = ["--model=Classifier", "--model.patch_size=4", "--model.embed_dim=8", "--model.depth=1", "--model.num_heads=2"]
 FIT = ["fit", *TINY, "--data=Digits", "--data.subset=0.2", "--trainer.accelerator=cpu", "--trainer.max_epochs=1"]
@@ -139,6 +140,38 @@ def test_the_environment_counts_less_than_files_and_words(monkeypatch):
     assert with_environment(words) == [*first, *words, *last]
     monkeypatch.setenv("PL_CONFIG", "other.yaml")
     assert with_environment(words)[0] == "--config=other.yaml"
+
+
+def test_a_variable_that_does_nothing_is_told(monkeypatch):
+    Path("mine.yaml").write_text("trainer: {max_epochs: 5}\n")
+    monkeypatch.setenv("PL_TRAINER__MAX_EPOCHS", "3")
+    monkeypatch.setenv("PL_TRAINER_PRECISION", "bf16-mixed")
+    monkeypatch.setenv("PL_MODEL__DEPTH", "2")
+    monkeypatch.setenv("PL_GLOBAL_SEED", "5")
+    told = idle_variables(["--config=mine.yaml"], resumed=False)
+    assert told == [
+        "PL_TRAINER_PRECISION is not read: two underscores stand for a dot, as in PL_TRAINER__MAX_EPOCHS",
+        "PL_TRAINER__MAX_EPOCHS is not used: a config file or the command line sets trainer.max_epochs",
+    ]
+    assert len(idle_variables([], resumed=True)) == 3
+
+
+def test_a_device_that_is_missing_names_the_way_out(capsys):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    for device in ("gpu", "cuda"):
+        assert main([*FIT, "--dry_run", f"--trainer.accelerator={device}"]) == 2
+        assert "use auto, which takes what there is, or cpu" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_loss_that_explodes_gets_a_remark(capsys):
+    short = ["--trainer.logger=false", "--data.batch_size=32"]
+    assert main([*FIT, *short, "--model.lr=20", "--model.warmup_epochs=0", "--name=wild"]) == 0
+    assert "the loss exploded: val/loss" in (out := capsys.readouterr().out)
+    assert "against 2.3 of guessing; model.lr=20 may be too large" in out
+    assert main([*FIT, *short, "--name=calm"]) == 0
+    assert "exploded" not in capsys.readouterr().out
 
 
 def test_a_run_takes_its_values_from_the_environment(monkeypatch, capsys):

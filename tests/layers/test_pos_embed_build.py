@@ -128,7 +128,10 @@ def test_widths_that_a_method_cannot_halve_twice_are_refused():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"`pos_embed` must be one of none, learned, .* conv, got 'rope'"):
+    with pytest.raises(
+        ValueError,
+        match=r"`pos_embed` must be one of none, learned, .* conv, or a class path such as mypkg.Mine, got 'rope'",
+    ):
         build("rope")
 
 

@@ -119,7 +119,6 @@ WRONG = {
         r"NoPosEmbed must be a subclass of vitlab.*\.PosEmbed",
     ),
     "no class": ({"pos_embed": f"{HERE}.Slop"}, 'has no class "Slop"; did you mean "Slope"'),
-    "a class in place of its path": ({"pos_embed": Slope}, f'give the class by its path, "{HERE}.Slope"'),
     "no argument": ({"pos_embed": spec("Slope", strt=1)}, 'takes no argument `strt`; did you mean "start"'),
     "a value it refuses": ({"pos_embed": spec("Slope", start="x")}, "Slope refuses its arguments: "),
     "no such key": ({"pos_embed": {"path": "x"}}, "`pos_embed` must be a word, a class path or {class_path"),

@@ -117,7 +117,10 @@ WRONG = {
         {"metrics": [spec("torchmetrics.F1Score", task="binary")]},
         "F1Score does not take outp",
     ),
-    "no metric": ({"metrics": ["F1Scor"]}, 'must name a class of torchmetrics, got .*; did you mean "F1Score"'),
+    "no metric": (
+        {"metrics": ["F1Scor"]},
+        'must be a class of torchmetrics or a class path such as mypkg.Mine, got .*; did you mean "F1Score"',
+    ),
     "a matrix": ({"metrics": ["ConfusionMatrix"]}, r"ConfusionMatrix must return one number, .* got shape \(3, 3\)"),
     "no list": ({"metrics": "F1Score"}, r"`metrics` must be a list of classes, as in \[F1Score\], got 'F1Score'"),
     "a metric of labels for classes": (

@@ -4,13 +4,15 @@ The command ``vitlab ablate`` only calls it and prints what it returns.
 """
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.file import spec
+from vitlab.ablation.file.given import write_file
+from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import commands, run_locally, submit_cells
 from vitlab.ablation.work.cells import Resolved, cells_of
 from vitlab.ablation.work.gpus import visible_devices
@@ -43,8 +45,8 @@ class Lab:
     ['none', 'learned', 'sincos1d', 'sincos2d', 'rope2d']
 
     Args:
-        file: A YAML file, the name of a shipped experiment, or a folder that :meth:`export` wrote (or its
-            ``ablation.yaml``).
+        file: A YAML file, the name of a shipped experiment, a folder that :meth:`export` wrote (or its
+            ``ablation.yaml``), or what such a file holds, as a mapping or as an :class:`Ablation`.
         caller: Name of the call in the message about a missing file.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
 
@@ -52,10 +54,18 @@ class Lab:
         UsageError: The file is missing or has a mistake; the message names the line.
     """
 
-    def __init__(self, file: str | Path, caller: str = "ablate", trust_command: bool = False) -> None:
+    def __init__(
+        self, file: str | Path | Mapping[str, Any] | Ablation, caller: str = "ablate", trust_command: bool = False
+    ) -> None:
+        if isinstance(file, Mapping):
+            file = write_file(file)
+        given = file if isinstance(file, Ablation) else None
+        file = given.file.path if given else str(file)
         self.file, self.trust_command = str(file), trust_command
         self._arms: list[Resolved] | None = None
-        if folder := exported(Path(file)):
+        if given:
+            self.ablation = given
+        elif folder := exported(Path(file)):
             from vitlab.ablation.evidence.bundle import load_bundle
 
             self.ablation, self._arms = load_bundle(folder)

@@ -174,6 +174,6 @@ def names_of(text: str) -> list[str]:
     names = text.split(",")
     for name in names:
         if name not in ANALYSES:
-            hint = did_you_mean(name, ANALYSES)
-            raise UsageError(f'no analysis called "{name}"{hint}; choose from all, {", ".join(ANALYSES)}')
+            hint = did_you_mean(name, ANALYSES) or f"; choose from all, {', '.join(ANALYSES)}"
+            raise UsageError(f'no analysis called "{name}"{hint}')
     return names

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from vitlab.config.arguments import refuse_unknown
-from vitlab.config.environment import with_environment
+from vitlab.config.environment import idle_variables, with_environment
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.lazy import quick_imports
@@ -74,5 +74,7 @@ def _fit(options: FitOptions, rest: list[str]) -> int:
     with quick_imports():
         from vitlab.jobs.train.fit import fit
 
+    for sentence in [] if options.quiet else idle_variables(rest, resumed is not None):
+        sys.stderr.write(f"vitlab: {sentence}\n")
     fit(rest if resumed else with_environment(rest), options)
     return 0

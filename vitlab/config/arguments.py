@@ -1,16 +1,15 @@
 """Command-line arguments: the parser that every command uses, and helpers to find and remove arguments."""
 
 import argparse
-import datetime
 import json
 import math
-import os
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.objects import written
 from vitlab.shipped import find_file
 
 FLAGS = Path(__file__).with_name("flags.json")
@@ -111,10 +110,17 @@ def config_paths(args: list[str]) -> list[str]:
 def as_arguments(values: Mapping[str, Any] | None) -> list[str]:
     """Return dotted keys and values as command-line arguments; text stands as it would be typed.
 
+    Classes and objects are written as class paths with arguments, and trusted: the caller has them in hand.
+
     >>> as_arguments({"model.pos_embed": "rope2d", "data.img_size": [32, 64], "trainer.logger": False})
     ['--model.pos_embed=rope2d', '--data.img_size=[32, 64]', '--trainer.logger=false']
     """
-    return [f"--{key}={_as_yaml(value)}" for key, value in (values or {}).items()]
+    from vitlab.config.trust import trust_classes
+
+    used: list[str] = []
+    words = [f"--{key}={_as_yaml(written(key, value, used))}" for key, value in (values or {}).items()]
+    trust_classes(used)
+    return words
 
 
 def _as_yaml(value: Any, is_inside: bool = False) -> str:
@@ -125,8 +131,6 @@ def _as_yaml(value: Any, is_inside: bool = False) -> str:
         return "{" + ", ".join(f"{json.dumps(str(key))}: {_as_yaml(one, True)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(_as_yaml(one, True) for one in value)}]"
-    if isinstance(value, os.PathLike | datetime.date):
-        value = str(value)
     if isinstance(value, str) and not is_inside:
         return value  # as it would be typed: a text flag takes "12" as text, and quotes as part of it
     if isinstance(value, float) and not math.isfinite(value):

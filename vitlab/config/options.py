@@ -3,8 +3,9 @@
 import argparse
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from vitlab.config.arguments import CommandParser
 from vitlab.config.trust import add_trust
@@ -31,6 +32,7 @@ class FitOptions:
             run counts as hanging; 0 for no limit.
         dry_run: Whether to build everything and write nothing.
         quiet: Whether to print errors only.
+        start: State dict of the object that a Python caller gave as the model, its initial weights.
     """
 
     name: str | None = None
@@ -44,6 +46,7 @@ class FitOptions:
     deadline: float = 600.0
     dry_run: bool = False
     quiet: bool = False
+    start: Mapping[str, Any] | None = None
 
 
 def _seconds(text: str) -> float:

@@ -31,7 +31,7 @@ from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import flatten_as_typed
 from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
 from vitlab.config.strategies import check_strategy_name
-from vitlab.config.trust import ALLOWED, TRUSTED, refuse_secrets
+from vitlab.config.trust import allowed_imports, refuse_secrets
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
@@ -90,7 +90,7 @@ class VitlabCLI(LightningCLI):
         refuse_secrets(
             {k: v for content in self.contents for k, v in flatten_as_typed(content).items()} | dict(settings(args))
         )
-        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*ALLOWED, *TRUSTED])
+        set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=allowed_imports())
         super().__init__(
             L.LightningModule,
             L.LightningDataModule,
@@ -200,6 +200,8 @@ def user_mistakes(of_model: Iterable[str] = ()) -> Iterator[None]:
         text = str(root)
         while (inner := _cause_of(root)) and "Does not validate" in str(root):
             root, text = inner, f"{type(inner).__name__}: {inner}"  # from a constructor of the user's
+        if "backend found" in text or "Accelerator` can not run" in text:  # Lightning's words have no way out
+            text = "`trainer.accelerator`: this machine has no such device; use auto, which takes what there is, or cpu"
         raise UsageError(with_typed_names(" ".join(text.split()), of_model)) from error
 
 

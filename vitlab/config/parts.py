@@ -13,12 +13,9 @@ from jsonargparse import get_loader, set_loader
 from vitlab.class_paths import name_and_args
 from vitlab.config.arguments import without_flags
 from vitlab.config.trust import import_class
+from vitlab.objects import PARTS
 from vitlab.tasks.base import Task
 
-PARTS = (
-    *("tokenizer", "pos_embed", "act_layer", "norm_layer", "t2t_act_layer", "t2t_norm_layer"),
-    *("opt", "lr_scheduler", "metrics"),
-)
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
 _KEY = re.compile(rf"model\.(?:init_args\.)?({'|'.join(PARTS)})(?:\.(.+))?")
 _BESIDE = ("interval", "monitor")  # keys of a scheduler besides class_path and init_args

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.notebook import PARTS_FILE, defined_here, is_defined_here, load_classes
 
 ALLOWED = [
     *("vitlab", "lightning.pytorch", "lightning.fabric.plugins"),
@@ -39,10 +40,17 @@ class Trust(argparse.Action):
 def trust(packages: Iterable[str]) -> None:
     """Allow class paths from these packages; the working directory is searched too, after everything else.
 
+    A path such as ``runs/first/parts.py`` runs this file, which defines the classes of the notebook of a run.
+
     Raises:
         UsageError: There is no such package, or it fails to import.
     """
     for name in packages:
+        if name.endswith(f"/{PARTS_FILE}"):
+            if name not in TRUSTED:
+                _load(name)
+                TRUSTED.append(name)
+            continue
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(f"`--trust_imports` must name packages, such as my_package, got {name!r}")
         if os.getcwd() not in sys.path:
@@ -50,6 +58,19 @@ def trust(packages: Iterable[str]) -> None:
         if name not in TRUSTED:
             _import(name, f"`--trust_imports {name}`")
             TRUSTED.append(name)
+
+
+def trust_classes(paths: Iterable[str]) -> None:
+    """Allow the modules of classes that the caller of a Python function has in hand, and so has imported."""
+    for path in paths:
+        if not may_import(path):
+            TRUSTED.append(path.rpartition(".")[0])
+
+
+def allowed_imports() -> list[str]:
+    """Return the import paths that a configuration may name, as jsonargparse takes them."""
+    named = [name for name in TRUSTED if not name.endswith(".py")]
+    return [*ALLOWED, *named, *defined_here()]
 
 
 def apply_trust_flags(args: list[str]) -> list[str]:
@@ -91,6 +112,15 @@ def _import(name: str, shown: str) -> Any:
         raise UsageError(f"{shown} cannot be imported: {_place(error)}") from error
 
 
+def _load(path: str) -> None:
+    try:
+        load_classes(path)
+    except FileNotFoundError as error:
+        raise UsageError(f"`--trust_imports {path}`: there is no such file") from error
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"`--trust_imports {path}` cannot be imported: {_place(error)}") from error
+
+
 def _place(error: Exception) -> str:
     frame = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (frame.filename, frame.lineno)
@@ -118,11 +148,21 @@ def import_class(key: str, path: str) -> None:
 
 def may_import(path: str) -> bool:
     """Return whether vitlab or the user trusts an import path of a configuration."""
-    return "." not in path or any(f"{path}.".startswith(f"{name}.") for name in [*ALLOWED, *TRUSTED])
+    return (
+        "." not in path
+        or is_defined_here(path)
+        or any(f"{path}.".startswith(f"{name}.") for name in [*ALLOWED, *TRUSTED])
+    )
 
 
 def not_allowed(path: str) -> str:
     """Return the message that an import path is refused, with the way out."""
+    if path.startswith("__main__."):
+        name = path.removeprefix("__main__.")
+        return (
+            f"{name} was defined in a notebook or script: define it here too or, if you trust the run, "
+            f"add --trust_imports runs/NAME/{PARTS_FILE}"
+        )
     places = ", ".join(f"{name}." for name in ALLOWED)
     package = path.split(".")[0]
     return (

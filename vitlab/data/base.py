@@ -240,6 +240,12 @@ class ImageData(Named, L.LightningDataModule):
         """Map one decoded image to a normalized ``(C, H, W)``, as in evaluation."""
         return self.pipeline.eval_image(image.convert(self.decoding.mode), self.statistics())
 
+    def preparation(self) -> dict[str, Any]:
+        """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
+        how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
+        size = how["native_size"] and list(how["native_size"])
+        return {"mean": list(self.mean), "std": list(self.std), **how, "native_size": size}
+
     @property
     def seed(self) -> int:
         """The seed of the run: from a resumed checkpoint, else from `seed_everything`, else torch's."""

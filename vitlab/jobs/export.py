@@ -11,12 +11,16 @@ from typing import Any
 from safetensors import SafetensorError
 
 from vitlab.config.parser import VitlabCLI
+from vitlab.data.base import ImageData
 from vitlab.errors import RunFailed, UsageError, what_failed
-from vitlab.jobs.formats import FORMATS, largest_difference, network_arguments
-from vitlab.jobs.restore import check_parts_of_vitlab, restore
+from vitlab.interface import PAGE, image_fact, path_of, recipe
+from vitlab.jobs.formats import FORMATS, OF_ANY, Plain, largest_difference, network_arguments
+from vitlab.jobs.restore import network_of, restore
+from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
 from vitlab.tasks import Regressor
+from vitlab.tokenizers.splits import pair
 
 LIMIT = 1e-4  # of the difference between outputs, in their own units
 
@@ -75,11 +79,13 @@ def _need_packages() -> None:
 def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
-    check_parts_of_vitlab(cli, "vitlab export")
-    if isinstance(cli.model, Regressor):
-        cli.model.net = cli.model.network_in_units()
-    net = cli.model.net.float()
-    network = network_arguments(net, cli.model.hparams)
+    net = network_of(cli.model).float()
+    if isinstance(net, VisionTransformer):
+        network = network_arguments(net, recipe(cli.model))
+    elif to not in OF_ANY:
+        raise UsageError(f"`--to {to}` is for networks of vitlab, got {path_of(net)}: use --to {' or '.join(OF_ANY)}")
+    else:
+        net, network = Plain(net, *_sizes(run, cli)), {}
     write, read = FORMATS[to]
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
     try:
@@ -92,7 +98,7 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     difference = largest_difference(net, read(unfinished, network)) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
-    facts = {"format": to, **_facts(run, checkpoint, cli), "network": network, **hints}
+    facts = {"format": to, **_facts(run, checkpoint, cli, net), "network": network, **hints}
     beside.write_text(json.dumps(facts, indent=1) + "\n")
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     mode = beside.stat().st_mode
@@ -109,21 +115,34 @@ def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
     return {s: {k: v for k, v in one.items() if isinstance(v, float) and k != "epoch"} for s, one in mine.items()}
 
 
-def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI) -> dict[str, Any]:
+def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
+    """Return channels, and height and width, of the images that a network of the user's own takes."""
+    places = (network_of(cli.model), cli.model, cli.datamodule)
+    found: dict[str, Any] = {}
+    for name in ("in_chans", "img_size"):
+        values = [image_fact(place, name) for place in places] + [
+            dict(run.model).get(name),
+            recipe(cli.model).get(name),
+        ]
+        found[name] = next((value for value in values if value is not None), None)
+    if missing := [f"`{name}`" for name, value in found.items() if value is None]:
+        owner = path_of(cli.datamodule)
+        raise UsageError(f"an export needs the size of images: let {owner} have {' and '.join(missing)}; {PAGE}")
+    return int(found["in_chans"]), pair("img_size", found["img_size"])
+
+
+def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
-    data, net, pipeline = run.data, cli.model.net, cli.datamodule.pipeline
+    data: Any = cli.datamodule
     digest = file_digest(checkpoint)
-    prepared = {
-        "shape": ["batch", net.in_chans, *net.img_size],
-        "values": "(x - mean) / std of x in [0, 1]",
-        "mean": data["mean"],
-        "std": data["std"],
-        **{name: getattr(pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")},
-    }
+    if isinstance(data, ImageData):
+        how = {"values": "(x - mean) / std of x in [0, 1]", **data.preparation()}
+    else:
+        how = {"values": f"as `eval_transform` of {path_of(data)} returns them"}
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
         "measured": _measured(run, digest),
-        "images": prepared,
-        "outputs": "numbers" if isinstance(cli.model, Regressor) else data["class_names"],
+        "images": {"shape": ["batch", net.in_chans, *net.img_size], **how},
+        "outputs": "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"],
     }

@@ -11,10 +11,11 @@ from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
+from vitlab.interface import as_outputs
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
@@ -32,6 +33,30 @@ _TIMM_NAMES = (  # arguments of the same name and meaning
 )
 
 
+class Plain(nn.Module):
+    """A network of the user's own as the formats need it: it knows the size of its images and returns a tensor.
+
+    Args:
+        net: The network; maps ``(B, C, H, W)`` to ``(B, K)``.
+        in_chans: Number of channels C.
+        img_size: Height and width.
+
+    Example:
+        >>> Plain(nn.Flatten(), 1, (2, 2))(torch.zeros(3, 1, 2, 2)).shape
+        torch.Size([3, 4])
+    """
+
+    def __init__(self, net: nn.Module, in_chans: int, img_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.net, self.in_chans, self.img_size = net.eval(), in_chans, img_size
+        with torch.no_grad():
+            as_outputs(net(torch.zeros(1, in_chans, *img_size)), net)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``(B, C, H, W)`` images to outputs."""
+        return self.net(images)
+
+
 def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arguments:
     """Return all constructor arguments of ``net``, from the hyper-parameters of its task."""
     parameters = inspect.signature(VisionTransformer).parameters.values()
@@ -42,7 +67,7 @@ def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arg
     return json.loads(json.dumps({**arguments, **plain}))
 
 
-def largest_difference(net: VisionTransformer, exported: Outputs) -> float:
+def largest_difference(net: VisionTransformer | Plain, exported: Outputs) -> float:
     """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN."""
     generator = torch.Generator().manual_seed(0)
     differences = []
@@ -116,7 +141,7 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
     }
 
 
-def _write_onnx(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+def _write_onnx(net: VisionTransformer | Plain, network: Arguments, path: Path) -> dict[str, str]:
     torch.onnx.export(
         net,
         (_example(net),),
@@ -139,7 +164,7 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
     return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
 
 
-def _write_pt2(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
+def _write_pt2(net: VisionTransformer | Plain, network: Arguments, path: Path) -> dict[str, str]:
     program = torch.export.export(net, (_example(net),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     buffer = io.BytesIO()  # torch's own writer aborts the process when the disk is full
     torch.export.save(program, buffer)
@@ -153,7 +178,7 @@ def _read_pt2(path: Path, network: Arguments) -> Outputs:
         return torch.export.load(path).module()
 
 
-def _example(net: VisionTransformer) -> Tensor:
+def _example(net: VisionTransformer | Plain) -> Tensor:
     return torch.zeros(2, net.in_chans, *net.img_size)  # a batch size of 1 would be fixed in the graph
 
 
@@ -163,3 +188,4 @@ FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Argument
     "onnx": (_write_onnx, _read_onnx),
     "pt2": (_write_pt2, _read_pt2),
 }
+OF_ANY = ("onnx", "pt2")  # formats that take any network

@@ -1,7 +1,8 @@
 """Load a trained network together with the transform that prepares its images."""
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,14 +11,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.config.images import find_images
+from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
 from vitlab.data.files.decode import ImageError, decode
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
-from vitlab.jobs.restore import check_parts_of_vitlab, restore
+from vitlab.interface import transform_of
+from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
+from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
 from vitlab.tasks import Regressor
 
@@ -49,15 +53,10 @@ def load_trained(source: str) -> Loaded:
     if path.is_file() and beside.is_file():
         return _load_exported(path, beside)
     if path.is_file() and not (path.parent.parent / "config.yaml").is_file():
-        raise UsageError(
-            f"{path} is not in a run directory and has no {beside.name} beside it, so the preparation of its images "
-            "is unknown; create_model(..., weights=...) builds only the network"
-        )
+        return _load_checkpoint(path)
     run, checkpoint = find_run(source)
     cli = restore(run, checkpoint, ON_CPU)
-    check_parts_of_vitlab(cli, "vitlab.load")
-    net = cli.model.network_in_units() if isinstance(cli.model, Regressor) else cli.model.net
-    return Loaded(net.eval(), cli.datamodule.eval_transform)
+    return Loaded(network_of(cli.model).eval(), transform_of(cli.datamodule))
 
 
 def _load_timm(net: nn.Module) -> Loaded:
@@ -72,9 +71,36 @@ def _load_exported(path: Path, beside: Path) -> Loaded:
     if facts.get("format") != "safetensors":
         raise UsageError(f"{path} is exported for other programs ({facts.get('format')}): load its run instead")
     import_parts(facts.get("network") or {})
-    net, images = load_network(path), facts["images"]
-    if "native_size" not in images:
+    if "native_size" not in facts["images"]:
         raise UsageError(f"{path} was exported by an older vitlab and does not say how to crop images; export it again")
+    return _prepared(load_network(path), facts["images"])
+
+
+def _load_checkpoint(path: Path) -> Loaded:
+    """Read what a Trainer outside of vitlab saved of a task of vitlab."""
+    content: dict[str, Any] = {}
+    with user_mistakes():
+        if path.suffix != ".safetensors":
+            check_readable(path)
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    if "images" not in content:
+        raise UsageError(
+            f"{path} is not in a run directory, has no {path.name}.json beside it, and no task of vitlab with data of "
+            "vitlab has written it: the preparation of its images is unknown; create_model(..., weights=...) builds "
+            "only the network"
+        )
+    arguments = content["hyper_parameters"]
+    import_parts(arguments)
+    with user_mistakes():
+        if (arguments.get("targets") or {}).get("kind") != "number":
+            return _prepared(load_network(path), content["images"])
+        task = Regressor(**{k: v for k, v in arguments.items() if k in inspect.signature(Regressor).parameters})
+        task.load_state_dict(content["state_dict"])
+        return _prepared(task.network_in_units().eval(), content["images"])
+
+
+def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
+    """Return a network with the transform that a file of weights describes."""
     statistics, native = (tuple(images["mean"]), tuple(images["std"])), images["native_size"]
     how = images["crop_pct"], images["interpolation"], None, None, images.get("crop_mode", "box")  # as it once was
     pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)

@@ -1,15 +1,16 @@
 """Predict image files with a run, as a table."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import pandas as pd
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,12 +18,12 @@ from vitlab.callbacks.console import EvaluationConsole
 from vitlab.config.images import escaped
 from vitlab.config.parser import user_mistakes
 from vitlab.data.base import ImageData
-from vitlab.data.files.decode import ImageError
-from vitlab.data.loading.pipeline import Pipeline
+from vitlab.data.files.decode import Decoding, ImageError, decode
 from vitlab.errors import UsageError
-from vitlab.interface import network, path_of
+from vitlab.interface import answering, as_outputs, embedder, image_fact, network, path_of, transform_of
 from vitlab.jobs.rebuild import one_device
-from vitlab.jobs.restore import check_parts_of_vitlab, restore
+from vitlab.jobs.restore import restore
+from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Regressor
 from vitlab.tasks.base import Task
@@ -52,21 +53,20 @@ def predict(
     settings = {"fast_dev_run": False, "limit_predict_batches": None, "use_distributed_sampler": False}
     rest = [*one_device(run), *rest]
     cli = restore(run, checkpoint, rest, [collector, bar], default_root_dir=str(run.path), **settings)
-    if not isinstance(cli.datamodule, ImageData):
-        own = path_of(cli.datamodule)
-        raise UsageError(f"{own} does not define how to read image files; leave them out to predict its own samples")
-    facts, names = cli.datamodule.targets, None if isinstance(cli.model, Regressor) else cli.datamodule.class_names
+    data: Any = cli.datamodule
+    facts = getattr(data, "targets", {"kind": "class"})
+    names = None if isinstance(cli.model, Regressor) else list(getattr(data, "class_names", [])) or None
     targets = facts.get("names", [])
     if facts["kind"] == "multilabel":  # one probability per label
-        names, targets = None, cli.datamodule.class_names
-    net: Any = network(cli.model)
+        names, targets = None, data.class_names
+    net, asked = network(cli.model), None
     if features or getattr(net, "num_classes", None) == 0:  # a network without a head
-        check_parts_of_vitlab(cli, "vitlab embed")
-        net.reset_head(0)
-        names, targets = None, [f"feature_{k + 1}" for k in range(net.num_features)]
+        names, targets, asked = None, ["feature"], _without_head(cli.model)
+    elif not isinstance(cli.model, Task):
+        asked = answering(cli.model)
     collector.num_classes = len(names or [])
-    pictures = _Pictures(files, cli.datamodule)
-    model = cli.model if isinstance(cli.model, Task) and not features else _ForwardOnly(net if features else cli.model)
+    pictures = _Pictures(files, data)
+    model = cli.model if asked is None else _ForwardOnly(cli.model, asked)
     with user_mistakes():
         cli.trainer.predict(model, datamodule=pictures, return_predictions=False)
     names = names if collector.softmax else None
@@ -91,11 +91,28 @@ def _table(
     for k in range(count):
         number = pd.Series([numbers[k] for numbers, _ in values], dtype="float32")
         if names is None:
-            table[targets[k] if targets else "value" if count == 1 else f"value_{k + 1}"] = number
+            table[_column(k, count, targets)] = number
         else:
             table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
             table[f"probability_{k + 1}"] = number
     return pd.DataFrame(table)
+
+
+def _column(k: int, count: int, targets: Sequence[str]) -> str:
+    """Return the name of output ``k`` of ``count``."""
+    if len(targets) == count and targets != ["feature"]:
+        return targets[k]
+    word = "feature" if targets == ["feature"] else "value"
+    return "value" if count == 1 and word == "value" else f"{word}_{k + 1}"
+
+
+def _without_head(task: Any) -> Any:
+    """Return what maps images to features: the network without its head, or ``embed`` of the user's own module."""
+    net: Any = network(task)
+    if not has_grid(task):
+        return embedder(task)
+    net.reset_head(0)
+    return net
 
 
 def _folders(files: list[str], chosen: Sequence[int]) -> list[str]:
@@ -109,7 +126,8 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
     )
     if isinstance(cli.datamodule, ImageData):
         raise UsageError("no images given: `vitlab predict RUN IMAGE|DIR|GLOB ...`")
-    model = cli.model if is_overridden("predict_step", cli.model, L.LightningModule) else _ForwardOnly(cli.model)
+    own = is_overridden("predict_step", cli.model, L.LightningModule)
+    model = cli.model if own else _ForwardOnly(cli.model, answering(cli.model))
     with user_mistakes():
         found: Any = cli.trainer.predict(model, datamodule=cli.datamodule)
     if not all(isinstance(outputs, Tensor) and outputs.ndim for outputs in found):
@@ -121,14 +139,19 @@ def predict_from_data(run: RunDir, checkpoint: Path, rest: list[str], quiet: boo
 
 
 class _ForwardOnly(L.LightningModule):
-    """Predicts with the forward pass of a module, on the images of a batch."""
+    """Predicts with a forward pass of the images of a batch.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        module: The module whose parameters it uses.
+        asked: What maps the images to outputs.
+    """
+
+    def __init__(self, module: nn.Module, asked: Callable[[Tensor], Any]) -> None:
         super().__init__()
-        self.module = module
+        self.module, self._asked = module, (asked,)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.module(batch if isinstance(batch, Tensor) else batch[0])
+        return as_outputs(self._asked[0](batch if isinstance(batch, Tensor) else batch[0]), self.module)
 
 
 class _Collector(L.Callback):
@@ -184,9 +207,11 @@ class _Pictures(L.LightningDataModule):
         data: The data set whose evaluation transform they get.
     """
 
-    def __init__(self, files: list[str], data: ImageData) -> None:
+    def __init__(self, files: list[str], data: Any) -> None:
         super().__init__()
         self.files, self.data = files, data
+        if not isinstance(data, ImageData):  # refuse now what lacks a transform
+            _blank(data)
 
     def predict_dataloader(self) -> DataLoader[_Sample]:
         """Return the batches of this process."""
@@ -194,18 +219,18 @@ class _Pictures(L.LightningDataModule):
         rank, world = trainer.global_rank, trainer.world_size
         self.files = trainer.strategy.broadcast(self.files)
         numbers = range(min(rank, len(self.files) - 1), len(self.files), world)
-        workers = min(self.data.num_workers, os.cpu_count() or 1) if len(numbers) > _FEW else 0
+        workers = min(getattr(self.data, "num_workers", 0), os.cpu_count() or 1) if len(numbers) > _FEW else 0
         return DataLoader(
             _Samples(self.files, numbers, self.data),
-            batch_size=max(1, self.data.batch_size // world),
+            batch_size=max(1, getattr(self.data, "batch_size", 64) // world),
             num_workers=workers,
-            collate_fn=partial(_stack, self.data.pipeline),
+            collate_fn=partial(_stack, self.data.pipeline.joined if isinstance(self.data, ImageData) else _stacked),
             pin_memory=trainer.strategy.root_device.type == "cuda",
         )
 
 
 class _Samples(Dataset[_Sample]):
-    def __init__(self, files: list[str], numbers: range, data: ImageData) -> None:
+    def __init__(self, files: list[str], numbers: range, data: Any) -> None:
         self.files, self.numbers, self.data = files, numbers, data
 
     def __len__(self) -> int:
@@ -215,12 +240,31 @@ class _Samples(Dataset[_Sample]):
         number, data = self.numbers[index], self.data
         file = self.files[number]
         try:
+            if not isinstance(data, ImageData):
+                return transform_of(data)(decode(file, Decoding(_mode(data), None))), number, ""
             known = data.decoding, data.in_chans, data.statistics(), data.arrays
             return data.pipeline.eval_file(Path(file), *known), number, ""
         except ImageError as error:
-            return torch.zeros(data.in_chans, *data.img_size), number, error.reason
+            blank = torch.zeros(data.in_chans, *data.img_size) if isinstance(data, ImageData) else _blank(data)
+            return blank, number, error.reason
 
 
-def _stack(pipeline: Pipeline, samples: list[_Sample]) -> _Batch:
+def _mode(data: Any) -> Literal["RGB", "L"]:
+    return "L" if getattr(data, "in_chans", 3) == 1 else "RGB"
+
+
+def _blank(data: Any) -> Tensor:
+    """Return a black image as data of the user's own prepares it."""
+    h, w = image_fact(data, "img_size") or (64, 64)
+    return transform_of(data)(Image.new(_mode(data), (w, h)))
+
+
+def _stacked(images: Sequence[Tensor]) -> Tensor:
+    if len({image.shape for image in images}) > 1:
+        raise UsageError("`eval_transform` must return tensors (C, H, W) of one size")
+    return torch.stack(list(images))
+
+
+def _stack(join: Callable[[Sequence[Tensor]], Any], samples: list[_Sample]) -> _Batch:
     images, numbers, reasons = zip(*samples, strict=True)
-    return pipeline.joined(images), list(numbers), list(reasons)
+    return join(images), list(numbers), list(reasons)

@@ -20,7 +20,7 @@ from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
 from vitlab.errors import UsageError
-from vitlab.interface import network, path_of
+from vitlab.interface import answering, network
 from vitlab.jobs.rebuild import evaluation_args, former_ways
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.weights_file import check_readable, read_weights
@@ -28,6 +28,8 @@ from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import check_whole
 from vitlab.runs.shards import read_checkpoint
 from vitlab.shipped import find_file
+from vitlab.tasks import Regressor
+from vitlab.tasks.base import Task
 
 
 class Rebuilt(ImageData):
@@ -89,7 +91,9 @@ def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
     if "loading state_dict" not in str(error):
         raise error
     differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
-    return UsageError(f"{checkpoint} does not fit the network of the configuration: {differences}")
+    return UsageError(
+        f"{checkpoint or 'the given object'} does not fit the network of the configuration: {differences}"
+    )
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:
@@ -149,8 +153,8 @@ def _data_of(checkpoint: Path) -> dict[str, Any]:
     return next((part for part in parts if isinstance(part, dict) and unknown.keys() <= part.keys()), unknown)
 
 
-def check_parts_of_vitlab(cli: VitlabCLI, what: str) -> None:
-    """Refuse a run whose network or data are not vitlab's."""
-    for part, known in ((cli.model, has_grid(cli.model)), (cli.datamodule, isinstance(cli.datamodule, ImageData))):
-        if not known:
-            raise UsageError(f"`{what}` only supports networks and data sets of vitlab, got {path_of(part)}")
+def network_of(task: Any) -> Any:
+    """Return what maps images to outputs in their own units: the network of a task of vitlab, or see `answering`."""
+    if isinstance(task, Regressor):
+        return task.network_in_units()
+    return task.net if isinstance(task, Task) else answering(task)

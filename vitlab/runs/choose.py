@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, Protocol
 
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_directory
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
@@ -89,6 +89,8 @@ def _check_can_start(run: RunDir, options: Options) -> None:
 
 def export_path(run: RunDir, checkpoint: Path, form: str, output: str | os.PathLike[str] | None = None) -> Path:
     """Return the file that a network is exported to; refuse a suffix that does not match the format."""
+    if form not in SUFFIXES:
+        raise UsageError(f"`to` must be one of {', '.join(SUFFIXES)}, got {form!r}{did_you_mean(form, SUFFIXES)}")
     path = Path(output or run.path / "export" / f"{checkpoint.stem}{SUFFIXES[form]}")
     suffix = f".{SUFFIXES[form].split('.')[-1]}"
     if path.suffix != suffix:

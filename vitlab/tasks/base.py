@@ -1,7 +1,8 @@
 """The base of all tasks: network, optimizer, schedule, and the sums behind its metrics."""
 
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast
 
 import lightning as L
 import torch
@@ -10,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import Weighted, trained
+from vitlab.interface import LINKED, Weighted, image_fact, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
@@ -63,6 +64,7 @@ class Task(Named, FastHookName, L.LightningModule):
     """
 
     _built_from = (VisionTransformer,)
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
 
@@ -101,6 +103,39 @@ class Task(Named, FastHookName, L.LightningModule):
         self.grad_norm: Tensor | None = None  # of the last step if gradients are clipped; on the device
         self._stream_seed = 0
 
+    def on_built(self) -> None:
+        """Remember the initial weights, so that it can be told whether somebody has changed them."""
+        self._built = self._weights_seen()
+
+    def is_as_built(self) -> bool:
+        """Return whether all weights are still the initial ones."""
+        return self._built == self._weights_seen()
+
+    def _weights_seen(self) -> list[tuple[int, bool, int]]:
+        return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in self.parameters()]
+
+    def take_sizes(self, data: Any) -> None:
+        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
+
+        Raises:
+            ValueError: The network was built for other sizes, and its weights have been changed since.
+        """
+        taken, (args, given) = inspect.signature(type(self)).parameters, self._given
+        known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
+        news = {k: v for k, v in known.items() if v is not None and v not in (now := self.hparams.get(k), [now, now])}
+        targets = news.pop("targets", None) or {}
+        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind == "number")
+        if not news and not (is_other and self.is_as_built()):
+            return
+        if not self.is_as_built():
+            wanted = ", ".join(f"{name}={value!r}" for name, value in news.items())
+            raise ValueError(
+                f"{type(self).__name__} was built for other images than {type(data).__name__} has, and its weights "
+                f"have been changed since: build it with {wanted}"
+            )
+        twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
+        vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
+
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
         return self.in_units(self.net(images))
@@ -113,6 +148,9 @@ class Task(Named, FastHookName, L.LightningModule):
         """Refuse to train on targets of another kind than the task expects."""
 
     def setup(self, stage: str) -> None:
+        """Learn from the data what nobody gave, and refuse to train on other targets."""
+        if (data := getattr(self.trainer, "datamodule", None)) is not None:
+            self.take_sizes(data)
         if stage == "fit":
             self.check_targets()
 
@@ -134,6 +172,9 @@ class Task(Named, FastHookName, L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["train_sums"] = self.train_sums
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if hasattr(data, "preparation"):
+            checkpoint["images"] = data.preparation()  # with which `vitlab.load` prepares others
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.train_sums = dict(checkpoint.get("train_sums", {}))

@@ -35,11 +35,14 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
 
     Args:
         package: Folder of vitlab.
-        own: Packages of the user's, which are located but not imported.
+        own: Packages and files of the user's, which are located but not imported.
     """
     package = package or HERE
     files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
     for name in own:
+        if name.endswith(".py"):  # the classes of a notebook
+            files += [(path, Path(path.name)) for path in [Path(name)] if path.is_file()]
+            continue
         found = PathFinder.find_spec(name.partition(".")[0], [*sys.path, os.getcwd()])
         if found and found.origin:
             top = Path(found.origin)

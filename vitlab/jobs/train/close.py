@@ -1,6 +1,7 @@
 """Close a finished run: write weights and results, print the last lines."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from vitlab.data.base import ImageData
-from vitlab.interface import fingerprint
+from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger
@@ -17,6 +18,9 @@ from vitlab.runs.directory import as_umask, atomic_write
 from vitlab.runs.fence import Fence
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.tasks import Classifier
+
+FAR = 10  # times the loss of guessing, above which a loss has exploded
 
 
 def log_summary(job: Job) -> None:
@@ -58,6 +62,7 @@ def close(job: Job, seconds: float) -> None:
         lines.append(f"best epoch {best['epoch'] + 1}: {metrics_text(values, 'validation images')}")
     elif keeper.best_epoch is None and keeper.monitor:
         lines.append(_never_validated(job))
+    lines += divergence(job)
     minutes, rest = divmod(round(seconds), 60)
     say("\n".join(["", *lines, end, f"took  {minutes}:{rest:02}", f"run   {job.run.path}"]))
     say(f"next  vitlab test {job.run.path}")
@@ -71,6 +76,21 @@ def _never_validated(job: Job) -> str:
         trained = "1 epoch was" if epochs == 1 else f"{epochs} epochs were"
         because = f" (trainer.check_val_every_n_epoch={every}, and {trained} trained)"
     return f"never validated{because}; the last epoch is kept"
+
+
+def divergence(job: Job) -> list[str]:
+    """Return a remark if the last loss, of validation if there is one, is far above that of guessing, or the first."""
+    rows = job.run.rows()
+    name = next((name for name in ("val/loss", "train/loss") if any(name in row for row in rows)), "")
+    if not (losses := [row[name] for row in rows if name in row]):
+        return []
+    classes = getattr(job.data, "num_classes", 0) if isinstance(job.task, Classifier) else 0
+    first, what = (math.log(classes), "guessing") if classes > 1 else (losses[0], "the start")
+    if losses[-1] <= FAR * max(first, 0.1) and math.isfinite(losses[-1]):
+        return []
+    lr = recipe(job.task).get("lr")
+    way_out = f"; model.lr={lr:g} may be too large" if isinstance(lr, int | float) else ""
+    return [f"note  the loss exploded: {name} {losses[-1]:.4g} against {first:.3g} of {what}{way_out}"]
 
 
 def metrics_text(values: dict[str, float], images: str) -> str:

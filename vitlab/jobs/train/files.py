@@ -19,10 +19,13 @@ from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
+from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, fingerprint
 from vitlab.jobs.terminal import log_to, print_error
 from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.weights import GIVEN
 from vitlab.layers.precision import float32_precision
+from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import RunDir, atomic_write
 from vitlab.runs.machine import cpu_name, git
@@ -40,11 +43,12 @@ def begin(job: Job) -> None:
     if not job.resumed:
         run.write_text("overrides.yaml", redact(yaml.safe_dump(dict(settings(job.arguments)), sort_keys=False)))
     run.write_text("config.yaml", job.config_text)
+    _keep_classes(job)
     log_to(run.path / "train.log")
     record = run.record
     first = {
         "recipe": job.recipe,
-        "init_from": job.options.init_from,
+        "init_from": job.options.init_from if job.options.start is None else GIVEN,
         "resize": job.options.resize,
         "init_grid": job.options.init_grid,
         "started": now_utc(),
@@ -57,6 +61,16 @@ def begin(job: Job) -> None:
     }
     now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
     run.write("run.json", {**first, **record, **now, **_changes(job)})
+
+
+def _keep_classes(job: Job) -> None:
+    """Keep the source of the classes that a notebook or script defines, with which the run is loaded elsewhere."""
+    if not (names := names_in(yaml.safe_load(job.config_text))):
+        return
+    try:
+        job.run.write_text(PARTS_FILE, source_of(names))
+    except UsageError as error:
+        print_error(f"{error}; until then this run can be loaded only where {', '.join(names)} is defined")
 
 
 def _changes(job: Job) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from vitlab.jobs.train.files import begin
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.mismatch import explain_mismatch
 from vitlab.jobs.train.wandb import finish_run
-from vitlab.jobs.train.weights import load_initial_weights
+from vitlab.jobs.train.weights import load_given_weights, load_initial_weights
 from vitlab.lazy import quick_imports
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.choose import run_to_continue
@@ -66,6 +66,8 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
         raise
     if not job.resumed and options.init_from:
         load_initial_weights(job, options.init_from, options.resize, options.init_grid)
+    elif not job.resumed and options.start is not None:
+        load_given_weights(job, options.start)
     elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
         load_initial_weights(job, source, job.run.record.get("resize"), job.run.record.get("init_grid"))
     if options.dry_run:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.resizable import Resizable
+from vitlab.objects import Described
 
 PosEmbedJoin = Literal["stem", "every_layer", "every_layer_shared"]
 
 
-class PosEmbed(Resizable):
+class PosEmbed(Resizable, metaclass=Described):
     """No position embedding, and the base class of every method.
 
     A position embedding can act in six places, each neutral here: it can add to the patch tokens once
@@ -35,6 +36,7 @@ class PosEmbed(Resizable):
         tensor([0., 0., 0., 1., 1., 1.])
     """
 
+    completed_by = ("grid_size", "embed_dim", "num_heads", "head_dim", "depth", "num_prefix_tokens")  # of the network
     joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, the default first
     trains = False  # whether it has parameters, or can have some
     rotates_stacked = False  # whether rotate also takes (2, B, A, L, d): queries and keys stacked

@@ -1,0 +1,71 @@
+"""An ablation given as a mapping, whose levels are classes and objects."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import vitlab
+from vitlab.ablation.work.identity import code_digest
+from vitlab.ablation.work.resolve import command
+from vitlab.config import trust
+
+sys.path.append(str(Path(__file__).parents[1]))
+from userpkg.pos import Coordinates
+
+MINE = {
+    "name": "mine",
+    "base": "t2t",
+    "axes": {"model.pos_embed": ["none", Coordinates(width=4)]},
+    "seeds": 2,
+    "baseline": {"pos_embed": "none"},
+    "metric": {"primary": "acc1"},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trust, "TRUSTED", [])
+    monkeypatch.setattr("vitlab.ablation.work.resolve.TRUSTED", trust.TRUSTED)
+    monkeypatch.setattr("vitlab.ablation.file.given.TRUSTED", trust.TRUSTED)
+    return tmp_path
+
+
+def test_it_becomes_the_file_that_it_would_be_and_its_cells_trust_the_classes():
+    lab = vitlab.ablate(MINE)
+    file = Path("runs/ablations/mine/ablation.yaml")
+    level = {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 4}}
+    assert yaml.safe_load(file.read_text())["axes"] == {"model.pos_embed": ["none", level]}
+    assert [arm.name for arm in lab.ablation.arms] == ["none", "coordinates"]
+    assert lab.ablation.trust_imports == ("userpkg",)
+    assert command(lab.ablation)[-2:] == ["--trust_imports", "userpkg"]
+    again = vitlab.ablate(lab.ablation)
+    assert again.ablation is lab.ablation
+    assert vitlab.ablate(file).ablation.arms == lab.ablation.arms
+
+
+WRONG = {
+    "a lambda": ({"axes": {"model.pos_embed": ["none", lambda: 1]}}, "a lambda cannot be written"),
+    "no name": ({"name": None}, "`ablate` needs a `name`"),
+    "a level that is not there": ({"baseline": {"pos_embed": "nome"}}, 'has no level `nome`; did you mean "none"'),
+}
+
+
+@pytest.mark.parametrize(("change", "answer"), WRONG.values(), ids=WRONG)
+def test_a_mistake_is_one_line_and_nothing_is_written(change, answer, here):
+    with pytest.raises(ValueError) as error:
+        vitlab.ablate({**MINE, **change})
+    assert answer in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(here.iterdir()) == []
+
+
+def test_other_source_of_a_class_of_a_notebook_makes_another_cell():
+    Path("parts.py").write_text("class A:\n    x = 1\n")
+    before = code_digest(own=["parts.py"])
+    Path("parts.py").write_text('class A:\n    """Docstrings do not count."""\n\n    x = 1\n')
+    assert code_digest(own=["parts.py"]) == before
+    Path("parts.py").write_text("class A:\n    x = 2\n")
+    assert code_digest(own=["parts.py"]) != before

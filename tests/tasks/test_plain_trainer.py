@@ -1,0 +1,72 @@
+"""Tasks and data of vitlab with Lightning's own Trainer: what the commands know, they know too."""
+
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from PIL import Image
+
+import vitlab
+
+pytestmark = pytest.mark.slow
+
+SMALL = {"patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+QUIET = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def trained(folder, task, data, **more):
+    trainer = L.Trainer(max_steps=2, default_root_dir=folder, limit_val_batches=1, **QUIET, **more)
+    trainer.fit(task, data)
+    return trainer
+
+
+def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loaded(tmp_path):
+    task, data = vitlab.Classifier(**SMALL), vitlab.Digits(subset=0.1, batch_size=16)
+    trained(tmp_path, task, data)
+    assert task.net.img_size == (8, 8)
+    assert (task.net.in_chans, task.net.num_classes, task.hparams["num_classes"]) == (1, 10, 10)
+    file = next(Path(tmp_path).rglob("*.ckpt"))
+    net, transform = vitlab.load(file)
+    image = Image.radial_gradient("L").resize((8, 8))
+    torch.testing.assert_close(transform(image), data.eval_transform(image))
+    task.eval()
+    torch.testing.assert_close(net(transform(image)[None]), task(transform(image)[None]))
+    again = vitlab.Classifier.load_from_checkpoint(file)
+    assert again.net.img_size == (8, 8)
+    assert "acc1" in str(
+        L.Trainer(**QUIET, enable_checkpointing=False).test(
+            vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False
+        )
+    )
+
+
+def test_weights_are_as_if_the_sizes_had_been_given():
+    data = vitlab.Digits(subset=0.1, batch_size=16)
+    task = vitlab.Classifier(**SMALL)
+    torch.manual_seed(3)
+    task.take_sizes(data)
+    torch.manual_seed(3)
+    expected = vitlab.Classifier(**SMALL, img_size=8, in_chans=1, num_classes=10)
+    assert all(torch.equal(v, expected.state_dict()[k]) for k, v in task.state_dict().items())
+
+
+def test_a_network_with_changed_weights_is_not_built_again():
+    data = vitlab.Digits(subset=0.1, batch_size=16)
+    fits = vitlab.Classifier(**SMALL, img_size=8, in_chans=1, num_classes=10)
+    with torch.no_grad():
+        fits.net.head.weight.fill_(3)
+    fits.take_sizes(data)
+    assert (fits.net.head.weight == 3).all()
+    other = vitlab.Classifier(**SMALL)
+    with torch.no_grad():
+        other.net.head.weight.fill_(3)
+    with pytest.raises(ValueError, match=r"build it with img_size=\[8, 8\], in_chans=1, num_classes=10"):
+        other.take_sizes(data)
+
+
+def test_what_was_frozen_or_replaced_counts_as_changed():
+    task = vitlab.Classifier(**SMALL)
+    assert task.is_as_built()
+    task.net.head.requires_grad_(False)
+    assert not task.is_as_built()

@@ -1,0 +1,178 @@
+"""Classes and objects of Python, wherever a configuration takes a word, a class path or {class_path, init_args}."""
+
+import copy
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchmetrics.classification import MulticlassF1Score
+
+import vitlab
+from vitlab.config import trust
+from vitlab.config.arguments import as_arguments
+from vitlab.objects import written
+
+sys.path.append(str(Path(__file__).parent))
+from userpkg.metric import Second
+from userpkg.net import Net
+from userpkg.pos import Coordinates
+
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize("given", [Coordinates, Coordinates(width=8), functools.partial(Coordinates, width=8)])
+def test_a_network_is_built_from_a_class_an_object_or_a_partial_as_from_its_path(given):
+    torch.manual_seed(0)
+    expected = vitlab.create_model(**TINY, pos_embed="userpkg.pos.Coordinates")
+    torch.manual_seed(0)
+    net = vitlab.create_model(**TINY, pos_embed=given)
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(net(images), expected(images))
+
+
+def test_a_built_position_embedding_describes_itself_without_what_the_network_gives():
+    built = Coordinates((4, 4), 16, width=5)
+    assert written("pos_embed", built) == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 5}}
+    assert vitlab.create_model(**TINY, pos_embed=built).pos_embed.mlp[0].out_features == 5
+    assert written("pos_embed", copy.deepcopy(built)) == written("pos_embed", built)
+
+
+def test_a_task_keeps_objects_as_a_configuration_holds_them():
+    parts = {"pos_embed": Coordinates(width=6), "metrics": [Second(first=3), MulticlassF1Score(10)]}
+    task = vitlab.Classifier(num_classes=10, **TINY, **parts, opt=torch.optim.SGD, act_layer=nn.Tanh)
+    assert task.hparams["pos_embed"] == {"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 6}}
+    assert task.hparams["metrics"][0] == {"class_path": "userpkg.metric.Second", "init_args": {"first": 3}}
+    assert task.hparams["opt"] == "torch.optim.sgd.SGD"
+    again = vitlab.Classifier(**task.hparams)
+    assert again.state_dict().keys() == task.state_dict().keys()
+
+
+def test_an_object_whose_arguments_are_its_attributes_is_written_and_verified():
+    assert written("act_layer", nn.GELU("tanh")) == {
+        "class_path": "torch.nn.modules.activation.GELU",
+        "init_args": {"approximate": "tanh"},
+    }
+    assert written("metrics", Second()) == "userpkg.metric.Second"
+
+
+class Forgets(nn.Module):
+    def __init__(self, width, rate=0.5):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(2, width), nn.Dropout(rate)
+
+
+class Alters(nn.Module):
+    def __init__(self, width=2):
+        super().__init__()
+        self.width = width + 1
+
+
+class Hides(nn.Module):
+    def __init__(self, weights=(1.0, 1.0)):
+        super().__init__()
+        self.register_buffer("table", torch.tensor(weights))
+
+
+Twice = type("Twice", (nn.Module,), {})
+Old, Twice = Twice, type("Twice", (nn.Module,), {})
+
+
+class Outer:
+    class Inner(nn.Module):
+        pass
+
+
+def local():
+    class Local(nn.Module):
+        pass
+
+    return Local
+
+
+WRONG = {
+    "a lambda": (lambda x: x, "a lambda cannot be written into a configuration: give a class, as in MyClass"),
+    "a function": (written, "the function written cannot be written"),
+    "a class in a function": (local(), "Local is defined inside of local, where no configuration finds it"),
+    "a class in a class": (Outer.Inner, "Inner is defined inside of Outer"),
+    "a class defined twice": (Old, "Twice was defined again since: give the class as it is now"),
+    "an object of a class defined twice": (Old(), "Twice was defined again since"),
+    "an argument that is not kept": (Forgets(3), "does not keep its argument `width`: give functools.partial(Forgets"),
+    "an attribute that is another value": (Alters(4), "how this Alters was built is not known"),
+    "a default that was not used": (Hides((1.0, 2.0)), "how this Hides was built is not known (`table` differs"),
+    "a tensor": (torch.zeros(3), "a Tensor cannot be written into a configuration: give a list"),
+}
+
+
+@pytest.mark.parametrize(("value", "answer"), WRONG.values(), ids=WRONG)
+def test_what_cannot_be_written_is_refused_with_what_to_give_instead(value, answer):
+    with pytest.raises(ValueError) as error:
+        written("model.part", value)
+    assert answer in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def untrusted(monkeypatch):
+    monkeypatch.setattr(trust, "TRUSTED", [])
+
+
+def test_the_module_of_a_class_in_hand_is_trusted_and_no_other(untrusted):
+    assert not trust.may_import("userpkg.pos.Coordinates")
+    text = '{"class_path": "userpkg.pos.Coordinates", "init_args": {"width": 3}}'
+    assert as_arguments({"model.pos_embed": Coordinates(width=3)}) == [f"--model.pos_embed={text}"]
+    assert trust.may_import("userpkg.pos.Coordinates")
+    assert not trust.may_import("userpkg.net.Net")
+    as_arguments({"model.pos_embed": "userpkg.net.Net"})  # text is no class in hand
+    assert not trust.may_import("userpkg.net.Net")
+
+
+KINDS = {
+    "a number": ({"model": 3}, "`model` must be a LightningModule"),
+    "a plain module": ({"model": nn.Linear(2, 2)}, "or a class of one, got Linear"),
+    "data as the model": ({"model": vitlab.Digits()}, "or a class of one, got Digits"),
+    "a module as data": ({"model": Net, "data": Net}, "`data` must be a LightningDataModule"),
+    "a lambda": ({"model": lambda: 1}, "a lambda cannot be written"),
+    "a model to resume": ({"model": Net, "resume": "x"}, "leave out `model` and `data`"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), KINDS.values(), ids=KINDS)
+def test_an_object_of_the_wrong_kind_is_refused_before_anything_is_written(arguments, answer, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError) as error:
+        vitlab.fit(**arguments)
+    assert answer in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def run_python(words, folder):
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(vitlab.__file__).parents[1]), str(Path(__file__).parent)]),
+    }
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_classes_of_a_notebook_are_trained_and_load_later_from_the_source_beside_the_run(tmp_path):
+    script = Path(__file__).parent / "userpkg" / "notebook.py"
+    done = run_python([str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    source = (tmp_path / "runs/own/parts.py").read_text()
+    assert all(text in source for text in ("SCALE = 2.0", "def scaled", "class Trained", "class MyNet"))
+    assert "Shifts" not in source
+    refused = run_python(["-m", "vitlab", "test", "own"], tmp_path)
+    assert refused.returncode == 2
+    assert "MyNet was defined in a notebook or script" in refused.stderr
+    tested = run_python(["-m", "vitlab", "test", "own", "--trust_imports", "runs/own/parts.py"], tmp_path)
+    assert "test/acc" in tested.stdout, tested.stderr
+    resume = "import vitlab; vitlab.fit(resume='parts', overrides={'trainer.max_epochs': 2}, trust_imports=[FILE])"
+    went_on = run_python(["-c", resume.replace("FILE", "'runs/parts/parts.py'")], tmp_path)
+    assert went_on.returncode == 0, went_on.stderr[-2000:]
+    assert not (tmp_path / "runs/parts/__pycache__").exists()

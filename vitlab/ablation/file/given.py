@@ -1,0 +1,52 @@
+"""An ablation that Python gives as a mapping: written as the file that it would be, with its classes beside it."""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitlab.ablation.file import spec
+from vitlab.ablation.file.schema import NAME
+from vitlab.config.trust import TRUSTED, may_import, trust
+from vitlab.errors import UsageError
+from vitlab.notebook import PARTS_FILE, names_in, source_of
+from vitlab.objects import written
+from vitlab.runs.directory import RUNS, write_text
+
+
+def write_file(content: Mapping[str, Any]) -> Path:
+    """Write ``runs/ablations/NAME/ablation.yaml``, and the source of classes of a notebook, and return its path.
+
+    Args:
+        content: What a file of an ablation holds; classes and objects stand for their class paths.
+
+    Raises:
+        UsageError: It has a mistake, or an object that cannot be written; nothing is written.
+    """
+    used: list[str] = []
+    plain = written("axes", content, used)
+    name = str(plain.get("name") or "")
+    if not NAME.fullmatch(name):
+        raise UsageError(f"`ablate` needs a `name` of a-z 0-9 _ . - for its folder, got {plain.get('name')!r}")
+    folder = RUNS / "ablations" / name
+    source = source_of(names) if (names := names_in(plain)) else None
+    packages = list(dict.fromkeys(path.partition(".")[0] for path in used if not may_import(path)))
+    trust(packages)
+    own = [*packages, *([str(folder / PARTS_FILE)] if source else [])]
+    if own:
+        plain["trust_imports"] = list(dict.fromkeys([*plain.get("trust_imports", []), *own]))
+    text = yaml.safe_dump(plain, sort_keys=False)
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place) / "ablation.yaml"
+        file.write_text(text)
+        try:
+            spec.read_ablation(file)
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(file), "ablate({...})")) from error
+    if source:
+        write_text(folder / PARTS_FILE, source)
+        TRUSTED.append(str(folder / PARTS_FILE))  # its classes are those of this process
+    write_text(folder / "ablation.yaml", text)
+    return folder / "ablation.yaml"

@@ -1,0 +1,223 @@
+"""How classes and objects of Python are written into a configuration: as class paths with their arguments."""
+
+import datetime
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from vitlab.errors import UsageError
+
+PARTS = (  # arguments that take a class: a word, a class path, or, in Python, a class or an object
+    *("tokenizer", "pos_embed", "act_layer", "norm_layer", "t2t_act_layer", "t2t_norm_layer"),
+    *("opt", "lr_scheduler", "metrics"),
+)
+_PLAIN = (str, bool, int, float, type(None))
+
+
+def written(key: str, value: Any, used: list[str] | None = None) -> Any:
+    """Return a value as a configuration holds it; classes and objects become class paths with arguments.
+
+    An object is described by the arguments that it was built with: vitlab's classes remember them, another must keep
+    each under its own name or in ``hparams``, and what is built from them again must equal the object.
+
+    Args:
+        key: What the value belongs to, for the message.
+        value: Anything; plain values, and mappings and lists of them, are returned unchanged.
+        used: Gets the class paths of classes and objects, which the caller has imported.
+
+    Raises:
+        UsageError: The value cannot be written; the message says what to give instead.
+
+    >>> import collections, fractions
+    >>> written("opt", collections.Counter), written("at", [1, "a"])
+    ('collections.Counter', [1, 'a'])
+    >>> written("part", functools.partial(fractions.Fraction, numerator=3))
+    {'class_path': 'fractions.Fraction', 'init_args': {'numerator': 3}}
+    """
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, os.PathLike | datetime.date):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {name: written(key, one, used) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [written(key, one, used) for one in value]
+    if isinstance(value, type):
+        return _spec(key, value, {}, used)
+    if isinstance(value, functools.partial):
+        return _spec(key, value.func, _named(key, value.func, value.args, value.keywords), used)
+    if isinstance(value, FunctionType | BuiltinFunctionType | ModuleType):
+        what = "a lambda" if getattr(value, "__name__", "") == "<lambda>" else f"the {type(value).__name__} "
+        what += "" if what == "a lambda" else value.__name__
+        raise UsageError(
+            f"`{key}`: {what} cannot be written into a configuration: give a class, as in MyClass, an object of one, "
+            "or functools.partial(MyClass, width=3)"
+        )
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numbers of NumPy and tensors
+        if getattr(value, "ndim", 0) == 0:
+            return value.tolist()
+        raise UsageError(f"`{key}`: a {type(value).__name__} cannot be written into a configuration: give a list")
+    return _spec(key, type(value), arguments_of(key, value), used)
+
+
+def class_path(key: str, cls: type) -> str:
+    """Return the path of a class under which it is found again.
+
+    Raises:
+        UsageError: It is defined inside of a function or class, or its name now leads to another class.
+
+    >>> class_path("model", UsageError)
+    'vitlab.errors.UsageError'
+    """
+    module, name = cls.__module__, cls.__qualname__
+    if "." in name:
+        raise UsageError(
+            f"`{key}`: {name} is defined inside of {name.rpartition('.')[0].removesuffix('.<locals>')}, where no "
+            "configuration finds it: move it to the top level of its file or cell"
+        )
+    found = getattr(sys.modules.get(module), name, None)
+    if found is not cls:
+        state = "defined again" if found is not None else "renamed or deleted"
+        raise UsageError(f"`{key}`: {module}.{name} was {state} since: give the class as it is now, or a new object")
+    return f"{module}.{name}"
+
+
+def arguments_of(key: str, thing: Any) -> dict[str, Any]:
+    """Return the arguments that an object was built with.
+
+    Raises:
+        UsageError: It does not keep one of them, or another object is built from what it keeps.
+    """
+    cls, given = type(thing), vars(thing).get("_given") if hasattr(thing, "__dict__") else None
+    if given is not None:
+        return _named(key, cls, *given)
+    name = cls.__name__
+    way_out = f"give functools.partial({name}, ...) or, if {name} is yours, keep each argument as self.ARGUMENT"
+    if hasattr(cls, "save_hyperparameters"):
+        way_out += ", or call self.save_hyperparameters()"
+    saved = dict(getattr(thing, "hparams_initial", None) or {})
+    kept: dict[str, Any] = {}
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except (TypeError, ValueError):
+        parameters = ()  # type: ignore[assignment]
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        if parameter.name in saved or hasattr(thing, parameter.name):
+            kept[parameter.name] = saved.get(parameter.name, getattr(thing, parameter.name, None))
+        elif parameter.default is parameter.empty:
+            raise UsageError(f"`{key}`: {name} does not keep its argument `{parameter.name}`: {way_out}")
+    kept = {p.name: kept[p.name] for p in parameters if p.name in kept and kept[p.name] is not p.default}
+    if difference := _difference(thing, cls, kept):
+        raise UsageError(f"`{key}`: how this {name} was built is not known ({difference}): {way_out}")
+    return kept
+
+
+def _difference(thing: Any, cls: type, kept: Mapping[str, Any]) -> str:
+    """Return how an object differs from one built from the arguments that it keeps; empty if it does not."""
+    import torch
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            twin = cls(**kept)
+    except Exception as error:  # foreign code can raise anything
+        return f"{cls.__name__} built from what it keeps raises {type(error).__name__}: {' '.join(str(error).split())}"
+    facts, others = dict(_facts(thing)), dict(_facts(twin))
+    names = [name for name in {**facts, **others} if facts.get(name, "nothing") != others.get(name, "nothing")]
+    return f"`{names[0]}` differs in one built from what it keeps" if names else ""
+
+
+def _facts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what its arguments decide of an object: plain attributes, of a module with its parts, and shapes."""
+    modules = dict(thing.named_modules()) if hasattr(thing, "named_modules") else {"": thing}
+    for place, module in modules.items():
+        yield f"class of {place or 'it'}", type(module)
+        for name, value in vars(module).items() if hasattr(module, "__dict__") else ():
+            if not name.startswith("_") and name != "training" and _is_plain(value):
+                yield f"{place}.{name}".lstrip("."), value
+    for name, value in thing.named_parameters() if modules and hasattr(thing, "named_parameters") else ():
+        yield name, tuple(getattr(value, "shape", ())) if "Uninitialized" not in type(value).__name__ else None
+    for name, value in thing.named_buffers() if hasattr(thing, "named_buffers") else ():
+        yield name, value.tolist()
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return isinstance(value, _PLAIN)
+
+
+def _named(key: str, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return positional and named arguments by name, without those that a network gives its parts."""
+    given = dict(kwargs)
+    if args:
+        names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        if len(args) > len(names):
+            raise UsageError(f"`{key}`: give the arguments of {cls.__name__} by name")
+        given = dict(zip(names, args, strict=False)) | given
+    return {name: value for name, value in given.items() if name not in getattr(cls, "completed_by", ())}
+
+
+def _spec(key: str, cls: Any, arguments: Mapping[str, Any], used: list[str] | None) -> Any:
+    if not isinstance(cls, type):
+        return written(key, cls)  # refused
+    path = class_path(key, cls)
+    if used is not None:
+        used.append(path)
+    if not arguments:
+        return path
+    return {"class_path": path, "init_args": {k: written(f"{key}.{k}", v, used) for k, v in arguments.items()}}
+
+
+class Described(type):
+    """The metaclass of classes whose objects remember the arguments that they were built with.
+
+    Arguments in :data:`PARTS` may be classes and objects, and arrive as a configuration holds them. A class with
+    ``completed_by``, the names of what a network adds, gives a :class:`functools.partial` where these are missing.
+
+    >>> class Sized(metaclass=Described):
+    ...     def __init__(self, width=3, opt="adamw"):
+    ...         self.width, self.opt = width, opt
+    >>> arguments_of("data", Sized(4)), Sized(opt=UsageError).opt
+    ({'width': 4}, 'vitlab.errors.UsageError')
+    """
+
+    completed_by: tuple[str, ...] = ()
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Build an object."""
+        if cls.completed_by and _lacks(cls, args, kwargs):
+            return functools.partial(cls, *args, **kwargs)
+        kwargs = {name: written(name, value) if name in PARTS else value for name, value in kwargs.items()}
+        made = super().__call__(*args, **kwargs)
+        if isinstance(made, cls):
+            vars(made)["_given"] = (args, kwargs)
+            if (built := getattr(made, "on_built", None)) is not None:
+                built()
+        return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:  # else that of `__call__` above
+        own = next((vars(base)["__signature__"] for base in cls.__mro__ if "__signature__" in vars(base)), None)
+        if own is not None:
+            return own.__get__(None, cls) if hasattr(own, "__get__") else own
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _lacks(cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether arguments that the network gives are missing, and nothing else is wrong."""
+    signature = inspect.signature(cls)
+    try:
+        bound = signature.bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return False
+    needed = [p.name for p in signature.parameters.values() if p.default is p.empty and p.name in cls.completed_by]
+    return any(name not in bound for name in needed)
