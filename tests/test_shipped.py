@@ -13,7 +13,7 @@ from vitlab.ablation.file.spec import read_ablation
 from vitlab.cli.main import main
 from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
-from vitlab.jobs.results import _command
+from vitlab.jobs.results import command_of
 from vitlab.shipped import HOME, find_file
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ def test_a_config_is_found_by_its_name_and_by_its_path(name):
 
 def test_a_table_names_a_shipped_config_as_it_can_be_typed_anywhere(empty):
     found = [find_file("t2t", "--config"), str(empty / "mine.yaml")]
-    command = _command({"configs": found}, {"trainer.max_epochs": 2})
+    command = command_of({"configs": found}, {"trainer.max_epochs": 2})
     assert command == f"vitlab fit --config configs/t2t.yaml --config {empty}/mine.yaml --trainer.max_epochs=2"
 
 

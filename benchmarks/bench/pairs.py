@@ -1,5 +1,6 @@
 """Interleaved measurement: every round runs every contender once, so that other load affects all alike."""
 
+import math
 import random
 import statistics
 import time
@@ -68,10 +69,12 @@ def compare(times: dict[str, list[float]], base: str) -> dict[str, dict[str, Any
 def interval(values: Sequence[float], resamples: int = 1000) -> tuple[float, float]:
     """Return the bootstrapped 95 % interval of the median, Efron 1979 (doi:10.1214/aos/1176344552).
 
-    Below six values, of which not even the extremes hold the median in 95 % of cases, it is Student's t of the mean.
+    Below six values, of which not even the extremes hold the median in 95 % of cases, it is Student's t of the mean of
+    their logarithms, as they are ratios.
     """
     if 1 < len(values) < 6:
-        return student(values)
+        low, high = student([math.log(value) for value in values])
+        return math.exp(low), math.exp(high)
     draw = random.Random(0)
     medians = sorted(statistics.median(draw.choices(values, k=len(values))) for _ in range(resamples))
     return medians[int(0.025 * resamples)], medians[int(0.975 * resamples) - 1]

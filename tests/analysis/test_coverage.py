@@ -6,8 +6,8 @@ Drawn are the numbers of each image from which an analysis makes its interval, n
 import numpy as np
 import pytest
 import torch
-from vitlab.bench.pairs import interval as speed_interval
 
+from bench.pairs import interval as speed_interval
 from vitlab.analysis.attribution.sanity import DRAWS as RANDOM_NETWORKS
 from vitlab.analysis.attribution.sanity import MOST as SANITY_IMAGES
 from vitlab.analysis.cka import cka, interval, linear_kernel

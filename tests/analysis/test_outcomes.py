@@ -130,6 +130,7 @@ def test_every_rate_of_an_analysis_has_an_interval_that_holds_it(small_subject):
         "shots",
         "draws",
         "spread",
+        "pairs",
         "k",
         "n_train",
         "share",

@@ -56,7 +56,7 @@ def test_ratios_are_taken_round_by_round_and_above_one_is_faster():
     assert (found["fast"]["ratio"], found["fast"]["min"], found["fast"]["max"]) == (2, 2, 4)
     assert (found["fast"]["seconds"], found["fast"]["best_seconds"]) == (1, 1)
     low, high = found["fast"]["interval"]
-    assert 2 <= low <= high <= 4
+    assert 0 < low < 2 and high > 4  # three rounds that differ so much show little
 
 
 def test_the_interval_of_equal_values_is_that_value_and_many_narrow_it():

@@ -181,7 +181,7 @@ def test_the_module_of_the_page_has_the_whole_life(here, monkeypatch, capsys):
         "values": "as `eval_transform` of mydata.MyData returns them",
     }
     assert main(["look", "own", *trusted]) == 0
-    with pytest.raises(ValueError, match="must be one of safetensors, timm, onnx, pt2, got 'torchscript'"):
+    with pytest.raises(ValueError, match='no format "torchscript"; give safetensors, timm, onnx, pt2'):
         vitlab.Run("own").export("torchscript")
 
 

@@ -18,7 +18,7 @@ GUESSES = [
     ([*T2T, "--ckpt_path", "last"], "use --resume RUN"),
     (["fit", "configs/t2t.yaml"], "`configs/t2t.yaml` needs its flag: --config configs/t2t.yaml"),
     (["train"], 'unknown command "train"; did you mean "fit"?'),
-    (["runs"], 'unknown command "runs"; did you mean "results"?'),
+    (["run"], 'unknown command "run"; did you mean "runs"?'),
     ([*T2T, "--data=Cifar10"], 'did you mean "CIFAR10"?'),
     ([*T2T, "--trainer.callbacks+=EarlyStoping"], 'did you mean "EarlyStopping"?'),
     (

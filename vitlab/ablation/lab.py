@@ -225,8 +225,10 @@ def exported(file: Path) -> Path | None:
     Example:
         >>> exported(Path("experiments/tokenizers/digits.yaml"))
     """
-    from vitlab.ablation.evidence.bundle import SUMS
-
     if file.is_dir():
         return file
-    return file.parent if file.name == "ablation.yaml" and (file.parent / SUMS).is_file() else None
+    if file.name != "ablation.yaml":  # without the imports that evidence needs
+        return None
+    from vitlab.ablation.evidence.bundle import SUMS
+
+    return file.parent if (file.parent / SUMS).is_file() else None
