@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from zoo import DECISIVE, EMPTY, build
 
 from vitlab.ablation.verdict.analyses import _spread
@@ -116,7 +117,7 @@ def _(table, subject):
 @known("displacement", "with_positions", true="some knowledge of position")
 def _(table, subject):
     layers = _spread(table)["spread"]
-    return f"spread {layers.max():.3f}", layers.max() > 0.05
+    return f"spread {layers.max():.3f}", layers.max() > 0.02
 
 
 @known("distance", "previous_patch", true="1 patch; more where there is none to the left")
@@ -180,6 +181,32 @@ def _(table, subject):
 def _(table, subject):
     mean = table[table["map"] == "occlusion"].groupby(["row", "column"])["weight"].mean()
     return f"{mean.idxmax()}", mean.idxmax() == (0, 0)
+
+
+@known("faithfulness", "dead_heads", true="attention and rollout name a patch that does nothing, under every filling")
+def _(table, subject):
+    found = table[table["kind"] == "MoRF"].groupby("map")["first_above_random_low"].agg(["min", "max"])
+    good, bad = found.index[found["min"] > 0], found.index[found["max"] <= 0]
+    return "evidence: " + ", ".join(good), {"attention", "rollout"} <= set(bad) and {"occlusion"} <= set(good)
+
+
+@known("faithfulness", "shortcut", true="occlusion is evidence under every filling")
+def _(table, subject):
+    mine = table[(table["kind"] == "MoRF") & (table["map"] == "occlusion")].drop_duplicates("filling")
+    return f"gain at least {mine['gain_low'].min():.2f}", len(mine) >= 4 and mine["gain_low"].min() > 0
+
+
+@known("calibration", "calibrated", "overconfident", true="the error by construction is in the interval")
+def _(table, subject):
+    note = ask("calibration", "overconfident" if subject is build("overconfident") else "calibrated").note
+    low, high = (float(end) for end in note.split("[")[1].split("]")[0].split(","))
+    true = 0.0
+    if subject is build("overconfident"):  # half of the distance of what is said from one half
+        said = torch.cat(
+            [subject.net(images).softmax(dim=1).amax(dim=1) for images, _ in subject.batches("train", 10**6)]
+        )
+        true = float((0.5 * (said - 0.5)).square().mean().sqrt())
+    return f"[{low:.3f}, {high:.3f}] for {true:.3f}", low <= true <= high
 
 
 @known("rollout", "uniform", true="equal weights of all patches")
