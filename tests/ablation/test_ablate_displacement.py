@@ -10,6 +10,7 @@ import torch
 
 from vitlab.ablation.verdict.analyses import _spread, displacements, is_without_itself
 from vitlab.analysis.positions import displacement_profile, pairs_at
+from vitlab.runs.directory import RunDir
 
 GRID, HEADS, IMAGES = (4, 4), 3, 96
 PAIRS = pairs_at(GRID)
@@ -43,7 +44,7 @@ def results_of(tmp_path):
             path = tmp_path / f"{i}" / "analysis" / "displacement.csv"
             path.parent.mkdir(parents=True, exist_ok=True)
             table.to_csv(path, index=False)
-            runs["arm", i] = SimpleNamespace(path=tmp_path / f"{i}")
+            runs["arm", i] = RunDir(tmp_path / f"{i}")
         return SimpleNamespace(runs=runs)
 
     return build

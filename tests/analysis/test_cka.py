@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_nets import SMALL
 
-from vitlab.analysis.cka import analyze_cka, cka, interval, layer_kernels, linear_kernel, unbiased_hsic
+from vitlab.analysis.cka import analyze_cka, cka, cka_interval, layer_kernels, linear_kernel, unbiased_hsic
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.vit import VisionTransformer
@@ -79,7 +79,7 @@ def test_twins_agree_and_networks_that_learned_different_things_do_not(digits):
             layer_kernels(each, Subject(each, digits, num_images=256).batches(), which)[-1] for each in (one, two)
         ]
         value = cka(*kernels)
-        return value, *interval(value, *kernels)
+        return value, *cka_interval(value, *kernels)
 
     assert last("mean", net, net) == pytest.approx((1, 1, 1), abs=1e-6)
     for two, most in ((untrained, 0.6), (other, 0.8)):

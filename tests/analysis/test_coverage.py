@@ -10,7 +10,7 @@ import torch
 from bench.pairs import interval as speed_interval
 from vitlab.analysis.attribution.sanity import DRAWS as RANDOM_NETWORKS
 from vitlab.analysis.attribution.sanity import MOST as SANITY_IMAGES
-from vitlab.analysis.cka import cka, interval, linear_kernel
+from vitlab.analysis.cka import cka, cka_interval, linear_kernel
 from vitlab.analysis.features import DRAWS as LABELED_DRAWS
 from vitlab.analysis.intervals import over_draws, over_images, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
@@ -81,7 +81,7 @@ def test_cka(share, n):
 
     def draw(rng):
         k, m = kernels(n)
-        return interval(cka(k, m), k, m)
+        return cka_interval(cka(k, m), k, m)
 
     most = 0.99 if share == 0 and n < 256 else 0.98  # somewhat too wide where few images are unrelated
     assert 0.9 <= share_held(draw, truth) <= most

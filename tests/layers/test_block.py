@@ -91,7 +91,7 @@ def test_activations_are_their_formulas(name, function):
 
 
 def test_an_unknown_activation_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="must be one of gelu, gelu_tanh, quick_gelu, relu, silu, got 'swish'"):
+    with pytest.raises(ValueError, match=r"must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"):
         build_act("swish", 4)
 
 

@@ -49,7 +49,7 @@ def jackknife(k: Tensor, m: Tensor) -> tuple[float, int]:
     return float((count - 1) / count * (values - values.mean()).square().sum()), count
 
 
-def interval(value: float, k: Tensor, m: Tensor) -> tuple[float, float]:
+def cka_interval(value: float, k: Tensor, m: Tensor) -> tuple[float, float]:
     """Return the 95 % interval over images of a :func:`cka` of two kernels.
 
     What pairs of images add to the variance, 2 / n(n - 1) where features are unrelated, is known, and the jackknife
@@ -130,7 +130,7 @@ def analyze_cka(subject: Subject) -> Finding:
         ax.set_xlabel("blocks passed" + ("" if name == "itself" else f", {name}"), fontsize=8)
         rows += [
             {"layer": i, "against": name, "other_layer": j, "cka": (value := float(values[i, j]))}
-            | dict(zip(("cka_low", "cka_high"), interval(value, own[i], kernels[j]), strict=True))
+            | dict(zip(("cka_low", "cka_high"), cka_interval(value, own[i], kernels[j]), strict=True))
             for i in range(len(own))
             for j in range(len(kernels))
         ]

@@ -16,7 +16,7 @@ from vitlab.callbacks.record import RunRecord
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import check_ranges
 from vitlab.runs.directory import RunDir
-from vitlab.runs.format import describe
+from vitlab.runs.format import describe_format
 from vitlab.runs.generations import BackgroundCheckpointIO, NotSaved, rotate, sweep, writing
 
 LOOK = 8  # batches between two checks of the clock, on which processes have to agree
@@ -96,7 +96,7 @@ class Checkpoint(callbacks.Checkpoint):
         """Add the position of the training loader, and what the checkpoint consists of."""
         data = trainer.datamodule
         named = type(data).__qualname__ if data is not None and data.state_dict() else None  # as Lightning calls it
-        checkpoint["vitlab"] = describe(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
+        checkpoint["vitlab"] = describe_format(len(trainer.optimizers), len(trainer.lr_scheduler_configs), named)
         if hasattr(trainer.train_dataloader, "state_dict"):
             checkpoint["train_loader"] = trainer.train_dataloader.state_dict()
 

@@ -5,6 +5,7 @@
 3. A section ``vitlab`` names the format, vitlab's version, and how many optimizers and schedules there are.
 """
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-import vitlab
 from vitlab.errors import UsageError
 
 FORMAT = 3
@@ -30,11 +30,16 @@ _SECTIONS: dict[str, type] = {
 _LOOPS = ("epoch_progress", "epoch_loop.state_dict", "epoch_loop.batch_progress")
 
 
+def _version() -> str:
+    version: str = importlib.import_module("vitlab").__version__  # the package's face is above this room
+    return version
+
+
 class NewerFormat(ValueError):
     """A later vitlab has written the file."""
 
 
-def describe(optimizers: int, schedules: int, data: str | None) -> dict[str, Any]:
+def describe_format(optimizers: int, schedules: int, data: str | None) -> dict[str, Any]:
     """Return the section ``vitlab`` of a checkpoint.
 
     Args:
@@ -43,7 +48,7 @@ def describe(optimizers: int, schedules: int, data: str | None) -> dict[str, Any
         data: Name of the section with the state of the data; None if there is none.
     """
     counts = {"optimizers": optimizers, "schedules": schedules, "data": data}
-    return {"format": FORMAT, "version": vitlab.__version__, **counts}
+    return {"format": FORMAT, "version": _version(), **counts}
 
 
 def format_of(content: Mapping[str, Any]) -> int:
@@ -66,7 +71,7 @@ def refuse_newer(content: Any, path: str | Path) -> None:
     if isinstance(content, Mapping) and (found := format_of(content)) > FORMAT:
         wrote = content["vitlab"].get("version", "a later one")
         raise NewerFormat(
-            f"{path} has format {found}, of vitlab {wrote}; this is vitlab {vitlab.__version__}, which reads up to "
+            f"{path} has format {found}, of vitlab {wrote}; this is vitlab {_version()}, which reads up to "
             f"format {FORMAT}: update vitlab"
         )
 
@@ -77,7 +82,7 @@ def _to_2(content: dict[str, Any]) -> None:
 
 def _to_3(content: dict[str, Any]) -> None:
     counts = len(content["optimizer_states"]), len(content["lr_schedulers"])
-    content["vitlab"] = {**describe(*counts, None), "version": None}
+    content["vitlab"] = {**describe_format(*counts, None), "version": None}
 
 
 _MIGRATIONS: dict[int, Callable[[dict[str, Any]], None]] = {1: _to_2, 2: _to_3}

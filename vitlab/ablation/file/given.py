@@ -1,4 +1,4 @@
-"""An ablation that Python gives as a mapping: written as the file that it would be, with its classes beside it."""
+"""An ablation that Python gives as a mapping, written as the file that it would be; alone, as files do not need it."""
 
 import tempfile
 from collections.abc import Mapping
