@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: status, answer and curves, in one piece of HTML; alone, as a notebook needs no more of the page."""
+"""A run as a notebook shows it: status, answer and curves in one piece of HTML; alone, as it needs no page."""
 
 from html import escape
 
