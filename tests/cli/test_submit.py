@@ -32,6 +32,7 @@ STAND_INS = {
     "srun": """
         while [[ $1 == -* ]]; do echo "$1" >> "$DESK/srun"; shift; done
         rm -f "$DESK"/pid.*
+        export SLURM_STEP_ID=0
         export SLURM_NTASKS=$TASKS SLURM_NTASKS_PER_NODE=$TASKS SLURM_NNODES=1 SLURM_NODEID=0 SLURM_NODELIST=127.0.0.1
         for ((i = 0; i < TASKS; i++)); do
             SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & echo $! > "$DESK/pid.$i"
