@@ -197,6 +197,7 @@ def _(table, subject):
 
 
 @known("calibration", "calibrated", "overconfident", true="the error by construction is in the interval")
+@torch.no_grad()
 def _(table, subject):
     note = ask("calibration", "overconfident" if subject is build("overconfident") else "calibrated").note
     low, high = (float(end) for end in note.split("[")[1].split("]")[0].split(","))

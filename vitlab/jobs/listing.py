@@ -230,7 +230,7 @@ def parsed_yaml(path: Path) -> dict[str, Any]:
     if "&" in text or text.count("[") + text.count("{") > _FLOW or not yaml.__with_libyaml__:
         content = parse_yaml(text, str(path))
     else:
-        content = yaml.load(text, yaml.CSafeLoader)  # safe, and ten times as fast
+        content = yaml.load(text, Loader=yaml.CSafeLoader)  # safe, and ten times as fast
     if not isinstance(content, dict):
         raise UsageError(f"{path} is damaged: it must contain keys and values")
     return content

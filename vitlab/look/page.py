@@ -1,7 +1,6 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
 import base64
-import importlib
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +28,7 @@ from vitlab.look.facts import (
 )
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
+from vitlab.runs.machine import own_version
 
 HOME = Path(__file__).parent
 WRONG, FIGURES = 12, 2_000_000  # largest number of mistakes shown; bytes of analysis figures
@@ -81,7 +81,7 @@ def render(
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
     script = (HOME / "viewer.js").read_text()
-    version = importlib.import_module("vitlab").__version__  # the package's face is above this room
+    version = own_version()
     return page.render(**content, title=title, sections=sections, script=script, version=version, reload=reload)
 
 

@@ -5,7 +5,6 @@
 3. A section ``vitlab`` names the format, vitlab's version, and how many optimizers and schedules there are.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UsageError
+from vitlab.runs.machine import own_version
 
 FORMAT = 3
 _SECTIONS: dict[str, type] = {
@@ -30,11 +30,6 @@ _SECTIONS: dict[str, type] = {
 _LOOPS = ("epoch_progress", "epoch_loop.state_dict", "epoch_loop.batch_progress")
 
 
-def _version() -> str:
-    version: str = importlib.import_module("vitlab").__version__  # the package's face is above this room
-    return version
-
-
 class NewerFormat(ValueError):
     """A later vitlab has written the file."""
 
@@ -48,7 +43,7 @@ def describe_format(optimizers: int, schedules: int, data: str | None) -> dict[s
         data: Name of the section with the state of the data; None if there is none.
     """
     counts = {"optimizers": optimizers, "schedules": schedules, "data": data}
-    return {"format": FORMAT, "version": _version(), **counts}
+    return {"format": FORMAT, "version": own_version(), **counts}
 
 
 def format_of(content: Mapping[str, Any]) -> int:
@@ -71,7 +66,7 @@ def refuse_newer(content: Any, path: str | Path) -> None:
     if isinstance(content, Mapping) and (found := format_of(content)) > FORMAT:
         wrote = content["vitlab"].get("version", "a later one")
         raise NewerFormat(
-            f"{path} has format {found}, of vitlab {wrote}; this is vitlab {_version()}, which reads up to "
+            f"{path} has format {found}, of vitlab {wrote}; this is vitlab {own_version()}, which reads up to "
             f"format {FORMAT}: update vitlab"
         )
 
