@@ -167,8 +167,8 @@ class Block(nn.Module):
         x = x if self.transition is None else self.transition(x)
         x = pos_embed.enter(x, layer)
         owner = pos_embed.owner
-        shared = first_only or self.attn.gate is not None
-        attn = partial(self.attn, pos_embed=pos_embed, layer=layer, first_only=first_only)
+        shared = first_only or getattr(self.attn, "gate", None) is not None
+        attn = partial(self.attn, pos_embed=pos_embed, layer=layer, **({"first_only": True} if first_only else {}))
         y = self.drop_path(x, lambda x: self.ls1(recomputed(self.norm1, x, attn, shared)), owner)
         y = self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp)), owner)
         if self.dense_linear is not None:

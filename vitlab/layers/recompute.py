@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils import checkpoint as whole
 
+from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 
 T = TypeVar("T")
@@ -28,7 +29,8 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
 
     What a linear layer keeps is its input. Where that is a normalized or activated tensor, a block keeps it beside the
     tensor it was made of: six of the sixteen tensors of width D that a ViT's block keeps. Values and gradients do not
-    change by a bit. Applies to :data:`CHEAP` modules and large tensors. A compiled network recomputes by itself.
+    change by a bit. Applies to :data:`CHEAP` modules without hooks, and large tensors. A compiled network recomputes by
+    itself.
 
     Args:
         module: A normalization or an activation.
@@ -43,8 +45,9 @@ def recomputed(module: nn.Module, x: Tensor, use: Callable[[Tensor], T], shared:
         torch.Size([3, 5, 4])
     """
     y = module(x)
-    is_cheap = type(module) in CHEAP and not getattr(module, "inplace", False)
-    if not is_cheap or not y.requires_grad or y.is_meta or _is_off() or y.numel() < LEAST:
+    if not y.requires_grad or y.is_meta or _is_off() or y.numel() < LEAST:
+        return use(y)
+    if not is_plain(module, *CHEAP) or getattr(module, "inplace", False):
         return use(y)
     cast = y.dtype if shared else product_dtype(y)
     y, source = y.to(cast), x.detach()  # as a linear layer would cast it

@@ -5,15 +5,36 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitlab.layers.attention import SqueezeExcite
+from vitlab.layers.attention import Attention, Ghost, SqueezeExcite, attend, products, sdpa
+from vitlab.layers.block import Block, DropPath, LayerScale
+from vitlab.layers.custom import PerToken
+from vitlab.layers.mlp import Mlp, QuickGELU
+from vitlab.layers.plain import all_are_hooked, calls_plainly, has_plain_tensors, is_sharded
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.packed import PackedPosEmbed
 from vitlab.packed import Packed
 from vitlab.tokenizers.patch import PatchEmbed
 
 Tokens = Tensor | tuple[Tensor, Tensor]  # patches, or patches and prefix tokens
+ELEMENTWISE = {
+    nn.GELU,
+    nn.SiLU,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Mish,
+}
+ELEMENTWISE |= {nn.Softplus, nn.Softsign, nn.Hardswish, nn.Hardtanh, nn.Hardsigmoid, nn.LogSigmoid, QuickGELU}
+PER_TOKEN: set[type[nn.Module]] = {Block, Attention, Ghost, Mlp, LayerScale, DropPath, *ELEMENTWISE}
+PER_TOKEN |= {nn.Linear, nn.Identity, nn.Dropout, nn.LayerNorm, nn.RMSNorm, nn.Sequential}
+PER_QUERY = ("rotate", "bias", "relate", "leave")
 
 
 def forward_intermediates(
@@ -145,6 +166,8 @@ def check_packed(net: Any, in_chans: int, patch: tuple[int, ...]) -> None:
         raise ValueError(f"{what} are cut into patches of {sizes[0]}, but the network takes {sizes[1]}")
     if any(isinstance(module, SqueezeExcite) for module in net.modules()):
         raise ValueError(f"{what} share rows, but `se_reduction` averages over rows: leave it out")
+    if net.training and any(isinstance(module, PerToken) for module in net.modules()):
+        raise ValueError(f"{what} share rows, whose statistics `norm_layer` would mix: choose layernorm or rmsnorm")
     if any(block.drop_path.subset and block.drop_path.rate for block in net.blocks):
         raise ValueError(f"{what} share rows, but `drop_path_subset` drops rows: leave it out")
 
@@ -192,16 +215,54 @@ def positions(net: Any, images: Tensor | Packed, keep: Tensor | None = None) -> 
 
 
 def reads_class_token_only(net: Any) -> bool:
-    """Return whether the outputs depend only on the class token after the last block.
+    """Return whether the last block may compute the class token alone, because the outputs are the same to rounding.
+
+    The head reads nothing else, each layer after the keys and values acts on one token at a time, the class token is
+    not rotated, and each module is called as vitlab wrote it: a subclass, a wrapper, a hook or a position embedding of
+    one's own could tell the difference. Here alone this is decided; :class:`Attention` and :class:`Block` trust it.
 
     Example:
         >>> from vitlab.models import VisionTransformer
-        >>> VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3).reads_class_token_only()
+        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+        >>> net.reads_class_token_only()
         True
+        >>> hook = net.blocks[-1].register_forward_hook(lambda block, args, y: 2 * y)
+        >>> net.reads_class_token_only()
+        False
     """
-    last = len(net.blocks) - 1
-    gates = isinstance(net.get_submodule(f"blocks.{last}.attn.se_layer"), SqueezeExcite)  # which averages all tokens
-    return net.global_pool == "token" and not gates and not net.pos_embed.acts_after(last)
+    if net.global_pool != "token" or all_are_hooked() or _is_overridden(net):
+        return False
+    block, pos_embed, last = net.blocks[-1], net.pos_embed, len(net.blocks) - 1
+    after = [*block.modules(), *net.norm.modules()]
+    return (
+        calls_plainly(block, {Block})
+        and calls_plainly(block.attn, {Attention})
+        and block.attn.kernel in (attend, sdpa, products)
+        and all(calls_plainly(module, PER_TOKEN) for module in after)
+        and _splits(net, block, block.attn.qkv)
+        and all(map(_leaves_class_token, getattr(pos_embed, "parts", {"": pos_embed}).values()))
+        and not pos_embed.acts_after(last)
+    )
+
+
+def _is_overridden(net: Any) -> bool:
+    """Return whether a subclass of the network, or a method put into it, may read other tokens."""
+    own = type(net).__module__ == "vitlab.models.vit" or is_sharded(net)
+    return not own or any(name in vars(net) for name in ("pool", "run_block", "forward_head", "_tokens"))
+
+
+def _splits(net: Any, block: nn.Module, qkv: nn.Module) -> bool:
+    """Return whether the weight of ``qkv`` can be split: that of FSDP2 is whole only where its block gathers it."""
+    if is_sharded(qkv):
+        return False
+    return has_plain_tensors(qkv) or any(map(is_sharded, (net, block, block.get_submodule("attn"))))
+
+
+def _leaves_class_token(method: PosEmbed) -> bool:
+    """Return whether queries of the class token are not rotated, and can be treated without those of the patches."""
+    changes = [name for name in PER_QUERY if getattr(type(method), name) is not getattr(PosEmbed, name)]
+    ours = type(method).__module__.startswith("vitlab.layers.pos_embed.")
+    return (ours or not changes) and not any(name in vars(method) for name in PER_QUERY)
 
 
 def pool(net: Any, x: Tensor) -> Tensor:

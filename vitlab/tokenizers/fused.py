@@ -13,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.layers.attention import attend
+from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split
-from vitlab.tokenizers.token_layers import TokenTransformer
+from vitlab.tokenizers.token_layers import TokenAttention, TokenTransformer
 
 Square = tuple[int, int, int]  # kernel, stride, padding: the splits supported here
 
@@ -41,6 +42,24 @@ def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, lay
         unsupported["t2t_norm_layer"] = type(layer.norm1) is not nn.LayerNorm or layer.norm1.bias is None
         unsupported["t2t_attn"] = bool(getattr(layer, "relu", False))
     return [name for name, is_unsupported in unsupported.items() if is_unsupported]
+
+
+def goes_round_nothing(layer: nn.Module) -> bool:
+    """Return whether the fast path of a token layer passes by no hook, and no layer that a user has put in its place.
+
+    Example:
+        >>> layer = TokenTransformer(147, 64)
+        >>> before, hook = goes_round_nothing(layer), layer.attn.qkv.register_forward_hook(print)
+        >>> before, goes_round_nothing(layer)
+        (True, False)
+    """
+    if isinstance(layer, TokenTransformer):
+        parts = [(layer, TokenTransformer), (layer.attn, TokenAttention), (layer.attn.qkv, nn.Linear)]
+    elif isinstance(layer, TokenPerformer):
+        parts = [(layer, TokenPerformer), (layer.kqv, nn.Linear), (layer.proj, nn.Linear)]
+    else:
+        return False
+    return all(is_plain(part, cls) for part, cls in [*parts, (layer.norm1, nn.LayerNorm)])
 
 
 def fused_tokens(

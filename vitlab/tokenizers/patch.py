@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from vitlab.layers.plain import is_plain
 from vitlab.packed import Packed
 from vitlab.tokenizers.splits import pair
 
@@ -60,8 +62,22 @@ class PatchEmbed(nn.Module):
         if isinstance(images, Packed):
             patches = images.patches[None]
         else:
-            patches = cut_patches(images, self.grid_of(images.shape[2:]))
-        return F.linear(patches.flatten(2), self.weight_of(self.patch).flatten(1), self.proj.bias)
+            patches = cut_patches(images, self.grid_of(images.shape[2:]))  # (B, N, C, p, p)
+        if is_plain(self.proj, nn.Conv2d):
+            return F.linear(patches.flatten(2), self.weight_of(self.patch).flatten(1), self.proj.bias)
+        return self._call(patches.flatten(0, 1)).view(*patches.shape[:2], -1)
+
+    def _call(self, patches: Tensor) -> Tensor:
+        """Map ``(N, C, p, p)`` to ``(N, D, 1, 1)`` by ``proj`` itself, which somebody has changed or watches."""
+        if self.patch == self.patch_size:
+            projected: Tensor = self.proj(patches)
+            return projected
+        if type(self.proj) is not nn.Conv2d:
+            kind = type(self.proj).__name__
+            raise ValueError(
+                f"`flexi_patch` resizes the kernel of a Conv2d, but `tokenizer.proj` is a {kind}: leave it out"
+            )
+        return functional_call(self.proj, {"weight": self.weight_of(self.patch)}, (patches,))
 
     @property
     def patch(self) -> tuple[int, int]:

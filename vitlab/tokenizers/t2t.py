@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from vitlab.layers.mlp import ActChoice
 from vitlab.layers.norm import NormChoice
+from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import convolves_as_products
-from vitlab.tokenizers.fused import covers, fused_tokens
+from vitlab.tokenizers.fused import covers, fused_tokens, goes_round_nothing
 from vitlab.tokenizers.splits import (
     PaddingName,
     soft_split,
@@ -134,7 +135,9 @@ class T2TTokenizer(nn.Module):
     def is_fused(self, images: Tensor) -> bool:
         """Return whether :meth:`forward` uses the fast path for ``images``."""
         can = images.device.type in ("cpu", "cuda") and not torch.compiler.is_exporting()
-        return self.fused and can and convolves_as_products(images) and not self.unfused_options()
+        if not (self.fused and can and convolves_as_products(images)) or self.unfused_options():
+            return False
+        return is_plain(self.project, nn.Linear) and all(map(goes_round_nothing, self.layers()))
 
     def unfused_options(self) -> list[str]:
         """Return the names of the options that the fast path does not support."""
