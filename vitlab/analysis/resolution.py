@@ -50,13 +50,13 @@ def canvas(images: Tensor, size: Size, black: Tensor, steps: Size = (1, 1)) -> T
 @torch.no_grad()
 def measure(subject: Subject) -> Iterator[dict[str, object]]:
     """Yield accuracy at each size, for each policy and two ways to make larger images; the network runs at each."""
-    net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed_resize
+    net, default, own = subject.net, policies(subject)[0], subject.net.pos_embed.resize
     steps = patch_sides(net.img_size, net.grid_size)
     for size in sizes(net.img_size, net.grid_size):
         pipeline = copy.copy(subject.data.pipeline)
         pipeline.img_size = size
         for policy in policies(subject):
-            net.pos_embed_resize = policy
+            net.pos_embed.resize = policy
             for protocol in ("resize", "canvas"):
                 right: list[Tensor] = []
                 for images, labels in subject.batches(pipeline=pipeline if protocol == "resize" else None):
@@ -72,7 +72,7 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
                     **over_images("acc1", found),
                     "n": len(found),
                 }
-    net.pos_embed_resize = own
+    net.pos_embed.resize = own
 
 
 def analyze_resolution(subject: Subject) -> Finding:

@@ -80,10 +80,10 @@ class Subject:
             self.data, self.classifies = PreparedPictures(self.data, self.net.img_size, self.net.in_chans), False
         if self.pictures is not None:
             self.pictures = as_tensor(self.pictures, self.data)
-        depth, num_heads = len(self.net.blocks), self.net.blocks[0].attn.num_heads  # type: ignore[union-attr]
+        depth, num_heads = len(self.net.blocks), self.net.num_heads
         for name, value, count in (("layer", self.layer, depth), ("head", self.head, num_heads)):
-            if value is not None and not 0 <= value < count:  # type: ignore[operator]
-                raise ValueError(f"`--{name}` must lie in 0..{count - 1}, got {value}")  # type: ignore[operator]
+            if value is not None and not 0 <= value < count:
+                raise ValueError(f"`--{name}` must lie in 0..{count - 1}, got {value}")
         (h, w), query = self.net.grid_size, self.query
         if query is not None and not (0 <= query[0] < h and 0 <= query[1] < w):
             raise ValueError(f"`--query` must be a row in 0..{h - 1} and a column in 0..{w - 1}, got {query}")

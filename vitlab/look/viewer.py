@@ -63,7 +63,7 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
     """Return the sizes that the viewer needs to decode the maps."""
     net = subject.net
     query, key = pools(net, count, budget)
-    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
+    (h, w), heads = net.grid_size, net.num_heads
     sizes = {"depth": len(net.blocks), "heads": heads, "grid": [h, w]}
     return sizes | {
         "query": [-(-h // query), -(-w // query)],
@@ -80,10 +80,10 @@ def pools(net: VisionTransformer, count: int, budget: int) -> tuple[int, int]:
         >>> pools(net, count=1, budget=4_000_000), pools(net, count=12, budget=4_000_000)
         ((1, 1), (2, 2))
     """
-    (h, w), heads = net.grid_size, net.blocks[0].get_submodule("attn").num_heads
+    (h, w), heads = net.grid_size, net.num_heads
     for query, key in POOLS:
         cells = -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key)
-        if len(net.blocks) * int(heads) * cells * count <= budget:  # type: ignore[arg-type]
+        if len(net.blocks) * heads * cells * count <= budget:
             break
     return query, key
 

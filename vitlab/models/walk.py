@@ -5,10 +5,12 @@ With ``gradients=True`` the results are part of the autograd graph.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.models.create import same_network, timm_file
 from vitlab.models.vit import VisionTransformer
 
@@ -16,13 +18,13 @@ from vitlab.models.vit import VisionTransformer
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
     """Return a network of vitlab unchanged, and convert one of timm to the equivalent network of vitlab.
 
-    Raises:
-        ValueError: For a network of another library, or one of timm without an equivalent here.
+        Raises:
+            ValueError: For a network of another library, or one of timm without an equivalent here.
 
-    Example:
+        Example:
         >>> from vitlab.models.create import timm_model
-        >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
-        (10, 10)
+            >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
+            (10, 10)
     """
     if hasattr(theirs, "grid_size"):
         return theirs  # type: ignore[return-value]
@@ -41,12 +43,32 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
         [torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
     """
     inputs: list[Tensor] = []
-    with (
-        torch.set_grad_enabled(gradients),
-        caught_inputs([block.get_submodule("attn") for block in net.blocks], inputs),
-    ):
+    with torch.set_grad_enabled(gradients), caught_inputs(attentions(net), inputs):
         net.forward_features(images)
     return inputs
+
+
+def attentions(net: VisionTransformer, shows: str = "weights") -> list[Any]:
+    """Return the attention of each block, whose ``weights`` or ``logits`` can be shown.
+
+    Raises:
+        UsageError: A block or an attention of one's own has none.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [type(attention).__name__ for attention in attentions(net)]
+        ['Attention', 'Attention']
+    """
+    found = []
+    for block in net.blocks:
+        attention = getattr(block, "attn", None)
+        if attention is None:
+            raise UsageError(f"{type(block).__name__} has no attention `attn` to look at")
+        if not hasattr(attention, shows):
+            what = f"{type(attention).__name__} does not show its {shows}"
+            raise UsageError(f"{what}: give it {shows}(x, pos_embed, layer), or subclass vitlab.layers.Attention")
+        found.append(attention)
+    return found
 
 
 def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
@@ -60,7 +82,8 @@ def attention_maps(net: VisionTransformer, images: Tensor, layer: int, gradients
     """
     x = attention_inputs(net, images, gradients)[layer]
     with torch.set_grad_enabled(gradients):
-        return net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
+        maps: Tensor = attentions(net)[layer].weights(x, net.positions(images), layer)
+    return maps
 
 
 def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tensor]:
@@ -72,9 +95,9 @@ def all_attention_maps(net: VisionTransformer, images: Tensor) -> Iterator[Tenso
         [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
     """
     positions = net.positions(images)
-    for layer, x in enumerate(attention_inputs(net, images)):
+    for layer, (attention, x) in enumerate(zip(attentions(net), attention_inputs(net, images), strict=True)):
         with torch.no_grad():
-            maps = net.blocks[layer].attn.weights(x, positions, layer)  # type: ignore[operator, union-attr]
+            maps = attention.weights(x, positions, layer)
         yield maps
 
 
@@ -86,9 +109,10 @@ def attention_logits(net: VisionTransformer, images: Tensor, gradients: bool = F
         >>> [logits.shape for logits in attention_logits(net, torch.randn(1, 3, 32, 32))]
         [torch.Size([1, 3, 17, 17]), torch.Size([1, 3, 17, 17])]
     """
-    for layer, (block, x) in enumerate(zip(net.blocks, attention_inputs(net, images, gradients), strict=True)):
+    inputs = attention_inputs(net, images, gradients)
+    for layer, (attention, x) in enumerate(zip(attentions(net, "logits"), inputs, strict=True)):
         with torch.set_grad_enabled(gradients):
-            logits = block.attn.logits(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
+            logits = attention.logits(x, net.positions(images), layer)
         yield logits
 
 

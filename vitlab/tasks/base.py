@@ -14,6 +14,7 @@ from vitlab.contract import Weighted, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
+from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
@@ -63,6 +64,7 @@ class Task(Named, FastHookName, L.LightningModule):
     """
 
     _built_from = (VisionTransformer,)
+    old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
 
