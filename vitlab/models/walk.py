@@ -18,13 +18,13 @@ from vitlab.models.vit import VisionTransformer
 def as_transformer(theirs: nn.Module, name: str) -> VisionTransformer:
     """Return a network of vitlab unchanged, and convert one of timm to the equivalent network of vitlab.
 
-        Raises:
-            ValueError: For a network of another library, or one of timm without an equivalent here.
+    Raises:
+        ValueError: For a network of another library, or one of timm without an equivalent here.
 
-        Example:
+    Example:
         >>> from vitlab.models.create import timm_model
-            >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
-            (10, 10)
+        >>> as_transformer(timm_model("timm:test_vit", pretrained=False), "timm:test_vit").grid_size
+        (10, 10)
     """
     if hasattr(theirs, "grid_size"):
         return theirs  # type: ignore[return-value]
