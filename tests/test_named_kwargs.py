@@ -13,6 +13,7 @@ import vitlab.tasks
 from vitlab.data import CIFAR10, Digits, FakeData, ImageFolder
 from vitlab.data.base import ImageData
 from vitlab.models.arguments import NetworkArgs
+from vitlab.models.old_names import DEFAULTS, OLD, OldArgs, moved
 from vitlab.models.vit import VisionTransformer
 from vitlab.tasks import Classifier, Regressor
 
@@ -28,7 +29,9 @@ def test_a_signature_has_the_arguments_and_defaults_of_the_command(cls):
     required = {action.dest: action.required for action in parser._actions if not action.dest.endswith("help")}
     defaults = parser.get_defaults()
     shown = inspect.signature(cls).parameters
-    assert set(shown) == set(required)
+    old = set(getattr(cls, "old_names", ()))  # taken, and shown to nobody
+    assert set(shown) | old == set(required) and not set(shown) & old
+    assert not any(required[name] or defaults[name] is not None for name in old)
     for name, parameter in shown.items():
         assert (parameter.default is parameter.empty) == required[name], name
         if not required[name]:
@@ -42,8 +45,13 @@ def _as_list(value):
 def test_the_arguments_of_the_network_are_those_of_the_class():
     taken = inspect.signature(VisionTransformer).parameters
     hints = typing.get_type_hints(NetworkArgs)
-    assert set(hints) == set(taken) - {"num_classes"}
-    assert {name: taken[name].annotation for name in hints} == hints
+    assert set(hints) == {*taken, *OLD} - {"num_classes"} and len(taken) < 30
+    assert {name: taken[name].annotation for name in hints if name in taken} == {
+        name: kind for name, kind in hints.items() if name in taken
+    }
+    given = inspect.signature(moved, eval_str=True).parameters
+    assert set(OLD) == set(given) - set(DEFAULTS) == set(typing.get_type_hints(OldArgs))
+    assert all(given[name].annotation == kind for name, kind in typing.get_type_hints(OldArgs).items())
 
 
 def test_help_shows_what_a_person_sets():

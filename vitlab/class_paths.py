@@ -7,10 +7,11 @@ Only classes that are already imported are found, so that no file of weights or 
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Required, TypedDict
+from functools import partial
+from typing import Any, Required, TypedDict, get_type_hints
 
 from vitlab.errors import did_you_mean
-from vitlab.named_kwargs import check_names
+from vitlab.named_kwargs import check_names, check_types, taken_by
 from vitlab.objects import written
 
 
@@ -47,6 +48,8 @@ def choice_text(value: Any) -> Any:
     >>> choice_text({"class_path": "mypkg.Coordinates", "init_args": {"width": 64}}), choice_text(["learned", "rope2d"])
     ('mypkg.Coordinates(width=64)', 'learned + rope2d')
     """
+    if isinstance(value, list | tuple) and not all(isinstance(one, str | Mapping) for one in value):
+        return str(list(value))
     if isinstance(value, list | tuple):
         return " + ".join(str(choice_text(one)) for one in value)
     if not isinstance(value, Mapping) or "class_path" not in value:
@@ -107,7 +110,7 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
     """
     path = f"{cls.__module__}.{cls.__qualname__}"
     try:
-        parameters: Mapping[str, Any] = inspect.signature(cls).parameters
+        parameters: Mapping[str, Any] = taken_by(cls)
         check_names(cls, args, f"`{key}`: {path}")
     except (TypeError, ValueError) as error:  # a builtin has no signature
         if args:
@@ -117,3 +120,30 @@ def build(key: str, cls: Any, args: Mapping[str, Any], offered: Mapping[str, Any
         return cls(*first, **{name: value for name, value in offered.items() if name in parameters} | dict(args))
     except (TypeError, ValueError) as error:
         raise ValueError(f"`{key}`: {path} refuses its arguments: {' '.join(str(error).split())}") from error
+
+
+def build_choice(key: str, value: Any, words: Mapping[Any, Any], kind: Any, offered: Mapping[str, Any]) -> Any:
+    """Build what ``key`` is set to: a word, a class path, or a mapping with ``class_path`` and ``init_args``.
+
+    Args:
+        key: The key, for messages.
+        value: What it is set to.
+        words: The words, and the class or function that each stands for.
+        kind: Base class of a class path.
+        offered: Values of which each gets those that its signature takes.
+
+    Raises:
+        ValueError: There is no such word or class, or it does not take an argument, or refuses its value.
+
+    >>> from collections import Counter
+    >>> build_choice("bag", {"class_path": "counter", "init_args": {"a": 2}}, {"counter": Counter}, dict, {})
+    Counter({'a': 2})
+    """
+    path, args = name_and_args(key, value)
+    if (cls := words.get(path)) is None:
+        return build(key, find_class(key, path, kind, words), args, offered)
+    check_names(cls, args, f"{key}={path}")
+    taker: Any = cls.func if isinstance(cls, partial) else cls
+    check_types(get_type_hints(vars(taker).get("__init__", taker)), args, key)
+    parameters = inspect.signature(cls).parameters
+    return cls(**{name: value for name, value in offered.items() if name in parameters} | args)

@@ -1,9 +1,10 @@
 """Classes with named ``**kwargs``: ``help`` shows each with its default, and unknown names are refused."""
 
 import inspect
+import types
 import typing
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
 
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.objects import Described
@@ -26,6 +27,7 @@ class Named(metaclass=Described):
 
     __signature__: Any = _Signature()
     _built_from: tuple[Callable[..., Any], ...] = ()  # callables that take its arguments but are no bases
+    old_names: ClassVar[Collection[str]] = ()  # arguments that it takes and does not show
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Move the TypedDict of the constructor's ``**kwargs`` out of the annotations."""
@@ -57,8 +59,71 @@ def check_names(of: Callable[..., Any], arguments: typing.Iterable[str], name: s
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return
     for given in arguments:
-        if given not in parameters:
+        if given not in parameters and given not in getattr(of, "old_names", ()):
             raise UsageError(f"{name or of.__name__} takes no argument `{given}`{did_you_mean(given, parameters)}")
+
+
+def taken_by(cls: Any) -> Mapping[str, inspect.Parameter]:
+    """Return the arguments of a class, with those of its base of vitlab that it passes ``**kwargs`` on to."""
+    taken = dict(inspect.signature(cls).parameters)
+    for base in getattr(cls, "__mro__", ())[1:]:
+        passes_on = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+        if not passes_on or not base.__module__.startswith("vitlab."):
+            break
+        taken = {name: p for name, p in taken.items() if p.kind is not p.VAR_KEYWORD}
+        taken = {**inspect.signature(base).parameters, **taken}
+    return taken
+
+
+def check_types(hints: Mapping[str, Any], arguments: Mapping[str, Any], key: str) -> None:
+    """Refuse a value that is not of the type of its argument; classes and other types are left to who gets them.
+
+    Args:
+        hints: Types by name.
+        arguments: Values by name.
+        key: What they are arguments of, for the message.
+
+    Raises:
+        ValueError: Names argument, type and value.
+    """
+    for name, value in arguments.items():
+        if name in hints and not _fits(value, hints[name]):
+            words = _words(hints[name])
+            kinds = f"one of {', '.join(words)}" if _is_choice(hints[name]) else " or ".join(words)
+            raise ValueError(f"`{key}.{name}` must be {kinds}, got {value!r}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if origin is Sequence:
+        return isinstance(value, list | tuple) and all(_fits(one, inner[0]) for one in value)
+    if typing.is_typeddict(hint):
+        return isinstance(value, Mapping)
+    plain: dict[Any, Any] = {bool: bool, int: int, float: (int, float), str: str, types.NoneType: types.NoneType}
+    return hint not in plain or (isinstance(value, plain[hint]) and (hint is bool or not isinstance(value, bool)))
+
+
+def _is_choice(hint: Any) -> bool:
+    inner = typing.get_args(hint)
+    return typing.get_origin(hint) is typing.Literal or (
+        typing.get_origin(hint) in (typing.Union, types.UnionType) and any(map(_is_choice, inner))
+    )
+
+
+def _words(hint: Any) -> list[str]:
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return list(dict.fromkeys(word for one in inner for word in _words(one)))
+    if origin is typing.Literal:
+        return [str(one) for one in inner]
+    if origin is Sequence:
+        return ["a list"]
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", types.NoneType: "null"}
+    return [names.get(hint, "a class path")]
 
 
 def full_signature(cls: type) -> inspect.Signature:
@@ -84,6 +149,8 @@ def full_signature(cls: type) -> inspect.Signature:
             break
         if hasattr(constructor, "rest"):
             for name, kind in typing.get_type_hints(constructor.rest).items():
+                if name in getattr(cls, "old_names", ()):
+                    continue  # taken, and not shown
                 parameter = taken[name].replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
                 shown.setdefault(name, parameter)
             break

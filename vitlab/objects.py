@@ -12,7 +12,8 @@ from typing import Any
 from vitlab.errors import UsageError
 
 PARTS = (  # arguments that take a class: a word, a class path, or, in Python, a class or an object
-    *("tokenizer", "pos_embed", "act_layer", "norm_layer", "t2t_act_layer", "t2t_norm_layer"),
+    *("tokenizer", "pos_embed", "block", "attn", "mlp_layer", "global_pool"),
+    *("act_layer", "norm_layer", "t2t_act_layer", "t2t_norm_layer"),
     *("opt", "lr_scheduler", "metrics"),
 )
 _PLAIN = (str, bool, int, float, type(None))

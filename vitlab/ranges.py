@@ -15,7 +15,7 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[0, 1)": "mask_share attn_dropout dropout drop_path_rate t2t_dropout",
         "(0, 1]": "layer_decay",
         "(0, 10]": "init_std",
-        "(1, 1e12]": "rope_theta",
+        "(1, 1e12]": "rope_theta theta",
         "[0, 1e6]": "warmup_epochs cooldown_epochs num_classes num_targets class_weights",
         "[1, 1e9]": "lr_batch prototypes",
         "[1, 1000]": "depth mask_block dense_blocks dense_growth t2t_kernels t2t_strides t2t_dilations",
@@ -56,12 +56,13 @@ RANGES = {
 }
 
 
-def check_ranges(group: str, values: Mapping[str, Any]) -> None:
+def check_ranges(group: str, values: Mapping[str, Any], within: str = "") -> None:
     """Refuse numbers outside of their range, NaN anywhere, and infinite numbers in mappings.
 
     Args:
         group: model, data, trainer or checkpoint.
         values: Arguments by name; numbers in lists and mappings are checked too.
+        within: The part whose options these are, for the message.
 
     Raises:
         ValueError: Names key, range and value.
@@ -71,7 +72,7 @@ def check_ranges(group: str, values: Mapping[str, Any]) -> None:
     """
     for name, value in values.items():
         key = f"{group}.{name}"
-        interval = RANGES.get(key)
+        interval, key = RANGES.get(key), f"{group}.{within}.{name}" if within else key
         for number in _numbers(value):
             strange = math.isnan(number) or (math.isinf(number) and isinstance(value, Mapping))
             if strange or (interval and not _holds(interval, number)):

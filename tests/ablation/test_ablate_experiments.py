@@ -1,6 +1,5 @@
 """Every experiment that is shipped can be read, and every arm of it can be parsed."""
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from vitlab.ablation.file.spec import read_ablation
 from vitlab.config.parser import VitlabCLI
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs, count_tokens
+from vitlab.models.load import network_args
 from vitlab.models.vit import VisionTransformer
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +48,11 @@ def test_the_tokenizers_of_digits_have_equal_tokens_and_flops(monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation("experiments/tokenizers/digits.yaml")
     config = yaml.safe_load(Path(ablation.base[0]).read_text())["model"]["init_args"]
-    names = inspect.signature(VisionTransformer).parameters
     found = []
     for arm in ablation.arms:
         values = {**config, **{key.removeprefix("model."): value for key, value in arm.overrides.items()}}
         with torch.device("meta"):
-            net = VisionTransformer(8, 1, 10, **{key: value for key, value in values.items() if key in names})
+            net = VisionTransformer(8, 1, 10, **network_args(values))
         found.append((count_tokens(net), count_macs(net)))
     (tokens, macs), *others = found
     assert tokens == 17

@@ -7,10 +7,12 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+import yaml
 from PIL import Image
 from torch import nn
 
 import vitlab
+from vitlab.class_paths import choice_text
 from vitlab.cli.main import main
 from vitlab.config import trust
 from vitlab.interface import answering
@@ -254,6 +256,42 @@ def test_the_page_runs_as_it_stands(capsys, monkeypatch):
     for line in re.findall(r"^vitlab (.*)$", page, re.MULTILINE):
         assert main([*line.split(), *(size if "Classifier" in line else [])]) == 0, line
     assert "multiply-adds per image" in capsys.readouterr().out
+    assert yaml.safe_load(Path("runs/fading/config.yaml").read_text())["model"]["init_args"]["attn"] == {
+        "class_path": "myattention.Fading",
+        "init_args": {"start": 0.2, "qk_norm": True},
+    }
     assert {"F1Score", "FirstThree"} <= set(read("parts", "results.json")["val"])
     assert read("own", "data.json")["data"] == "Digits"
     assert read("vit", "data.json")["splits"]["train"]["n"] == 64
+
+
+def test_the_attention_of_the_page_is_ablated_against_vitlabs(here, monkeypatch, capsys):
+    page = (TESTS.parent / "docs" / "bring_your_own.md").read_text()
+    code = re.search(r"```python\n(# myattention\.py\n.*?)```", page, re.DOTALL)[1]
+    assert code.count("\n") <= 30
+    Path("myattention.py").write_text(code)
+    monkeypatch.syspath_prepend(".")
+    Path("base.yaml").write_text(
+        "trainer: {max_epochs: 1, limit_train_batches: 2, accelerator: cpu}\n"
+        "model: {class_path: Classifier, init_args: {patch_size: 2, depth: 1, embed_dim: 16, num_heads: 2}}\n"
+        "data: {class_path: Digits}\n"
+    )
+    Path("fading.yaml").write_text(
+        "name: fading\nbase: base.yaml\ntrust_imports: [myattention]\n"
+        "axes:\n  attn:\n    softmax: {model.attn: softmax}\n"
+        "    fading: {model.attn: {class_path: myattention.Fading, init_args: {start: 0.2}}}\n"
+        "    normed: {model.attn.qk_norm: true}\n"
+        "seeds: 2\nbaseline: {attn: softmax}\nevaluate: val\nmetric: {primary: acc1, mode: max}\n"
+        "match: {within: [], steps: exact, params: 0.05, flops: 0.05, on_violation: fail}\n"
+        "run: {executor: local, workers: 1}\n"
+    )
+    assert main(["ablate", "run", "fading.yaml", "--trust_imports", "myattention"]) == 0, capsys.readouterr().err
+    cells = [yaml.safe_load(path.read_text())["model"]["init_args"]["attn"] for path in Path().rglob("config.yaml")]
+    found = [choice_text(attn) for attn in cells]
+    assert {text: found.count(text) for text in found} == {
+        "softmax": 2,
+        "myattention.Fading(start=0.2)": 2,
+        "softmax(qk_norm=True)": 2,
+    }
+    assert main(["ablate", "report", "fading.yaml", "--trust_imports", "myattention"]) == 0
+    assert "normed" in next(Path().rglob("report.md")).read_text()

@@ -162,8 +162,8 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
         ({"tokenizer": "t2t"}, "`tokenizer: t2t`"),
         ({"pos_embed": "rope2d"}, "`pos_embed: rope2d`"),
         ({"pos_embed": "alibi2d"}, "`pos_embed: alibi2d`"),
-        ({"pos_embed_join": "every_layer_shared"}, "`pos_embed_join: every_layer_shared`"),
-        ({"qk_scale": 0.3}, "`qk_scale: 0.3`"),
+        ({"pos_embed_join": "every_layer_shared"}, "`pos_embed: learned(join=every_layer_shared)`"),
+        ({"qk_scale": 0.3}, "`attn: softmax(qk_scale=0.3)`"),
         ({"head_hidden": 4, "tokenizer": "conv"}, "`tokenizer: conv` and `head_hidden: 4`"),
     ],
 )
@@ -179,7 +179,11 @@ def test_what_timm_cannot_build_is_refused_with_the_reason(arguments, named, tmp
 def test_a_t2t_run_cannot_become_timms(t2t, capsys):
     assert main(["export", str(t2t), "--to", "timm"]) == 2
     error = capsys.readouterr().err
-    assert "`tokenizer: t2t`; use --to safetensors, onnx or pt2" in error and error.count("\n") == 1
+    assert (
+        "`tokenizer: t2t(t2t_kernels=[3, 3, 3], t2t_strides=[1, 2, 1], t2t_dim=32)`; use --to safetensors, onnx or pt2"
+        in error
+        and error.count("\n") == 1
+    )
 
 
 def test_timms_table_has_a_class_position_of_zeros(vit, tmp_path):

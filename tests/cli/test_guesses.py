@@ -26,7 +26,7 @@ GUESSES = [
         '`trainer.strategy` must be auto or a name such as ddp, got "dpp"; did you mean',
     ),
     ([*T2T, "--data=ImageFolder"], "missing: --data.root"),
-    ([*T2T, "--model.t2t_kernels", "3"], '`model.t2t_kernels` must be a list such as [3, 3], got "3"'),
+    ([*T2T, "--model.t2t_kernels", "3"], '`model.t2t_kernels` must be a list such as [3, 3] or null, got "3"'),
     ([*T2T, "--trainer.precision=fp16"], '32, 16, bf16, got "fp16"; did you mean "16-mixed"?'),
     (["models", "deit"], "configs with this name: imagenet/deit3_l16, imagenet/deit_b16, imagenet/deit_s16,"),
     ([*T2T, "--model.t2t-attn=full"], 'did you mean "model.t2t_attn"'),

@@ -6,12 +6,14 @@ from typing import get_args
 import pytest
 import torch
 
+from vitlab.class_paths import choice_text
 from vitlab.cli import models
 from vitlab.cli.main import main
 from vitlab.config.options import POLICIES
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import SIZES, VisionTransformer
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
+from vitlab.models.old_names import OLD
 from vitlab.models.published import PUBLISHED
 
 
@@ -47,7 +49,7 @@ def test_one_model_shows_its_size_cost_and_arguments(capsys):
     for text in ("21.5 M", "4.78 GMACs", "9.57 GFLOPs", "197", "81.5 %", "2101.11986", "81.50 %, top-5 95.67 %"):
         assert text in shown
     for key, value in SIZES["t2t_vit_14"].items():
-        assert f"{key}: {value}" in shown
+        assert f"{key}: {choice_text(value)}" in shown
     assert shown.endswith('in Python   vitlab.create_model("t2t_vit_14")\n')
 
 
@@ -100,8 +102,9 @@ def test_the_shipped_configs_train_the_models_they_are_named_after(monkeypatch, 
 
 
 def test_what_commands_know_without_torch_is_what_the_network_has():
-    defaults = inspect.signature(VisionTransformer).parameters
-    assert {name: defaults[name].default for name in models._DEFAULTS} == models._DEFAULTS
+    defaults = {name: old.default for name, old in OLD.items()}
+    defaults |= {name: p.default for name, p in inspect.signature(VisionTransformer).parameters.items()}
+    assert {name: defaults[name] for name in models._DEFAULTS} == models._DEFAULTS
     assert get_args(ResizePolicy) == POLICIES
 
 

@@ -76,7 +76,7 @@ def test_not_trainable_freezes_what_is_there(name):
 @pytest.mark.parametrize("trainable", [True, False])
 @pytest.mark.parametrize("name", ["none", "alibi2d", "rope2d"])
 def test_nothing_to_train_is_said(name, trainable):
-    with pytest.raises(ValueError, match=f"pos_embed='{name}' has nothing to train: leave `pos_embed_trainable`"):
+    with pytest.raises(ValueError, match=f"pos_embed='{name}' has nothing to train: leave `pos_embed.trainable`"):
         build(name, trainable=trainable)
 
 
@@ -93,13 +93,15 @@ def test_nothing_to_train_is_said(name, trainable):
     ],
 )
 def test_a_join_that_a_method_lacks_names_those_it_has(name, join, allowed):
-    with pytest.raises(ValueError, match=f"`pos_embed_join` must be one of {allowed} for pos_embed='{name}'"):
+    with pytest.raises(ValueError, match=f"`pos_embed.join` must be one of {allowed} for pos_embed='{name}'"):
         build(name, join=join)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(("rope", "string"))])
 def test_theta_of_a_method_that_does_not_rotate_is_refused(name):
-    with pytest.raises(ValueError, match="`rope_theta` belongs to pos_embed='rope2d' and 'rope_mixed' and 'string'"):
+    with pytest.raises(
+        ValueError, match=r"`pos_embed.theta` belongs to pos_embed='rope2d' and 'rope_mixed' and 'string'"
+    ):
         build(name, theta=100.0)
 
 
@@ -192,5 +194,5 @@ def test_adding_one_is_a_class_and_a_name(monkeypatch):
 
     monkeypatch.setitem(POS_EMBEDS, "tilt", Tilt)
     assert build("tilt")(torch.zeros(1, 196, 384))[0, 3, 0] == 3
-    with pytest.raises(ValueError, match="`pos_embed_join` must be one of stem for pos_embed='tilt'"):
+    with pytest.raises(ValueError, match=r"`pos_embed.join` must be one of stem for pos_embed='tilt'"):
         build("tilt", join="every_layer")

@@ -47,7 +47,7 @@ def test_parts_keep_their_options_and_their_rates():
         (["learned", "none"], {}, "at least two methods, and 'none' is not one"),
         (["learned"], {}, "at least two methods"),
         (["relpos", "relpos"], {}, "name each method only once, got relpos . relpos"),
-        (["learned", "rope2d"], {"theta": 10.0}, "`rope_theta` cannot be given for a list"),
+        (["learned", "rope2d"], {"theta": 10.0}, "`theta` cannot be given for a list"),
         (["learned", "ropd"], {}, 'did you mean "rope2d"'),
     ],
 )

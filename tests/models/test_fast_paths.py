@@ -1,6 +1,5 @@
 """The short ways through the network: exact, and the ones that training takes."""
 
-import inspect
 import shutil
 from pathlib import Path
 from typing import get_args
@@ -13,6 +12,7 @@ from torch import nn
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedName
 from vitlab.models import SIZES, VisionTransformer
+from vitlab.models.load import network_args
 from vitlab.tasks import Classifier
 from vitlab.tokenizers import splits
 from vitlab.tokenizers.t2t import T2TTokenizer
@@ -158,10 +158,9 @@ def test_training_takes_the_fast_way_for_both_token_layers(t2t_attn, monkeypatch
 
 def network_of(path):
     arguments = (yaml.safe_load(path.read_text()).get("model") or {}).get("init_args", {})
-    names = inspect.signature(VisionTransformer).parameters
     size = 224 if {"imagenet", "finetune"} & set(path.parts) else 28 if "fashion_mnist" in path.stem else 32
     with torch.device("meta"):
-        return VisionTransformer(**{k: v for k, v in arguments.items() if k in names}, img_size=size)
+        return VisionTransformer(**network_args(arguments) | {"img_size": size})
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -184,7 +183,7 @@ def test_no_published_network_leaves_the_fast_way(name):
     with torch.device("meta"):
         model = VisionTransformer(**SIZES[name])
     assert model.tokenizer.is_fused(torch.empty(1, 3, 224, 224))
-    assert model.reads_class_token_only() == (not SIZES[name].get("se_reduction"))
+    assert model.reads_class_token_only() == (name != "t2t_vit_14_se")
 
 
 def test_tasks_skip_what_no_one_reads_in_training_and_evaluation(monkeypatch):
@@ -227,8 +226,7 @@ def test_a_network_that_drops_blocks_is_one_graph(subset):
 @pytest.mark.parametrize("path", [p for p in RECIPES if "compile: true" in p.read_text()], ids=lambda p: p.stem)
 def test_the_compiled_training_step_of_a_recipe_is_one_graph_with_the_same_loss(path):
     given = yaml.safe_load(path.read_text())["model"]["init_args"]
-    names = inspect.signature(VisionTransformer).parameters
-    arguments = {k: v for k, v in given.items() if k in names} | {"depth": 2, "dropout": 0.0, "drop_path_rate": 0.0}
+    arguments = network_args(given) | {"depth": 2, "dropout": 0.0, "drop_path_rate": 0.0}
     model, images = VisionTransformer(**arguments, img_size=32, num_classes=5), torch.randn(4, 3, 32, 32)
     loss = model(images).square().mean()
     expected = torch.autograd.grad(loss, list(model.parameters()))

@@ -1,5 +1,6 @@
 import inspect
 import re
+import typing
 from pathlib import Path
 from typing import get_args
 
@@ -9,8 +10,9 @@ from torch import nn
 
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models import SIZES, VisionTransformer
+from vitlab.models.old_names import OLD
 from vitlab.tokenizers.build import TokenizerName
-from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
 from vitlab.tokenizers.token_layers import build_token_layer
 
 TINY = {
@@ -400,9 +402,9 @@ def test_every_argument_is_described_in_one_line():
         lines = inspect.getdoc(taker).split("Args:\n")[1].split("\n\n")[0].splitlines()
         described += [line.strip().split(":")[0] for line in lines]
         assert all(len(line) < 120 for line in lines)
-    own = ["**t2t", "img_size", "in_chans", "embed_dim", "norm_eps", "fused", "**layer"]  # the tokenizer's, and twice
+    own = ["**old", "img_size", "in_chans", "embed_dim", "norm_eps", "fused", "**layer"]  # the tokenizer's, and twice
     own += ["t2t_attn", "in_dim", "t2t_dim", "norm_eps"]  # a token layer's
-    arguments = list(inspect.signature(VisionTransformer).parameters)
+    arguments = [*inspect.signature(VisionTransformer).parameters, *typing.get_type_hints(T2TArgs)]
     assert sorted(described) == sorted([*arguments, *own])
 
 
@@ -410,10 +412,8 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
     root = Path(__file__).parents[2]
     files = [*(root / "configs").rglob("*.yaml"), *(root / "experiments").rglob("*.yaml")]
     text = "\n".join(path.read_text() for path in files)
-    names = [
-        name for name in inspect.signature(VisionTransformer).parameters if name.startswith(("t2t_", "value_", "se_"))
-    ]
-    assert len(names) == 17 and not [name for name in names if not re.search(rf"\b(model\.)?{name}: ", text)]
+    names = [name for name in OLD if name.startswith(("t2t_", "value_", "se_"))]
+    assert len(names) == 17 and not [name for name in names if not re.search(rf"\b([a-z.]+)?{name}: ", text)]
 
 
 # Mistakes
@@ -439,13 +439,13 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
         ({"tokenizer": "t2"}, "`tokenizer` must be one of patch, t2t, conv, .* got 't2'"),
         (
             {"tokenizer": "t2t", "t2t_attn": "linear"},
-            "`t2t_attn` must be one of performer, performer_relu, transformer, got 'linear'",
+            "`tokenizer.t2t_attn` must be one of performer, performer_relu, transformer, got 'linear'",
         ),
         ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
         ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),
         ({"act_layer": "swish"}, "`act_layer` must be one of gelu, gelu_tanh, quick_gelu, relu, silu, .* got 'swish'"),
         ({"norm_layer": "batchnorm"}, "`norm_layer` must be one of layernorm, rmsnorm, .* got 'batchnorm'"),
-        ({"rope_theta": 10.0}, "`rope_theta` belongs to"),
+        ({"rope_theta": 10.0}, "`pos_embed.theta` belongs to"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_way_out(arguments, message):

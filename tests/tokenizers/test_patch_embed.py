@@ -78,15 +78,4 @@ def test_rectangular_patches_are_the_convolution():
 
 def test_an_unknown_tokenizer_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"`tokenizer` must be one of patch, t2t, conv, .* got 'patches'"):
-        build_tokenizer(
-            "patches",
-            (8, 8),
-            1,
-            8,
-            patch_size=4,
-            t2t_attn="performer",
-            t2t_kernels=(3,),
-            t2t_strides=None,
-            t2t_dim=8,
-            norm_eps=1e-5,
-        )
+        build_tokenizer("patches", (8, 8), 1, 8, patch_size=4, norm_eps=1e-5)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.layers.block import Block
 from vitlab.models.cost import macs_of_modules
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.walk import Asked
@@ -27,8 +28,8 @@ def parameters_by_part(net: Asked) -> dict[str, int]:
     parts: dict[str, list[nn.Module]] = {
         "tokenizer": [net.tokenizer],
         "positions": [net.pos_embed],
-        "attention": [block.get_submodule("attn") for block in net.blocks],
-        "mlp": [block.get_submodule("mlp") for block in net.blocks],
+        "attention": [block.attn for block in net.blocks if isinstance(block, Block)],
+        "mlp": [block.mlp for block in net.blocks if isinstance(block, Block)],
     }
     counts = {part: sum(p.numel() for m in modules for p in m.parameters()) for part, modules in parts.items()}
     return counts | {"the rest": sum(p.numel() for p in net.parameters()) - sum(counts.values())}
@@ -42,8 +43,8 @@ def macs_by_part(net: Asked) -> dict[str, int]:
     blocks = range(len(net.blocks))
     counts = {
         "tokenizer": found["tokenizer"],
-        "attention": sum(found[f"blocks.{i}.attn"] for i in blocks),
-        "mlp": sum(found[f"blocks.{i}.mlp"] for i in blocks),
+        "attention": sum(found.get(f"blocks.{i}.attn", 0) for i in blocks),
+        "mlp": sum(found.get(f"blocks.{i}.mlp", 0) for i in blocks),
     }
     return {**counts, "the rest": found[""] - sum(counts.values())}
 

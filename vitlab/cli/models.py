@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vitlab.class_paths import choice_text, name_and_args
 from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.models.published import AGAIN, PUBLISHED
@@ -12,8 +13,8 @@ from vitlab.models.sizes import SIZES
 from vitlab.shipped import HOME
 from vitlab.tables import columns, formatted
 
-_DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0, "se_reduction": 0}
-_SHAPE = (*_DEFAULTS, "embed_dim", "depth", "num_heads", "norm_layer", "qk_norm")
+_DEFAULTS = {"tokenizer": "patch", "patch_size": 16, "t2t_attn": "performer", "mlp_ratio": 4.0, "attn": "softmax"}
+_SHAPE = (*_DEFAULTS, "embed_dim", "depth", "num_heads", "norm_layer")
 
 
 def main(argv: list[str]) -> int:
@@ -81,7 +82,10 @@ def _one(name: str) -> str:
     if facts.again:
         lines.append(("", f"reproduced: {facts.again[0]:.2f} %, top-5 {facts.again[1]:.2f} % ({AGAIN})"))
     lines.append(("config", ", ".join(_trainers(name, _configs())) or "none yet"))
-    lines += [("arguments" if i == 0 else "", f"{key}: {value}") for i, (key, value) in enumerate(arguments.items())]
+    lines += [
+        ("arguments" if i == 0 else "", f"{key}: {choice_text(value)}")
+        for i, (key, value) in enumerate(arguments.items())
+    ]
     text = "\n".join(f"{key:<11} {value}" for key, value in lines)
     return f'{name}\n{text}\n\nin Python   vitlab.create_model("{name}")\n'
 
@@ -112,5 +116,7 @@ def _trainers(name: str, configs: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def _shape(arguments: dict[str, Any]) -> list[Any]:
-    unused = "patch_size" if arguments.get("tokenizer") == "t2t" else "t2t_attn"
-    return [arguments.get(key, _DEFAULTS.get(key)) for key in _SHAPE if key != unused]
+    word, options = name_and_args("tokenizer", arguments.get("tokenizer", "patch"))
+    unused = "patch_size" if word == "t2t" else "t2t_attn"
+    shape = {**arguments, **options, "tokenizer": word}
+    return [shape.get(key, _DEFAULTS.get(key)) for key in _SHAPE if key != unused]

@@ -85,7 +85,8 @@ def _wrong_value(key: str, expected: str, value: str) -> str:
         meant = f'; did you mean "{VALUES[value]}"?' if VALUES.get(value) in choices else did_you_mean(value, choices)
         return f'`{key}` must be one of {", ".join(choices)}, got "{value}"{meant}'
     kind = re.sub(r"<class '([\w.]+)'>", r"\1", expected).replace("typing.", "").replace("NoneType", "null")
-    kind = kind.replace(", ", " or ").replace("collections.abc.Sequence", "a list such as [3, 3]")
+    kind = re.sub(r"collections\.abc\.Sequence(\[(?:[^\[\]]|\[[^\]]*\])*\])?", "a list such as [3; 3]", kind)
+    kind = kind.replace(", ", " or ").replace(";", ",")
     return f'`{key}` must be {kind}, got "{value}"'
 
 

@@ -67,5 +67,5 @@ def with_typed_names(text: str, of_model: Iterable[str]) -> str:
     '`model.depth` must be at least 1, and `data.img_size` is [8, 8]'
     """
     names = "|".join(of_model)
-    typed = re.sub(rf"`({names})(?=[`=])", r"`model.\1", text) if names else text
+    typed = re.sub(rf"`({names})(?=[`=.])", r"`model.\1", text) if names else text
     return typed.replace("`model.img_size", "`data.img_size")

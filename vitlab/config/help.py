@@ -102,7 +102,8 @@ def _class_rows(group: str, cls: type) -> list[list[str]]:
     rows = []
     for action in _actions(cls):
         name = action.dest
-        if not name.endswith("help") and not (group == "model" and name in LINKS):
+        hidden = group == "model" and (name in LINKS or name in getattr(cls, "old_names", ()))
+        if not name.endswith("help") and not hidden:
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
             default = "required" if action.required else f"default {_yaml(action.default)}"
             notes = f"{_choices(action)}{default}{_range(f'{group}.{name}')}"

@@ -29,12 +29,21 @@ from vitlab.config.arguments import config_paths, flags
 from vitlab.config.explain import explain, parse_yaml, read_yaml
 from vitlab.config.guesses import with_typed_names
 from vitlab.config.keys import flatten_as_typed
-from vitlab.config.parts import as_mappings, import_parts, merge_parts, parts_as_words
+from vitlab.config.parts import (
+    as_mappings,
+    check_parts,
+    import_parts,
+    in_parts,
+    merge_parts,
+    parts_as_words,
+    parts_to_words,
+)
 from vitlab.config.strategies import check_strategy_name
 from vitlab.config.trust import allowed_imports, refuse_secrets
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, image_fact
 from vitlab.layers.precision import let_convolutions_follow
+from vitlab.models.old_names import OLD
 from vitlab.ranges import check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
@@ -62,6 +71,15 @@ class Parser(LightningArgumentParser):
                 if action.dest == "save_dir" and action.required:
                     action.required, action.default = False, "."
         return added
+
+    def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
+        """Return the configuration as text, with every option in the part that understands it."""
+        cfg = cfg.clone()
+        _in_parts(cfg, [])
+        if isinstance(model := cfg.get("model"), Namespace) and isinstance(given := model.get("init_args"), Namespace):
+            parts_to_words(given)
+        text: str = super().dump(cfg, *args, **kwargs)
+        return text
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the mistake as :class:`UsageError`, with the closest valid key or value."""
@@ -116,10 +134,11 @@ class VitlabCLI(LightningCLI):
         """Parse only ``args``, not ``sys.argv``."""
         with parts_as_words():
             self.config = parser.parse_args(args)
+        self.moved = _in_parts(self.config, settings(self.arguments))
 
     def instantiate_classes(self) -> None:
         """Build data, task and trainer; an error in their constructors is a mistake of the user's."""
-        with user_mistakes(inspect.signature(class_at(self.config.model.class_path)).parameters):
+        with user_mistakes([*inspect.signature(class_at(self.config.model.class_path)).parameters]):
             arguments: Any = self.config.model.get("init_args") or Namespace()
             as_mappings(arguments)
             if issubclass(class_at(self.config.data.class_path), vitlab.data.ImageData):
@@ -127,6 +146,7 @@ class VitlabCLI(LightningCLI):
             check_ranges("trainer", vars(self.config.trainer))
             if issubclass(class_at(self.config.model.class_path), Task):
                 check_ranges("model", vars(arguments))  # before a network of 10^9 channels is built
+                check_parts(arguments)
                 import_parts(arguments)
             super().instantiate_classes()
         self._check_links()
@@ -180,6 +200,18 @@ class VitlabCLI(LightningCLI):
                     f"`model.{name}` comes from the data: {data} has {LINKS[name]} {fact}, got {value}; "
                     + ("set `data.img_size` instead" if name == "img_size" else "leave it out")
                 )
+
+
+def _in_parts(config: Namespace, pairs: Sequence[tuple[str, Any]]) -> list[str]:
+    """Move options with old names to their parts, where the model is a task of vitlab; return the names."""
+    model = config.get("model")
+    if not isinstance(model, Namespace) or not isinstance(given := model.get("init_args"), Namespace):
+        return []
+    cls = class_at(model.class_path)
+    if not issubclass(cls, Task):
+        return []
+    with user_mistakes([*inspect.signature(cls).parameters, *OLD]):
+        return in_parts(given, cls, pairs)
 
 
 @contextmanager

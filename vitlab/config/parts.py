@@ -13,7 +13,10 @@ from jsonargparse import get_loader, set_loader
 from vitlab.class_paths import name_and_args
 from vitlab.config.arguments import without_flags
 from vitlab.config.trust import import_class
+from vitlab.errors import UsageError
+from vitlab.models.old_names import DEFAULTS, OLD, upgrade
 from vitlab.objects import PARTS
+from vitlab.ranges import check_ranges
 from vitlab.tasks.base import Task
 
 _WORD = re.compile(r"([^({]+)\((\{.*\})\)")
@@ -33,6 +36,42 @@ def import_parts(arguments: Mapping[str, Any]) -> None:
             path = one.get("class_path") if isinstance(one, Mapping) else one
             if isinstance(path, str):
                 import_class(f"model.{name}", path)
+            if isinstance(one, Mapping):
+                import_parts(one.get("init_args") or {})  # the activation of a tokenizer
+
+
+def check_parts(arguments: Mapping[str, Any]) -> None:
+    """Refuse options of parts of the network that are out of their range.
+
+    >>> check_parts({"attn": {"class_path": "gated", "init_args": {"qk_scale": 0.5}}, "depth": 3})
+    """
+    for name in DEFAULTS:
+        value = arguments.get(name)
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, Mapping):
+                check_ranges("model", one.get("init_args") or {}, within=name)
+
+
+def in_parts(arguments: Any, cls: Any, pairs: Sequence[tuple[str, Any]]) -> list[str]:
+    """Move options with old names among the parsed arguments of a task to their parts; return the names.
+
+    An option of a config file does not override what a part says, one of the command line does.
+
+    Args:
+        arguments: Parsed arguments of a task, which are changed.
+        cls: The class of the task, which may itself have an argument of such a name.
+        pairs: Keys and values of the command line.
+    """
+    own = signature(cls).parameters
+    names = [name for name in OLD if name in arguments and name not in own]
+    given = {name: value for name in names if (value := arguments.pop(name)) is not None}
+    typed = {key.removeprefix("model.").removeprefix("init_args.") for key, _ in pairs}
+    as_mappings(arguments)
+    parts = {name: arguments[name] for name in DEFAULTS if name in arguments}
+    new = upgrade({**parts, **given}, weak=given.keys() - typed)
+    for name, value in new.items():
+        arguments[name] = value
+    return [name for name in given if new != upgrade({**parts, **{k: v for k, v in given.items() if k != name}})]
 
 
 @contextmanager
@@ -56,10 +95,29 @@ def as_mappings(arguments: Any) -> None:
             arguments[name] = {"class_path": found[1], **json.loads(found[2])}
 
 
+def parts_to_words(arguments: Any) -> None:
+    """Turn mappings of parts into strings, as the parser reads them."""
+    for name in PARTS:
+        if name in arguments:
+            arguments[name] = _word(arguments[name])
+
+
 def _worded(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {k: _word(v) if str(k).rpartition(".")[2] in PARTS else _worded(v) for k, v in value.items()}
+    worded = {}
+    for k, v in value.items():
+        if (deep := _KEY.fullmatch(str(k))) and deep[2]:
+            continue  # as below
+        is_part = str(k).rpartition(".")[2] in PARTS
+        if not (is_part and _is_partial(v)):  # which merge_parts has read
+            worded[k] = _word(v) if is_part else _worded(v)
+    return worded
+
+
+def _is_partial(value: Any) -> bool:
+    """Return whether a mapping changes options of a part and leaves its class."""
+    return isinstance(value, Mapping) and bool(value) and "class_path" not in value
 
 
 def _word(value: Any) -> Any:
@@ -80,7 +138,7 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
         pairs: Keys and values that they set.
         contents: Contents of the config files, in order, whose values single keys change.
     """
-    found: dict[str, Any] = {}
+    found = _partial_in(contents)
     keys = []
     for key, value in pairs:
         if not (part := _KEY.fullmatch(key)) or (part[1] == "metrics"):
@@ -103,8 +161,29 @@ def merge_parts(args: list[str], pairs: Sequence[tuple[str, Any]], contents: Seq
             init_args[rest.removeprefix("init_args.")] = value
             found[name] = {"class_path": path, "init_args": init_args, **beside}
     new = {name: value for name, value in found.items() if isinstance(value, Mapping)}
-    gone = [key for key in keys if _KEY.fullmatch(key)[1] in new]  # type: ignore[index]
+    parts = {key: _KEY.fullmatch(key).groups() for key in keys}  # type: ignore[union-attr]
+    gone = [key for key, (name, rest) in parts.items() if name in new or rest is not None]
     return [*without_flags(args, *gone), *(f"--model.{name}={_word(value)}" for name, value in new.items())]
+
+
+def _partial_in(contents: Sequence[Any]) -> dict[str, Any]:
+    """Return the parts of which config files change single options, such as ``attn: {qk_norm: true}``, as a whole."""
+    found = {}
+    for name in PARTS:
+        values = _set_in(list(contents), name) if name in signature(Task).parameters else []
+        if not any(map(_is_partial, values)):
+            continue
+        current = signature(Task).parameters[name].default
+        for value in values:
+            if _is_partial(value):
+                try:
+                    path, init_args = name_and_args(f"model.{name}", current)
+                except ValueError as error:
+                    raise UsageError(f"options of a part change one class_path, not several: {error}") from error
+                value = {"class_path": path, "init_args": {**init_args, **(value.get("init_args") or value)}}
+            current = value
+        found[name] = current
+    return found
 
 
 def _set_in(content: Any, name: str) -> list[Any]:
@@ -116,4 +195,10 @@ def _set_in(content: Any, name: str) -> list[Any]:
     keys = (f"model.{name}", f"model.init_args.{name}")
     inner = m if isinstance(m := content.get("model"), Mapping) else {}
     places = [(content, keys), (inner, (name, f"init_args.{name}")), (inner.get("init_args"), (name,))]
-    return [place[key] for place, keys in places if isinstance(place, Mapping) for key in keys if key in place]
+    found = [place[key] for place, keys in places if isinstance(place, Mapping) for key in keys if key in place]
+    for key, value in content.items():
+        if (deep := _KEY.fullmatch(str(key))) and deep[1] == name and deep[2]:
+            found.append(
+                value if deep[2] in ("class_path", "init_args") else {deep[2].removeprefix("init_args."): value}
+            )
+    return found

@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitlab.class_paths import choice_text
+from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError
 from vitlab.interface import as_outputs
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.models.convert import to_timm
-from vitlab.models.load import load_network
+from vitlab.models.load import load_network, network_args
+from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import weights_digest
 
@@ -59,8 +60,8 @@ class Plain(nn.Module):
 
 def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arguments:
     """Return all constructor arguments of ``net``, from the hyper-parameters of its task."""
-    parameters = inspect.signature(VisionTransformer).parameters.values()
-    arguments = {p.name: hparams.get(p.name, p.default) for p in parameters}
+    parameters, given = inspect.signature(VisionTransformer).parameters.values(), network_args(hparams)
+    arguments = {p.name: given.get(p.name, p.default) for p in parameters}
     with torch.no_grad():
         num_classes = net(torch.zeros(1, net.in_chans, *net.img_size)).shape[1]
     plain = {"img_size": list(net.img_size), "in_chans": net.in_chans, "num_classes": num_classes}
@@ -117,24 +118,33 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
     possible = {
         "tokenizer": ("patch",),
         "pos_embed": ("none", "learned", "factorized", "sincos1d", "sincos2d"),
-        "pos_embed_join": (None, "stem"),
+        "join": (None, "stem"),
+        "block": ("plain",),
+        "attn": ("softmax",),
         "qk_scale": (None, (network["embed_dim"] / network["num_heads"]) ** -0.5),
         "head_hidden": (0,),
-        "value_skip": (False,),
+        **{name: (OLD[name].default,) for name in ("value_skip", "se_reduction", "ghost", "attn_gate")},
+        "flexi_patch": (None,),
         "mlp_layer": ("mlp",),
         "pre_norm": (False,),
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
-    others = {name: network[name] for name, values in possible.items() if network[name] not in values}
-    if unsupported := [f"`{name}: {choice_text(value)}`" for name, value in others.items()]:
+    flat = {name: OLD[name].default for name in OLD} | {"join": None} | network
+    for part in DEFAULTS:
+        if not isinstance(network[part], list):
+            flat[part], options = name_and_args(part, network[part])
+            flat |= options
+    part_of = {old.name: old.part for old in OLD.values()}  # an option is shown with its part
+    others = [part_of.get(name, name) for name, values in possible.items() if flat[name] not in values]
+    if unsupported := [f"`{name}: {choice_text(network[name])}`" for name in dict.fromkeys(others)]:
         raise UsageError(
             f"timm's VisionTransformer does not have {' and '.join(unsupported)}; use --to safetensors, onnx or pt2"
         )
     norm = torch.nn.LayerNorm if network["norm_layer"] == "layernorm" else torch.nn.RMSNorm
     return {
-        **{name: network[name] for name in _TIMM_NAMES},
-        "pos_embed": "none" if network["pos_embed"] == "none" else "learn",
+        **{name: flat[name] for name in _TIMM_NAMES},
+        "pos_embed": "none" if flat["pos_embed"] == "none" else "learn",
         "init_values": network["layer_scale"],
         "fc_norm": network["fc_norm"],
         "norm_layer": partial(norm, eps=network["norm_eps"]),

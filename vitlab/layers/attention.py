@@ -1,22 +1,65 @@
-"""Multi-head self-attention."""
+"""Multi-head self-attention, and how another one takes its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.class_paths import ClassSpec, build_choice
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.precision import product_dtype
+from vitlab.layers.resample import Grid
+
+AttnName = Literal["softmax", "gated"]
+AttnChoice = AttnName | str | ClassSpec
 
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # of this machine's processor; torch has no public name for it
+
+
+class Place(NamedTuple):
+    """Where a block stands in its network.
+
+    Args:
+        layer: Index of the block, from 0.
+        depth: Number of blocks.
+        grid_size: Patch tokens per column and per row, (h, w), at the image size of the network.
+        num_prefix_tokens: Number of prefix tokens P, which come first.
+
+    Example:
+        >>> Place(layer=2, depth=12).layer
+        2
+    """
+
+    layer: int = 0
+    depth: int = 1
+    grid_size: Grid = (0, 0)
+    num_prefix_tokens: int = 0
+
+
+class AttnArgs(TypedDict):
+    """What a block offers to its attention, besides width, heads and :class:`Place`.
+
+    >>> offered: AttnArgs = {"qkv_bias": True, "dropout": 0.0, "norm_layer": "layernorm", "norm_eps": 1e-6}
+    """
+
+    qkv_bias: bool
+    dropout: float
+    norm_layer: NormChoice
+    norm_eps: float
 
 
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017 (arXiv:1706.03762).
 
     ``kernel`` can be set at any time: :func:`products`, :func:`sdpa`, or :func:`attend`, which picks the faster one.
+
+    A subclass changes what it needs: :meth:`score` gives the logits of rotated queries and keys, :meth:`weigh` makes
+    weights of them, :meth:`mix` applies these to the values, and :meth:`project` maps the result to the output. Each
+    sees the position embedding, whose ``grid_size`` is that of the images at hand.
 
     Args:
         dim: Token width D.
@@ -62,6 +105,8 @@ class Attention(nn.Module):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"`num_heads` must divide `embed_dim`, got num_heads={num_heads} and embed_dim={dim}")
+        if not 0 <= attn_dropout < 1:
+            raise ValueError(f"`attn_dropout` must be at least 0 and below 1, got {attn_dropout}")
         self.num_heads, self.value_skip, self.attn_dropout = num_heads, value_skip, attn_dropout
         head_dim = dim // num_heads
         self.qk_scale = head_dim**-0.5 if qk_scale is None else qk_scale
@@ -77,16 +122,43 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``; with ``first_only`` to ``(B, 1, D)``, the output of the first token."""
         q, k, v = (self._first_qkv if first_only else self._qkv)(x, pos_embed, layer)
+        y = self.project(self.mix(q, k, v, pos_embed, layer).transpose(1, 2).flatten(2), x)
+        return y + v.transpose(1, 2).flatten(2)[:, : y.shape[1]] if self.value_skip else y
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Map rotated queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``, the values by :meth:`weigh`."""
+        rate = self.attn_dropout if self.training else 0.0
+        if self.is_softmax:  # which kernels know
+            bias = self._bias(q, pos_embed, layer)
+            return self.kernel(q, k, v, bias, self.qk_scale, **({"dropout": rate} if rate else {}))
+        weights = self.weigh(q, k, pos_embed, layer)
+        return (F.dropout(weights, rate) if rate else weights) @ v
+
+    def weigh(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Return the weights of rotated queries and keys, ``(B, A, L, L)``: the softmax of :meth:`score`."""
+        return self.score(q, k, pos_embed, layer).softmax(dim=-1)
+
+    def score(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Return the logits of rotated queries and keys, ``(B, A, L, L)``: scaled products plus the position bias."""
+        logits = q @ k.transpose(-2, -1) * self.qk_scale
         bias = self._bias(q, pos_embed, layer)
-        dropout = {"dropout": self.attn_dropout} if self.training and self.attn_dropout else {}
-        y = self.kernel(q, k, v, bias, self.qk_scale, **dropout).transpose(1, 2).flatten(2)  # (B, L, D)
+        return logits if bias is None else logits + bias
+
+    def project(self, y: Tensor, x: Tensor) -> Tensor:
+        """Map the mixed values ``(B, L, D)`` to the output; ``x`` is the input, which gates read."""
         y = y if self.gate is None else y * self.gate(x[:, : y.shape[1]]).sigmoid()
-        x = self.dropout(self.se_layer(self.proj(y)))
-        return x + v.transpose(1, 2).flatten(2)[:, : x.shape[1]] if self.value_skip else x
+        return self.dropout(self.se_layer(self.proj(y)))
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether the weights are those that a kernel computes, and not those of a subclass."""
+        cls = type(self)
+        return cls.weigh is Attention.weigh and cls.score is Attention.score and "weigh" not in vars(self)
 
     def weights(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
-        """Return the attention weights of :meth:`forward`, ``(B, A, L, L)``; each row sums to 1."""
-        return self.logits(x, pos_embed, layer).softmax(dim=-1)
+        """Return the attention weights of :meth:`forward`, ``(B, A, L, L)``; each row of a softmax sums to 1."""
+        q, k, _ = self._qkv(x, pos_embed, layer)
+        return self.weigh(q, k, pos_embed, layer)
 
     def logits(self, x: Tensor, pos_embed: PosEmbed, layer: int, keys: Tensor | None = None) -> Tensor:
         """Return the logits of :meth:`weights`, ``(B, A, L, L)``: scaled products plus the position bias.
@@ -95,9 +167,7 @@ class Attention(nn.Module):
         """
         q, k, _ = self._qkv(x, pos_embed, layer)
         k = k if keys is None else self._qkv(keys, pos_embed, layer)[1]
-        logits = q @ k.transpose(-2, -1) * self.qk_scale
-        bias = self._bias(q, pos_embed, layer)
-        return logits if bias is None else logits + bias
+        return self.score(q, k, pos_embed, layer)
 
     def _qkv(self, x: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values, ``(B, A, L, d)`` each."""
@@ -129,6 +199,29 @@ class Attention(nn.Module):
         bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
         bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
         return related if bias is None else bias if related is None else bias + related
+
+
+ATTENTIONS: Mapping[AttnName, Callable[..., Attention]] = {
+    "softmax": Attention,
+    "gated": partial(Attention, attn_gate=True),
+}
+
+
+def build_attn(attn: AttnChoice, dim: int, num_heads: int, place: Place, **offered: Unpack[AttnArgs]) -> nn.Module:
+    """Build the attention of a block: by a word, or a module of a class path that maps ``(B, L, D)`` to itself.
+
+    It is called with tokens, position embedding and index of the block. A class receives, of ``dim``, ``num_heads``,
+    the fields of :class:`Place` and what is ``offered``, those that its constructor has.
+
+    Example:
+        >>> offered: AttnArgs = {"qkv_bias": True, "dropout": 0.0, "norm_layer": "layernorm", "norm_eps": 1e-6}
+        >>> spec = {"class_path": "softmax", "init_args": {"qk_norm": True}}
+        >>> build_attn(spec, 16, 2, Place(), **offered).q_norm.normalized_shape
+        (8,)
+    """
+    known: dict[str, Any] = {"dim": dim, "num_heads": num_heads, **place._asdict(), **offered}
+    module: nn.Module = build_choice("attn", attn, ATTENTIONS, nn.Module, known)
+    return module
 
 
 class Ghost(nn.Module):

@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.attention import Attention
-from vitlab.layers.mlp import ActChoice, Mlp, MlpName, build_act
-from vitlab.layers.norm import NormChoice, build_norm
+from vitlab.class_paths import ClassSpec
+from vitlab.layers.attention import AttnChoice, Place, build_attn
+from vitlab.layers.mlp import ActChoice, MlpChoice, build_act, build_mlp
+from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.recompute import recomputed
+
+BlockName = Literal["plain", "dense"]
+BlockChoice = BlockName | str | ClassSpec
+_ALONE = Place()
 
 
 class LayerScale(nn.Module):
@@ -86,32 +91,42 @@ class DropPath(nn.Module):
         return f"rate={self.rate:.3g}, subset={self.subset}"
 
 
+class BlockArgs(TypedDict, total=False):
+    """Arguments of :class:`Block` that all blocks of a network share.
+
+    >>> shared: BlockArgs = {"attn": "gated", "mlp_ratio": 3.0}
+    """
+
+    attn: AttnChoice
+    mlp_ratio: float
+    qkv_bias: bool
+    act_layer: ActChoice
+    mlp_layer: MlpChoice
+    norm_layer: NormChoice
+    norm_eps: float
+    layer_scale: float | None
+    dropout: float
+    drop_path_subset: bool
+
+
 class Block(nn.Module):
     """Pre-norm transformer block: attention, then an MLP, each with a residual connection.
 
     Args:
         dim: Token width D.
         num_heads: Number of attention heads A; divides ``dim``.
+        attn: The attention: a word, or a class path with arguments of its own.
         mlp_ratio: Hidden width of the MLP, in units of ``dim``.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_norm: Whether to normalize queries and keys.
-        qk_scale: Factor on the attention logits; ``None`` is ``(dim / num_heads) ** -0.5``.
-        value_skip: Whether attention adds the values to its output.
         act_layer: Activation of the MLP.
-        mlp_layer: Variant of the MLP: mlp (two layers), swiglu (gated) or ghost (cheap channels).
+        mlp_layer: The MLP: mlp (two layers), swiglu (gated), ghost (cheap channels), or a class path.
         norm_layer: Kind of normalization.
         norm_eps: Epsilon of every normalization.
         layer_scale: Initial value of both :class:`LayerScale`; ``None`` leaves them out.
         dropout: Dropout rate after each linear layer except qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of this block is dropped in training, 0 to 1.
         drop_path_subset: Whether a fixed number of samples is dropped, whose branches are not computed.
-        se_reduction: Reduction factor of a squeeze-excite gate after attention; 0 leaves the gate out.
-        ghost: Whether half of the query, key and value channels are scaled copies of the other half.
-        attn_dropout: Dropout rate of the attention weights, 0 to 1.
-        attn_gate: Whether the sigmoid of a linear map of the tokens gates the output of attention.
-        dense: ``(growth, in_dim)`` of DenseNet-style blocks, Huang et al. 2017 (arXiv:1608.06993): ``growth`` new
-            channels are appended to the input, and an input of width ``in_dim`` is first brought to ``dim`` by a linear
-            layer and an activation. 0 turns either off.
+        place: Where the block stands in its network.
 
     Example:
         >>> block = Block(16, num_heads=2, layer_scale=1e-5)
@@ -124,53 +139,91 @@ class Block(nn.Module):
         dim: int,
         num_heads: int,
         *,
+        attn: AttnChoice = "softmax",
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
-        qk_norm: bool = False,
-        qk_scale: float | None = None,
-        value_skip: bool = False,
         act_layer: ActChoice = "gelu",
-        mlp_layer: MlpName = "mlp",
+        mlp_layer: MlpChoice = "mlp",
         norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         layer_scale: float | None = None,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
-        se_reduction: int = 0,
-        ghost: bool = False,
-        attn_dropout: float = 0.0,
-        attn_gate: bool = False,
-        dense: tuple[int, int] = (0, 0),
+        place: Place = _ALONE,
     ) -> None:
         super().__init__()
-        growth, in_dim = dense
-        self.transition = nn.Sequential(nn.Linear(in_dim, dim), build_act(act_layer, dim)) if in_dim else None
-        self.dense_linear = nn.Linear(dim, growth) if growth else None
-        self.norm1 = build_norm(norm_layer, dim, norm_eps)
-        heads: dict[str, Any] = {"qkv_bias": qkv_bias, "qk_norm": qk_norm, "qk_scale": qk_scale, "ghost": ghost}
-        norms: dict[str, Any] = {"norm_layer": norm_layer, "norm_eps": norm_eps}
-        output: dict[str, Any] = {"value_skip": value_skip, "dropout": dropout, "se_reduction": se_reduction}
-        output |= {"attn_dropout": attn_dropout, "attn_gate": attn_gate}
-        self.attn = Attention(dim, num_heads, **heads, **norms, **output)
+        self.add_layers(dim, act_layer)
+        norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
+        self.norm1 = build_norm(dim=dim, **norms)
+        self.attn = build_attn(attn, dim, num_heads, place, qkv_bias=qkv_bias, dropout=dropout, **norms)
         self.ls1 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
-        self.norm2 = build_norm(norm_layer, dim, norm_eps)
-        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout, mlp_layer)
+        self.norm2 = build_norm(dim=dim, **norms)
+        self.mlp = build_mlp(mlp_layer, dim, int(dim * mlp_ratio), act_layer, dropout)
         self.ls2 = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.drop_path = DropPath(drop_path_rate, drop_path_subset)
+
+    def add_layers(self, dim: int, act_layer: ActChoice) -> None:
+        """Add the layers of a subclass that come first; they are initialized before the others."""
 
     def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
         """Map ``(B, L, D)`` to ``(B, L, D)``; ``layer`` is the index of this block, from 0.
 
         With ``first_only`` return only the first token, ``(B, 1, D)``, and skip ``pos_embed.leave``.
         """
-        x = x if self.transition is None else self.transition(x)
-        x = pos_embed.enter(x, layer)
+        y = self.branches(pos_embed.enter(x, layer), pos_embed, layer, first_only)
+        return y if first_only else pos_embed.leave(y, layer)
+
+    def branches(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that have entered to those that leave, or to the first of them."""
         owner = pos_embed.owner
         shared = first_only or getattr(self.attn, "gate", None) is not None
         attn = partial(self.attn, pos_embed=pos_embed, layer=layer, **({"first_only": True} if first_only else {}))
         y = self.drop_path(x, lambda x: self.ls1(recomputed(self.norm1, x, attn, shared)), owner)
-        y = self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp)), owner)
-        if self.dense_linear is not None:
-            y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
+        return self.drop_path(y, lambda x: self.ls2(recomputed(self.norm2, x, self.mlp)), owner)
+
+
+class DenseBlock(Block):
+    """A block that appends channels to its input, as in DenseNet, Huang et al. 2017 (arXiv:1608.06993).
+
+    Args:
+        dim: Width D of the tokens that its branches work on.
+        num_heads: Number of attention heads A; divides ``dim``.
+        growth: Number of channels that it appends, a linear map of the rest.
+        in_dim: Width of the input, brought to ``dim`` by a linear layer and an activation; 0 is ``dim`` itself.
+        drop_path_rate: As in :class:`Block`.
+        place: As in :class:`Block`.
+        **block: Passed to :class:`Block`.
+
+    Example:
+        >>> block = DenseBlock(16, num_heads=2, growth=8, in_dim=32)
+        >>> block(torch.randn(3, 5, 32), PosEmbed(), layer=0).shape
+        torch.Size([3, 5, 24])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        growth: int,
+        in_dim: int = 0,
+        drop_path_rate: float = 0.0,
+        place: Place = _ALONE,
+        **block: Unpack[BlockArgs],
+    ) -> None:
+        self.widths = (growth, in_dim)
+        super().__init__(dim, num_heads, drop_path_rate=drop_path_rate, place=place, **block)
+
+    def add_layers(self, dim: int, act_layer: ActChoice) -> None:
+        """Add the layer that narrows the input, if any, and the one that makes new channels."""
+        growth, in_dim = self.widths
+        self.transition = nn.Sequential(nn.Linear(in_dim, dim), build_act(act_layer, dim)) if in_dim else None
+        self.dense_linear = nn.Linear(dim, growth)
+
+    def forward(self, x: Tensor, pos_embed: PosEmbed, layer: int, first_only: bool = False) -> Tensor:
+        """Map ``(B, L, in_dim)`` to ``(B, L, dim + growth)``, or to the first token alone."""
+        x = pos_embed.enter(x if self.transition is None else self.transition(x), layer)
+        y = self.branches(x, pos_embed, layer, first_only)
+        y = torch.cat([x[:, : y.shape[1]], self.dense_linear(y)], dim=2)
         return y if first_only else pos_embed.leave(y, layer)

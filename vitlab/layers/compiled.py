@@ -1,5 +1,6 @@
 """Compile a network block by block: fast to start, and DDP can send the gradients of a block early."""
 
+import re
 from typing import Literal
 
 from torch import nn
@@ -35,5 +36,5 @@ def compile_parts(net: nn.Module, mode: CompileMode | bool = "default", backend:
 
     _dynamo.config.recompile_limit = max(_dynamo.config.recompile_limit, 64)  # shared by all blocks, sizes and modes
     for name, part in net.named_modules():
-        if isinstance(part, Block) or name.rpartition(".")[2] == "tokenizer":
+        if isinstance(part, Block) or re.search(r"(^|\.)(blocks\.\d+|tokenizer)$", name):
             part.compile(mode="default" if mode is True else mode, backend=backend)

@@ -1,17 +1,20 @@
 """The MLP of a block, which acts on each token separately, and its activations."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.class_paths import ClassSpec
+from vitlab.class_paths import ClassSpec, build_choice
 from vitlab.layers.custom import build_custom
 from vitlab.layers.recompute import recomputed
 
 ActName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 ActChoice = ActName | str | ClassSpec
 MlpName = Literal["mlp", "swiglu", "ghost"]
+MlpChoice = MlpName | str | ClassSpec
 
 
 def build_act(act_layer: ActChoice, dim: int) -> nn.Module:
@@ -100,6 +103,27 @@ class Mlp(nn.Module):
         x = self.act(x)
         x = torch.cat([x, self.act(x[..., None, :] * self.cheap).flatten(-2)], dim=-1)
         return self.dropout(self.fc2(self.dropout(x)))
+
+
+MLPS: Mapping[MlpName, Callable[..., Mlp]] = {
+    "mlp": Mlp,
+    "swiglu": partial(Mlp, mlp_layer="swiglu"),
+    "ghost": partial(Mlp, mlp_layer="ghost"),
+}
+
+
+def build_mlp(mlp_layer: MlpChoice, dim: int, hidden_dim: int, act_layer: ActChoice, dropout: float) -> nn.Module:
+    """Build the MLP of a block: by a word, or a module of a class path that maps ``(B, L, D)`` to itself.
+
+    A class receives ``dim``, ``hidden_dim``, ``act_layer`` and ``dropout`` if its constructor has them.
+
+    Example:
+        >>> build_mlp("swiglu", 8, hidden_dim=32, act_layer="silu", dropout=0.0)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+    offered = {"dim": dim, "hidden_dim": hidden_dim, "act_layer": act_layer, "dropout": dropout}
+    module: nn.Module = build_choice("mlp_layer", mlp_layer, MLPS, nn.Module, offered)
+    return module
 
 
 def _check(mlp_layer: str, dim: int, hidden_dim: int) -> None:

@@ -1,6 +1,6 @@
 """Normalization layers by name."""
 
-from typing import Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 from torch import nn
 
@@ -9,6 +9,16 @@ from vitlab.layers.custom import build_custom
 
 NormName = Literal["layernorm", "rmsnorm"]
 NormChoice = NormName | str | ClassSpec
+
+
+class NormArgs(TypedDict):
+    """Kind and epsilon of a normalization, as they are passed on.
+
+    >>> norms: NormArgs = {"norm_layer": "rmsnorm", "norm_eps": 1e-6}
+    """
+
+    norm_layer: NormChoice
+    norm_eps: float
 
 
 def build_norm(norm_layer: NormChoice, dim: int, norm_eps: float) -> nn.Module:

@@ -1,15 +1,18 @@
-"""Pooling by attention: one trained query reads all patch tokens."""
+"""What the head reads: a token, the mean or maximum of patch tokens, or what a module makes of all tokens."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.layers.mlp import ActChoice, Mlp
 from vitlab.layers.norm import NormChoice, build_norm
 
 PoolName = Literal["token", "avg", "max", "map"]
+PoolChoice = PoolName | str | ClassSpec
 
 
 class AttentionPool(nn.Module):
@@ -55,3 +58,39 @@ class AttentionPool(nn.Module):
         x = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))  # (B, 1, D)
         x = x + self.mlp(self.norm(x))
         return x[:, 0]
+
+
+def build_pool(
+    global_pool: PoolChoice, dim: int, num_heads: int, num_prefix_tokens: int, attention: Callable[[], AttentionPool]
+) -> nn.Module | None:
+    """Build the module of a pooling: of a class path, or by attention; None for token, avg and max.
+
+    A class maps the ``(B, P + N, D)`` tokens to ``(B, D)``, and receives ``dim``, ``num_heads`` and
+    ``num_prefix_tokens`` if its constructor has them.
+
+    Args:
+        global_pool: A word, or a class path with its arguments.
+        dim: Token width D.
+        num_heads: Number of attention heads A.
+        num_prefix_tokens: Number of prefix tokens P.
+        attention: Builds the pooling by attention.
+
+    Example:
+        >>> build_pool("avg", 8, 2, 1, attention=lambda: AttentionPool(8, 2)) is None
+        True
+    """
+    word, args = name_and_args("global_pool", global_pool)
+    if word in get_args(PoolName):
+        if args:
+            raise ValueError(f"`global_pool`: {word} takes no arguments, got {choice_text(global_pool)}")
+        return attention() if word == "map" else None
+    offered = {"dim": dim, "num_heads": num_heads, "num_prefix_tokens": num_prefix_tokens}
+    cls = find_class("global_pool", word, nn.Module, get_args(PoolName))
+    module: nn.Module = build("global_pool", cls, args, offered)
+    with torch.no_grad():
+        shape = tuple(module.eval()(torch.zeros(2, num_prefix_tokens + 4, dim)).shape)
+    if shape != (2, dim):
+        raise ValueError(
+            f"`global_pool`: {word} must map tokens (B, L, {dim}) to (B, {dim}), but gave {shape} for B = 2"
+        )
+    return module.train()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from vitlab.analysis.views.token_layers import split_features
+from vitlab.layers.block import Block
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
@@ -40,7 +41,7 @@ def steps_of(net: VisionTransformer) -> list[Box]:
         ['3 x 32 x 32', '64 x 48', '64 x 48', '65 x 48', '65 x 48', '48', '10']
     """
     (H, W), (h, w), D, P = net.img_size, net.grid_size, net.embed_dim, net.num_prefix_tokens
-    N, attn = h * w, net.blocks[0].get_submodule("attn")
+    N, block = h * w, net.blocks[0]
     steps = [
         Box("image", f"{net.in_chans} channel{'s' * (net.in_chans > 1)}", "e", f"{net.in_chans} x {H} x {W}"),
         *_tokens(net),
@@ -52,11 +53,15 @@ def steps_of(net: VisionTransformer) -> list[Box]:
         prefix = ["class token"] if net.cls_token is not None else []
         prefix += [f"{net.reg_token.shape[1]} registers"] if net.reg_token is not None else []
         steps.append(Box(" and ".join(prefix), "in front of the patches", "c", f"{N + P} x {D}"))
-    hidden = net.blocks[0].get_submodule("mlp.fc2").in_features
-    words = f"attention of {attn.num_heads} heads, MLP {D} to {hidden}"
+    words = type(block).__name__  # of one's own
+    if isinstance(block, Block):
+        hidden = getattr(getattr(block.mlp, "fc2", None), "in_features", None)
+        words = f"attention of {net.num_heads} heads, " + (
+            f"MLP {D} to {hidden}" if hidden else type(block.mlp).__name__
+        )
     steps.append(Box(f"{len(net.blocks)} blocks", words, "b", f"{N + P} x {D}"))
     read = {"token": "the class token", "avg": "mean of the patches", "max": "maximum of the patches"}
-    steps.append(Box("norm, pool", read.get(net.global_pool, "attention over the patches"), "d", f"{D}"))
+    steps.append(Box("norm, pool", read.get(str(net.global_pool), "attention over the patches"), "d", f"{D}"))
     if net.num_classes:
         words = f"tanh layer of {net.head_hidden}" if net.head_hidden else "linear"
         steps.append(Box("head", words, "d", f"{net.num_classes}"))

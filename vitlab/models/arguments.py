@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 
-from vitlab.layers.mlp import ActChoice, MlpName
+from vitlab.layers.attention import AttnChoice
+from vitlab.layers.block import BlockChoice
+from vitlab.layers.mlp import ActChoice, MlpChoice
 from vitlab.layers.norm import NormChoice
-from vitlab.layers.pool import PoolName
-from vitlab.layers.pos_embed import PosEmbedChoice, PosEmbedJoin
-from vitlab.layers.resample import ResizePolicy
+from vitlab.layers.pool import PoolChoice
+from vitlab.layers.pos_embed import PosEmbedChoice
+from vitlab.models.old_names import OldArgs
 from vitlab.tokenizers.build import TokenizerChoice
-from vitlab.tokenizers.t2t import T2TArgs
 
 
-class NetworkArgs(T2TArgs, total=False):
-    """Arguments of :class:`vitlab.models.vit.VisionTransformer` except ``num_classes``.
+class NetworkArgs(OldArgs, total=False):
+    """Arguments of :class:`vitlab.models.vit.VisionTransformer` except ``num_classes``, and the old names of options.
 
     >>> arguments: NetworkArgs = {"depth": 3, "pos_embed": "rope2d"}
     """
@@ -21,38 +22,26 @@ class NetworkArgs(T2TArgs, total=False):
     in_chans: int
     tokenizer: TokenizerChoice
     patch_size: int | Sequence[int]
-    flexi_patch: Sequence[int] | None
     embed_dim: int
     depth: int
     num_heads: int
     mlp_ratio: float
     qkv_bias: bool
-    qk_scale: float | None
-    qk_norm: bool
-    value_skip: bool
+    block: BlockChoice
+    attn: AttnChoice
     act_layer: ActChoice
-    mlp_layer: MlpName
+    mlp_layer: MlpChoice
     norm_layer: NormChoice
     norm_eps: float
     pos_embed: PosEmbedChoice
-    pos_embed_trainable: bool | None
-    pos_embed_join: PosEmbedJoin | None
-    pos_embed_resize: ResizePolicy | None
-    rope_theta: float | None
     class_token: bool
     reg_tokens: int
-    global_pool: PoolName
+    global_pool: PoolChoice
     pre_norm: bool
     fc_norm: bool
     head_hidden: int
     init_std: float
-    se_reduction: int
-    ghost: bool
-    dense_blocks: Sequence[int] | None
-    dense_growth: int
     layer_scale: float | None
-    attn_gate: bool
-    attn_dropout: float
     dropout: float
     drop_path_rate: float
     drop_path_subset: bool

@@ -15,15 +15,16 @@ from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert_pos import timm_positions
 from vitlab.models.load import load_weights, outputs_of
+from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
 
 _log = logging.getLogger(__name__)
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
-    *("num_heads", "qk_scale", "value_skip", "act_layer", "mlp_layer", "norm_layer", "norm_eps"),
-    *("pos_embed", "pos_embed_join", "rope_theta"),
+    *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
 )
+_NORMED = {"class_path": "softmax", "init_args": {"qk_norm": True}}
 
 
 class NoCounterpart(ValueError):
@@ -76,7 +77,7 @@ def create_model(
     """
     known = list(inspect.signature(VisionTransformer).parameters)
     for argument in arguments:
-        if argument not in known:
+        if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
     if name is not None and name not in SIZES and not name.startswith("timm:"):
         raise ValueError(
@@ -91,12 +92,12 @@ def create_model(
             file = read_weights(weights)
             file.arguments = file.arguments or base
     elif weights is None:
-        return VisionTransformer(**{**SIZES.get(name or "", {}), **arguments})
+        return VisionTransformer(**upgrade({**SIZES.get(name or "", {}), **arguments}))
     else:
         base = SIZES.get(name or "", {})
         if isinstance(weights, str) and weights.startswith("timm:"):
             file = timm_file(theirs := timm_model(weights, pretrained=True), weights)
-            same_network(theirs, file, {**base, **arguments})
+            same_network(theirs, file, upgrade({**base, **arguments}))
         else:
             file = read_weights(weights)
     net = VisionTransformer(**{**base, "num_classes": outputs_of(file.state_dict), **arguments})
@@ -174,7 +175,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
     patch, tokens = tuple(patches.patch_size), theirs if hasattr(theirs, "patch_embed") else patches
     grid = getattr(patches, "pos_embed_grid_size", None)  # NaFlexViT has no fixed image size
     registers = getattr(tokens, "reg_token", None)
-    qkv = block.attn.qkv or block.attn.q_proj
+    qkv, none = block.attn.qkv or block.attn.q_proj, nn.Identity()
     return {
         "img_size": (grid[0] * patch[0], grid[1] * patch[1]) if grid else tuple(patches.img_size),
         "in_chans": theirs.in_chans if grid else patches.proj.in_channels,
@@ -185,7 +186,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         "num_heads": block.attn.num_heads,
         "mlp_ratio": block.mlp.fc2.in_features / theirs.embed_dim,
         "qkv_bias": qkv.bias is not None or getattr(block.attn, "q_bias", None) is not None,
-        "qk_norm": not isinstance(getattr(block.attn, "q_norm", nn.Identity()), nn.Identity),
+        "attn": "softmax" if isinstance(getattr(block.attn, "q_norm", none), nn.Identity) else _NORMED,
         "act_layer": act,
         "mlp_layer": "mlp" if type(block.mlp).__name__ == "Mlp" else "swiglu",
         "norm_layer": norm,
@@ -238,14 +239,17 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
         (10, 10)
     """
     defaults = inspect.signature(VisionTransformer).parameters
+    built = upgrade(file.arguments)
     asked = {k: arguments.get(k, defaults[k].default) for k in _UNSEEN} if arguments else {}
-    ours = VisionTransformer(**{**file.arguments, **asked}).eval()
+    if "attn" in asked and "attn" not in arguments:
+        del asked["attn"]  # normalized queries show in the weights
+    ours = VisionTransformer(**{**built, **asked}).eval()
     load_weights(ours, file)
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected, outputs = theirs(images), ours(images)
     if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):
-        built = {k: file.arguments.get(k, defaults[k].default) for k in asked}
+        built = {k: built.get(k, defaults[k].default) for k in asked}
         changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)
         reason = f"build yours with {changes}" if changes else "it has parts that do not exist here"
         what = f"{file.path} of timm computes something else than this network with its weights"

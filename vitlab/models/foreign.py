@@ -77,7 +77,7 @@ class AnyNetwork(nn.Module):
         [(2, 196, 3), (2, 16, 8)]
     """
 
-    pos_embed_resize = None  # nothing to resize
+    pos_embed_resize: Any = None  # nothing to resize
 
     def __init__(self, net: nn.Module, name: str, img_size: tuple[int, int], in_chans: int) -> None:
         super().__init__()

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
 from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid
+from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, preview, read_weights
 from vitlab.tokenizers.splits import pair
@@ -82,9 +82,8 @@ def load_weights(
     """
     file = path if isinstance(path, WeightsFile) else read_weights(path)
     known, doubts = _given_grid(file.arguments, model, grid)
-    num_heads = next(m.num_heads for m in model.blocks.modules() if isinstance(m, Attention))
     shape = {"num_patches": math.prod(known or model.grid_size), "num_prefix_tokens": model.num_prefix_tokens}
-    state, sentences = convert_layout(file.state_dict, num_heads=num_heads, **shape)
+    state, sentences = convert_layout(file.state_dict, num_heads=model.num_heads, **shape)
     if any("timm" in sentence for sentence in sentences) and "pos_embed.freqs" not in state:
         _check_rotation(model, file)
     is_official = any("T2T" in sentence for sentence in sentences)
@@ -119,8 +118,8 @@ def network_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
         >>> network_args({"depth": 3, "lr": 1e-3})
         {'depth': 3}
     """
-    names = inspect.signature(VisionTransformer).parameters
-    return {name: value for name, value in arguments.items() if name in names}
+    names = {*inspect.signature(VisionTransformer).parameters, *OLD}
+    return upgrade({name: value for name, value in arguments.items() if name in names})
 
 
 def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
@@ -198,7 +197,7 @@ def _drop_formula(state: State, model: VisionTransformer, grid: Grid) -> tuple[S
     if not same_table(table[0], pos_embed.formula(grid), tolerance):
         raise ValueError(
             "the file's position table is not that of the formula: it was trained, resized or made by another formula; "
-            "build the model with pos_embed='learned' and pos_embed_trainable=False to keep it"
+            "build the model with pos_embed {class_path: learned, init_args: {trainable: false}} to keep it"
         )
     state = {name: value for name, value in state.items() if name != "pos_embed.weight"}
     return state, ["positions: the file's table is that of the formula, which the model computes itself"]

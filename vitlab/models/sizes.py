@@ -3,27 +3,36 @@
 from typing import Any
 
 
+def _spec(word: str, **init_args: Any) -> dict[str, Any]:
+    return {"class_path": word, "init_args": init_args}
+
+
 def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
     return {"patch_size": patch_size, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
 
 
 def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
-    rope = {"theta": 1e4, "coordinates": "index", "pairs": "interleaved", "axes": "yx", "register_theta": 100.0}
+    rope: dict[str, Any] = {
+        "theta": 1e4,
+        "coordinates": "index",
+        "pairs": "interleaved",
+        "axes": "yx",
+        "register_theta": 100.0,
+    }
     return {
         **_vit(16, embed_dim, depth, num_heads),
         "qkv_bias": False,
-        "qk_norm": True,
+        "attn": _spec("softmax", qk_norm=True),
         "norm_layer": "rmsnorm",
         "layer_scale": 1e-4,
         "reg_tokens": 4,
-        "pos_embed": ["learned", {"class_path": "rope2d", "init_args": rope}],
+        "pos_embed": ["learned", _spec("rope2d", **rope)],
     }
 
 
 def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> dict[str, Any]:
     return {
-        "tokenizer": "t2t",
-        "t2t_attn": t2t_attn,
+        "tokenizer": _spec("t2t", t2t_attn=t2t_attn),
         "embed_dim": embed_dim,
         "depth": depth,
         "num_heads": num_heads,
@@ -58,7 +67,9 @@ SIZES: dict[str, dict[str, Any]] = {
     # table 6 there: more, narrower heads; fewer, wider blocks (the table gives depth 14, the official code 4)
     "t2t_vit_14_resnext": _t2t("performer", 384, 14, 32, 3.0),
     "t2t_vit_14_wide": _t2t("performer", 768, 4, 12, 3.0),
-    "t2t_vit_14_se": _t2t("performer", 384, 14, 6, 3.0) | {"se_reduction": 16},
-    "t2t_vit_dense": _t2t("performer", 128, 19, 8, 2.0) | {"dense_blocks": [3, 6, 6, 4], "dense_growth": 64},
-    "t2t_vit_16_ghost": _t2t("performer", 384, 16, 6, 3.0) | {"ghost": True, "mlp_layer": "ghost"},
+    "t2t_vit_14_se": _t2t("performer", 384, 14, 6, 3.0) | {"attn": _spec("softmax", se_reduction=16)},
+    "t2t_vit_dense": _t2t("performer", 128, 19, 8, 2.0)
+    | {"block": _spec("dense", dense_blocks=[3, 6, 6, 4], dense_growth=64)},
+    "t2t_vit_16_ghost": _t2t("performer", 384, 16, 6, 3.0)
+    | {"attn": _spec("softmax", ghost=True), "mlp_layer": "ghost"},
 }

@@ -2,19 +2,22 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from typing import Any, get_args
+from typing import NamedTuple, Unpack, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.block import Block
-from vitlab.layers.pool import PoolName
+from vitlab.class_paths import build_choice, name_and_args
+from vitlab.layers.attention import Place
+from vitlab.layers.block import Block, BlockArgs, BlockChoice, DenseBlock
+from vitlab.layers.pool import PoolChoice
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.conv import ConvPosEmbed
+from vitlab.layers.resample import Grid
+from vitlab.named_kwargs import check_names, check_types
 
 
 @contextmanager
@@ -36,18 +39,51 @@ def isolated_rng(root: int, part: str) -> Iterator[None]:
         yield
 
 
-def start_step(net: Any, step: int) -> None:
-    """Draw the patch size of a training step, if the network has patches of several sizes.
+class Sizes(NamedTuple):
+    """What all blocks of a network have in common.
+
+    Args:
+        embed_dim: Width of the tokens that enter.
+        num_heads: Attention heads of every block.
+        depth: Number of blocks.
+        grid_size: Patch tokens per column and per row.
+        num_prefix_tokens: Number of prefix tokens.
 
     Example:
-        >>> from vitlab.models import VisionTransformer
-        >>> net = VisionTransformer(img_size=48, flexi_patch=[8, 12, 16], embed_dim=48, depth=1, num_heads=3)
-        >>> net.start_step(0)
-        >>> net.tokenizer.patch in [(8, 8), (12, 12), (16, 16)]
-        True
+        >>> Sizes(384, 6, 12).depth
+        12
     """
-    if hasattr(net.tokenizer, "draw"):
-        net.tokenizer.draw(step)
+
+    embed_dim: int
+    num_heads: int
+    depth: int
+    grid_size: Grid = (0, 0)
+    num_prefix_tokens: int = 0
+
+
+class Start(NamedTuple):
+    """How the weights of a network are drawn.
+
+    Args:
+        root: What the random numbers of every part follow from, see :func:`isolated_rng`.
+        std: Standard deviation of linear and convolution weights.
+
+    Example:
+        >>> start = Start(0, 0.02)
+        >>> with start.part("head"):
+        ...     layer = nn.Linear(8, 8).apply(start.init)
+    """
+
+    root: int
+    std: float
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """Return the context in which the part of this name is built."""
+        return isolated_rng(self.root, name)
+
+    def init(self, module: nn.Module) -> None:
+        """Initialize a module."""
+        init_weights(module, self.std)
 
 
 def init_token(count: int, embed_dim: int) -> Tensor:
@@ -73,35 +109,64 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 
 def build_blocks(
-    part: Any, init: Any, depth: int, drop_path_rate: float, dense: Any, embed_dim: int, **block: Any
+    block: BlockChoice,
+    sizes: Sizes,
+    pos_embed: PosEmbed,
+    drop_path_rate: float,
+    start: Start,
+    **shared: Unpack[BlockArgs],
 ) -> tuple[nn.ModuleList, int]:
     """Build the blocks, and return them with the width of the tokens that leave the last.
 
     Args:
-        part: Function from the name of a block to the context it is built in, see :func:`isolated_rng`.
-        init: Function that initializes the weights of a module.
-        depth: Number of blocks.
+        block: The block: plain; dense, whose ``dense_blocks`` are numbers of blocks of stages between which the width
+            is halved, each appending ``dense_growth`` channels; or a class path of a module that maps ``(B, L, D)``
+            tokens, position embedding and index to ``(B, L, D)``. A class receives the arguments of :class:`Block` and
+            the fields of :class:`Place` that its constructor has.
+        sizes: Width, heads, number of blocks, grid and prefix tokens.
+        pos_embed: The position embedding, which must fit tokens of several widths.
         drop_path_rate: Drop path rate of the last block; grows linearly from 0.
-        dense: Blocks per stage, channels that each adds, and the position embedding; None is one stream.
-        embed_dim: Width of the tokens that enter.
-        **block: Arguments of every block.
+        start: How weights are drawn.
+        **shared: Arguments of every block.
 
     Example:
-        >>> part, init = partial(isolated_rng, 0), lambda module: None
-        >>> build_blocks(part, init, 3, 0.0, ((2, 1), 8, PosEmbed()), 16, num_heads=2)[1]  # 16, 24, 32 halved, 24
+        >>> dense = {"class_path": "dense", "init_args": {"dense_blocks": [2, 1], "dense_growth": 8}}
+        >>> sizes, start = Sizes(16, 2, 3), Start(0, 0.02)
+        >>> build_blocks(dense, sizes, PosEmbed(), 0.0, start)[1]  # 16, 24, 32 halved, 24
         24
     """
-    stages, growth, pos_embed = dense or ((depth,), 0, None)
-    if pos_embed is not None:
-        _check_dense(stages, growth, depth, pos_embed)
-    blocks, dim, halved = nn.ModuleList(), embed_dim, set(accumulate(stages))
-    for i in range(depth):
-        in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
-        rate = drop_path_rate * i / max(1, depth - 1)
-        with part(f"blocks.{i}"):
-            blocks.append(Block(dim, drop_path_rate=rate, dense=(growth, in_dim), **block).apply(init))
-        dim += growth
+    word, args = name_and_args("block", block)
+    blocks, dim, halved, growth = nn.ModuleList(), sizes.embed_dim, set[int](), 0
+    if word == "dense":
+        check_names(dense_stages, args, "block=dense")
+        check_types(get_type_hints(dense_stages), args, "block")
+        stages, growth = dense_stages(**args)
+        _check_dense(stages, growth, sizes.depth, pos_embed)
+        halved = set(accumulate(stages))
+    for i in range(sizes.depth):
+        rate = drop_path_rate * i / max(1, sizes.depth - 1)
+        place = Place(i, sizes.depth, sizes.grid_size, sizes.num_prefix_tokens)
+        with start.part(f"blocks.{i}"):
+            if word == "dense":
+                in_dim, dim = (dim, dim // 2) if i in halved else (0, dim)
+                widths = {"growth": growth, "in_dim": in_dim}
+                new: nn.Module = DenseBlock(dim, sizes.num_heads, **widths, drop_path_rate=rate, place=place, **shared)
+                dim += growth
+            else:
+                offered = {"dim": dim, "num_heads": sizes.num_heads, **shared, "drop_path_rate": rate, "place": place}
+                new = build_choice("block", block, {"plain": Block}, nn.Module, {**place._asdict(), **offered})
+            blocks.append(new.apply(start.init))
     return blocks, dim
+
+
+def dense_stages(dense_blocks: Sequence[int] = (), dense_growth: int = 64) -> tuple[Sequence[int], int]:
+    """Return the arguments of a dense backbone: blocks per stage, and channels that each appends.
+
+    Example:
+        >>> dense_stages([3, 6, 6, 4])
+        ([3, 6, 6, 4], 64)
+    """
+    return dense_blocks, dense_growth
 
 
 def _check_dense(stages: Sequence[int], growth: int, depth: int, pos_embed: PosEmbed) -> None:
@@ -133,22 +198,6 @@ def build_head(embed_dim: int, head_hidden: int, num_classes: int) -> nn.Module:
     return nn.Sequential(nn.Linear(embed_dim, head_hidden), nn.Tanh(), nn.Linear(head_hidden, num_classes))
 
 
-def reset_head(net: Any, num_classes: int) -> None:
-    """Replace the head by a new one with ``num_classes`` outputs K; 0 returns the pooled features.
-
-    Example:
-        >>> from vitlab.models import VisionTransformer
-        >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
-        >>> net.reset_head(10)
-        >>> net.head
-        Linear(in_features=48, out_features=10, bias=True)
-    """
-    check_at_least(0, num_classes=num_classes)
-    head = build_head(net.num_features, net.head_hidden, num_classes).apply(partial(init_weights, std=net.init_std))
-    weight = next(net.blocks.parameters())
-    net.num_classes, net.head = num_classes, head.to(weight.device, weight.dtype).train(net.training)
-
-
 def check_at_least(least: int, **values: int) -> None:
     """Raise a ValueError that names the first value below ``least``.
 
@@ -171,27 +220,14 @@ def check_rates(**values: float) -> None:
             raise ValueError(f"`{name}` must be at least 0 and below 1, got {value}")
 
 
-def check_pool(global_pool: str, class_token: bool) -> None:
-    """Refuse an unknown pooling, and pooling by a class token where there is none.
+def check_pool(global_pool: PoolChoice, class_token: bool) -> None:
+    """Refuse pooling by a class token where there is none.
 
     Example:
         >>> check_pool("avg", class_token=False)
     """
-    if global_pool not in get_args(PoolName):
-        raise ValueError(f"`global_pool` must be one of {', '.join(get_args(PoolName))}, got {global_pool!r}")
     if global_pool == "token" and not class_token:
         raise ValueError("`global_pool='token'` needs `class_token=True`; without one use 'avg', 'max' or 'map'")
-
-
-def check_policy(policy: str | None, allowed: Sequence[str]) -> None:
-    """Refuse a resize policy that the position embedding does not have.
-
-    Example:
-        >>> check_policy("rescale", ["extrapolate", "rescale"])
-    """
-    if policy is not None and policy not in allowed:
-        choices = f"one of {', '.join(allowed)} or null" if allowed else "null: there is nothing to resize"
-        raise ValueError(f"`pos_embed_resize` must be {choices} for this position embedding, got {policy!r}")
 
 
 def check_spread(init_std: float) -> None:

@@ -1,40 +1,36 @@
 """The Vision Transformer: image -> tokens -> + position -> blocks -> head."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.mlp import ActChoice, MlpName
-from vitlab.layers.norm import NormChoice, build_norm
-from vitlab.layers.pool import AttentionPool, PoolName
-from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, PosEmbedJoin, build_pos_embed
+from vitlab.layers.attention import AttnChoice
+from vitlab.layers.block import BlockArgs, BlockChoice
+from vitlab.layers.mlp import ActChoice, MlpChoice
+from vitlab.layers.norm import NormArgs, NormChoice, build_norm
+from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
+from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
+from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
 from vitlab.layers.recompute import checkpoint
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
-from vitlab.models.features import (
-    forward_intermediates,
-    forward_packed,
-    get_intermediate_layers,
-    pool,
-    positions,
-    reads_class_token_only,
-)
-from vitlab.models.parameters import no_weight_decay, stages
+from vitlab.models.features import Tokens, block_numbers, check_packed, class_token_is_enough, drops_rows
+from vitlab.models.old_names import OLD, OldArgs, moved
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import Packed
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
-from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
-from vitlab.tokenizers.token_layers import build_token_layer
 
 
 class VisionTransformer(Named, nn.Module):
     """Vision Transformer, Dosovitskiy et al. 2021 (arXiv:2010.11929).
 
-    With ``tokenizer="t2t"`` it is the Tokens-to-Token ViT of Yuan et al. 2021 (arXiv:2101.11986).
+    With ``tokenizer="t2t"`` it is the Tokens-to-Token ViT of Yuan et al. 2021 (arXiv:2101.11986). Tokenizer, position
+    embedding, block, attention, MLP and pooling are parts: each is a word, a class path, or a mapping with
+    ``class_path`` and ``init_args``, which are options that this part alone understands.
 
     Args:
         img_size: Side of the square images, or their height and width, in pixels.
@@ -42,60 +38,41 @@ class VisionTransformer(Named, nn.Module):
         num_classes: Number of outputs K; 0 returns the pooled features.
         tokenizer: How images become tokens: patches, the splits of T2T-ViT, overlapping convolutions, or a class path.
         patch_size: Side of a patch, or its height and width, in pixels; divides img_size. For tokenizer patch.
-        flexi_patch: Patch sides that training draws from, step by step; kernels are resized from that of patch_size.
         embed_dim: Token width D of the backbone.
         depth: Number of blocks.
         num_heads: Attention heads A of every block; divides embed_dim.
         mlp_ratio: Hidden width of every MLP, in units of embed_dim.
         qkv_bias: Whether the query, key and value projections have a bias.
-        qk_scale: Factor on the attention logits; None is (embed_dim / num_heads) ** -0.5.
-        qk_norm: Whether to normalize queries and keys per head.
-        value_skip: Whether the attention of every block adds the values to its output, as T2T's token layers do.
+        block: Block of the backbone: plain; dense, which appends channels; or a class path.
+        attn: Attention of every block: softmax; gated, by a sigmoid of the tokens; or a class path.
         act_layer: Activation of every MLP: a name, a class of torch.nn or a class path; gelu is exact.
-        mlp_layer: MLP of every block: two linear layers; swiglu, gated by act_layer (take silu); or ghost.
+        mlp_layer: MLP of every block: mlp, swiglu (gated by act_layer; take silu), ghost, or a class path.
         norm_layer: Normalization in the backbone: a name, a class of torch.nn or a class path.
         norm_eps: Epsilon of every normalization, the tokenizer's included.
         pos_embed: Position embedding: a name, the class path of a :class:`PosEmbed`, or a list of several.
-        pos_embed_trainable: Whether the position embedding is trained; None is the default of the method.
-        pos_embed_join: Where positions act: once, or in each block with own or shared values; None: method's default.
-        pos_embed_resize: How positions are resampled for images of another size; None is the default of the method.
-        rope_theta: Base of the rotary frequencies, above 1; None is the published value. For rope2d and rope_mixed.
         class_token: Whether to prepend a class token.
         reg_tokens: Number of register tokens, Darcet et al. 2024 (arXiv:2309.16588).
-        global_pool: What the head reads: the class token, or the mean, maximum or attention pool of patch tokens.
+        global_pool: What the head reads: token (class token), avg, max or map (attention) of patches, or a class path.
         pre_norm: Whether the tokens are normalized before the first block, as in CLIP.
         fc_norm: Whether to normalize after pooling instead of before it.
         head_hidden: Width of a hidden tanh layer in the head, as in the pre-training of ViT; 0 is a linear head.
         init_std: Std of the initial linear and convolution weights; 0.1 suits narrow networks and short runs.
-        se_reduction: Reduction factor of a squeeze-excite gate after every attention; 0 leaves it out.
-        ghost: Whether half of the query, key and value channels are scaled copies of the rest; with mlp_layer ghost.
-        dense_blocks: Blocks per stage of a dense backbone, where a block appends channels; None is a plain backbone.
-        dense_growth: Channels that each block of a dense backbone appends; between stages the width is halved.
         layer_scale: Initial value of a trained factor on every residual branch; None leaves it out.
-        attn_gate: Whether the sigmoid of a linear map of the tokens gates the output of every attention.
-        attn_dropout: Dropout rate of the attention weights, 0 to 1.
         dropout: Dropout rate after the position embedding and after each linear layer except qkv, 0 to 1.
         drop_path_rate: Share of samples for which a branch of the last block is dropped; grows linearly from 0.
         drop_path_subset: Whether a fixed number of samples is dropped and their branches are not computed: faster.
         grad_checkpoint: Whether training recomputes each block in the backward pass: less memory, more time.
-        **t2t: Arguments of :class:`vitlab.tokenizers.t2t.T2TTokenizer`, for tokenizers t2t and conv.
+        **old: Options of parts, by the names that they had as arguments, see :data:`vitlab.models.old_names.OLD`.
 
     Example:
-        >>> net = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, depth=2, num_heads=3)
+        >>> gated = {"class_path": "gated", "init_args": {"qk_norm": True}}
+        >>> net = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, num_heads=3, attn=gated)
         >>> net(torch.randn(2, 3, 32, 32)).shape
         torch.Size([2, 10])
     """
 
-    forward_intermediates = forward_intermediates
-    get_intermediate_layers = get_intermediate_layers
-    stages = stages
-    start_step = start.start_step
-    _built_from = (T2TTokenizer, build_token_layer)
-    no_weight_decay = no_weight_decay
-    pool = pool
-    positions = positions
-    reads_class_token_only = reads_class_token_only
-    reset_head = start.reset_head
+    old_names: ClassVar[Collection[str]] = OLD
+    _built_from = (moved,)
 
     def __init__(
         self,
@@ -104,115 +81,94 @@ class VisionTransformer(Named, nn.Module):
         num_classes: int = 1000,
         tokenizer: TokenizerChoice = "patch",
         patch_size: int | Sequence[int] = 16,
-        flexi_patch: Sequence[int] | None = None,
         embed_dim: int = 384,
         depth: int = 12,
         num_heads: int = 6,
         mlp_ratio: float = 4.0,
         qkv_bias: bool = True,
-        qk_scale: float | None = None,
-        qk_norm: bool = False,
-        value_skip: bool = False,
+        block: BlockChoice = "plain",
+        attn: AttnChoice = "softmax",
         act_layer: ActChoice = "gelu",
-        mlp_layer: MlpName = "mlp",
+        mlp_layer: MlpChoice = "mlp",
         norm_layer: NormChoice = "layernorm",
         norm_eps: float = 1e-6,
         pos_embed: PosEmbedChoice = "learned",
-        pos_embed_trainable: bool | None = None,
-        pos_embed_join: PosEmbedJoin | None = None,
-        pos_embed_resize: ResizePolicy | None = None,
-        rope_theta: float | None = None,
         class_token: bool = True,
         reg_tokens: int = 0,
-        global_pool: PoolName = "token",
+        global_pool: PoolChoice = "token",
         pre_norm: bool = False,
         fc_norm: bool = False,
         head_hidden: int = 0,
         init_std: float = 0.02,
-        se_reduction: int = 0,
-        ghost: bool = False,
-        dense_blocks: Sequence[int] | None = None,
-        dense_growth: int = 64,
         layer_scale: float | None = None,
-        attn_gate: bool = False,
-        attn_dropout: float = 0.0,
         dropout: float = 0.0,
         drop_path_rate: float = 0.0,
         drop_path_subset: bool = False,
         grad_checkpoint: bool = False,
-        **t2t: Unpack[T2TArgs],
+        **old: Unpack[OldArgs],
     ) -> None:
         super().__init__()
         start.check_at_least(1, in_chans=in_chans, embed_dim=embed_dim, depth=depth)
-        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens)
-        start.check_at_least(0, head_hidden=head_hidden, se_reduction=se_reduction)
-        start.check_rates(attn_dropout=attn_dropout, dropout=dropout, drop_path_rate=drop_path_rate)
+        start.check_at_least(0, num_classes=num_classes, reg_tokens=reg_tokens, head_hidden=head_hidden)
+        start.check_rates(dropout=dropout, drop_path_rate=drop_path_rate)
         start.check_pool(global_pool, class_token)
         start.check_spread(init_std)
+        tokenizer, pos_embed, block, attn = moved(tokenizer, pos_embed, block, attn, **old)
         self.img_size, self.in_chans, self.num_classes = pair("img_size", img_size), in_chans, num_classes
-        self.embed_dim, self.head_hidden, self.init_std = embed_dim, head_hidden, init_std
+        self.embed_dim, self.num_heads, self.head_hidden, self.init_std = embed_dim, num_heads, head_hidden, init_std
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
-        self.grad_checkpoint, self.pos_embed_resize = grad_checkpoint, pos_embed_resize
+        self.grad_checkpoint = grad_checkpoint
         self.skips_unread_tokens = False  # whether forward omits from the last block what the head does not read
-        part = partial(start.isolated_rng, int(torch.randint(2**62, (), device="cpu")))
-        init = partial(start.init_weights, std=init_std)
-        with part("tokenizer"):
-            patches: dict[str, Any] = {"patch_size": patch_size, "flexi_patch": flexi_patch, "norm_eps": norm_eps}
-            self.tokenizer = build_tokenizer(tokenizer, self.img_size, in_chans, embed_dim, **patches, **t2t).apply(
-                init
+        begin = start.Start(int(torch.randint(2**62, (), device="cpu")), init_std)
+        norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
+        with begin.part("tokenizer"):
+            built = build_tokenizer(
+                tokenizer, self.img_size, in_chans, embed_dim, patch_size=patch_size, norm_eps=norm_eps
             )
+            self.tokenizer = built.apply(begin.init)
         self.grid_size, (height, width) = tuple(self.tokenizer.grid_size), pair("patch_size", self.tokenizer.patch_size)
         self.patch_size = height if height == width else (height, width)  # pixels from one token to the next
-        with part("cls_token"):
+        with begin.part("cls_token"):
             self.cls_token = nn.Parameter(start.init_token(1, embed_dim)) if class_token else None
-        with part("reg_token"):
+        with begin.part("reg_token"):
             self.reg_token = nn.Parameter(start.init_token(reg_tokens, embed_dim)) if reg_tokens else None
-        with part("pos_embed"):
-            how: dict[str, Any] = {"trainable": pos_embed_trainable, "join": pos_embed_join, "theta": rope_theta}
+        with begin.part("pos_embed"):
             sizes = (self.grid_size, embed_dim, num_heads, depth, self.num_prefix_tokens)
-            self.pos_embed = build_pos_embed(pos_embed, *sizes, **how)
-        start.check_policy(pos_embed_resize, self.pos_embed.policies)
+            self.pos_embed = build_pos_embed(pos_embed, *sizes)
+        shared: BlockArgs = {
+            "attn": attn,
+            "mlp_ratio": mlp_ratio,
+            "qkv_bias": qkv_bias,
+            "act_layer": act_layer,
+            "mlp_layer": mlp_layer,
+            **norms,
+            "layer_scale": layer_scale,
+            "dropout": dropout,
+            "drop_path_subset": drop_path_subset,
+        }
+        size = start.Sizes(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
         self.blocks, self.num_features = start.build_blocks(
-            part,
-            init,
-            depth,
-            drop_path_rate,
-            None if dense_blocks is None else (dense_blocks, dense_growth, self.pos_embed),
-            embed_dim,
-            num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            qkv_bias=qkv_bias,
-            qk_norm=qk_norm,
-            qk_scale=qk_scale,
-            value_skip=value_skip,
-            act_layer=act_layer,
-            mlp_layer=mlp_layer,
-            norm_layer=norm_layer,
-            norm_eps=norm_eps,
-            se_reduction=se_reduction,
-            ghost=ghost,
-            layer_scale=layer_scale,
-            attn_gate=attn_gate,
-            attn_dropout=attn_dropout,
-            dropout=dropout,
-            drop_path_subset=drop_path_subset,
+            block, size, self.pos_embed, drop_path_rate, begin, **shared
         )
-        self.norm_pre = build_norm(norm_layer, embed_dim, norm_eps) if pre_norm else nn.Identity()
-        norms: list[nn.Module] = [build_norm(norm_layer, self.num_features, norm_eps), nn.Identity()]
-        self.norm, self.fc_norm = norms[::-1] if fc_norm else norms
-        self.attn_pool: AttentionPool | None = None
-        if global_pool == "map":
-            layers: dict[str, Any] = {"act_layer": act_layer, "norm_layer": norm_layer, "norm_eps": norm_eps}
-            with part("attn_pool"):
-                self.attn_pool = AttentionPool(self.num_features, num_heads, mlp_ratio=mlp_ratio, **layers).apply(init)
-        with part("head"):
-            self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(init)
+        self.norm_pre = build_norm(dim=embed_dim, **norms) if pre_norm else nn.Identity()
+        final: list[nn.Module] = [build_norm(dim=self.num_features, **norms), nn.Identity()]
+        self.norm, self.fc_norm = final[::-1] if fc_norm else final
+        with begin.part("attn_pool"):
+            by_attention = partial(
+                AttentionPool, self.num_features, num_heads, mlp_ratio=mlp_ratio, act_layer=act_layer, **norms
+            )
+            prefix = self.num_prefix_tokens
+            self.attn_pool = build_pool(global_pool, self.num_features, num_heads, prefix, by_attention)
+            if self.attn_pool is not None:
+                self.attn_pool.apply(begin.init)
+        with begin.part("head"):
+            self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(begin.init)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, images: Tensor | Packed) -> Tensor:
         """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
         if isinstance(images, Packed):
-            return forward_packed(self, images)
+            return self._forward_packed(images)
         return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
 
     def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -245,5 +201,217 @@ class VisionTransformer(Named, nn.Module):
         """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
         pos_embed = pos_embed or self.pos_embed
         if self.grad_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self.blocks[i], x, pos_embed, i, first_only)
-        return self.blocks[i](x, pos_embed, i, first_only)
+            return checkpoint(self.blocks[i], x, pos_embed, i, *([True] if first_only else []))
+        return self.blocks[i](x, pos_embed, i, *([True] if first_only else []))
+
+    def _forward_packed(self, images: Packed) -> Tensor:
+        """Map B packed images of any sizes to ``(B, K)`` outputs, the same as for each image alone."""
+        pos_embed = self.positions(images)
+        assert isinstance(pos_embed, PackedPosEmbed)
+        x = self.embed(images, pos_embed)  # (R, L, D)
+        for i in range(len(self.blocks)):
+            x = self.run_block(i, x, pos_embed=pos_embed)
+        return self.head(self.fc_norm(pos_embed.of_images(self.norm(x), self.pool)))
+
+    @property
+    def pos_embed_resize(self) -> ResizePolicy | None:
+        """How positions are resampled for images of another size: the ``resize`` of :attr:`pos_embed`."""
+        return self.pos_embed.resize
+
+    @pos_embed_resize.setter
+    def pos_embed_resize(self, policy: ResizePolicy | None) -> None:
+        self.pos_embed.resize = policy
+
+    def positions(self, images: Tensor | Packed, keep: Tensor | None = None) -> PosEmbed:
+        """Return the position embedding for the grid of ``(B, C, H, W)`` images, or for packed images of any sizes.
+
+        With ``keep``, ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
+
+        At ``img_size`` it is ``pos_embed`` itself. At another size it shares the parameters, resampled as its
+        ``resize`` says; gradients flow to them.
+
+        Raises:
+            ValueError: The tokenizer or the position embedding does not support that size, or a subset of the tokens.
+
+        Example:
+            >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+            >>> net.positions(torch.randn(1, 3, 48, 40)).grid_size, net(torch.randn(1, 3, 48, 40)).shape
+            ((6, 5), torch.Size([1, 10]))
+        """
+        if isinstance(images, Packed):
+            check_packed(self, images.patches.shape[1], tuple(images.patches.shape[2:]))
+            return PackedPosEmbed(self.pos_embed, images.grids, self.num_prefix_tokens, device=images.device)
+        size = tuple(images.shape[2:])
+        if images.ndim != 4 or images.shape[1] != self.in_chans:
+            raise ValueError(f"images must be (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
+        if keep is not None:
+            if keep.ndim != 2 or len(keep) != len(images) or not keep.shape[1] or keep.dtype != torch.long:
+                shape = f"({len(images)}, K) int64 indices of patch tokens, K at least 1"
+                raise ValueError(f"`keep` must be {shape}, got {tuple(keep.shape)} of {keep.dtype}")
+            if self.training and drops_rows(self):
+                raise ValueError(
+                    "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
+                )
+            return self.positions(images).kept(keep)
+        if size == self.img_size and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
+            return self.pos_embed
+        if not hasattr(self.tokenizer, "grid_of"):
+            name, (H, W), got = type(self.tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"
+            raise ValueError(f"{name} takes only images of {H} x {W}, got {got}: it has no `grid_of(size)`")
+        return self.pos_embed.at(self.tokenizer.grid_of(size))
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Pool ``(B, P + N, D)`` tokens to ``(B, D)``: the class token, a function of patch tokens, or of all.
+
+        Example:
+            >>> VisionTransformer(embed_dim=48, depth=1, num_heads=3).pool(torch.randn(2, 197, 48)).shape
+            torch.Size([2, 48])
+        """
+        patches = x[:, self.num_prefix_tokens :]  # (B, N, D)
+        match self.global_pool:
+            case "token":
+                return x[:, 0]
+            case "avg":
+                return patches.mean(dim=1)
+            case "max":
+                return patches.amax(dim=1)
+        assert self.attn_pool is not None
+        pooled: Tensor = self.attn_pool(patches if self.global_pool == "map" else x)
+        return pooled
+
+    def reads_class_token_only(self) -> bool:
+        """Return whether the outputs depend only on the class token after the last block, which can then be shorter.
+
+        Example:
+            >>> VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3).reads_class_token_only()
+            True
+        """
+        return self.global_pool == "token" and class_token_is_enough(self)
+
+    def forward_intermediates(
+        self,
+        images: Tensor,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tokens] | tuple[Tensor, list[Tokens]]:
+        """Map ``(B, C, H, W)`` images to the normalized ``(B, P + N, D)`` tokens and the outputs of chosen blocks.
+
+        Args:
+            images: The images.
+            indices: Indices of blocks, negative ones from the end, or how many of the last blocks; None is all.
+            return_prefix_tokens: Whether each output is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
+            norm: Whether to apply the final normalization to each output.
+            stop_early: Whether to stop after the last chosen block; the first result is then its output.
+            output_fmt: Patches as ``(B, D, h, w)`` maps ("NCHW") or ``(B, N, D)`` tokens ("NLC").
+            intermediates_only: Whether to return only the list of outputs.
+
+        Example:
+            >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
+            >>> tokens, maps = net.forward_intermediates(torch.randn(2, 3, 32, 32), indices=[0, 3])
+            >>> tokens.shape, maps[0].shape
+            (torch.Size([2, 65, 48]), torch.Size([2, 48, 8, 8]))
+        """
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
+        chosen = block_numbers(len(self.blocks), indices)
+        outputs: list[Tokens] = []
+        pos_embed = self.positions(images)
+        x = self.embed(images, pos_embed)
+        for i in range(max(chosen) + 1 if stop_early else len(self.blocks)):
+            x = self.run_block(i, x, pos_embed=pos_embed)
+            if i in chosen:
+                y = self.norm(x) if norm else x
+                prefix, patches = y[:, : self.num_prefix_tokens], y[:, self.num_prefix_tokens :]
+                if output_fmt == "NCHW":
+                    patches = patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)  # (B, D, h, w)
+                outputs.append((patches, prefix) if return_prefix_tokens else patches)
+        return outputs if intermediates_only else (self.norm(x), outputs)
+
+    def get_intermediate_layers(
+        self,
+        images: Tensor,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+    ) -> list[Tokens]:
+        """Return the patch tokens after the last ``n`` blocks, or those with indices ``n``, ``(B, N, D)`` each.
+
+        Args:
+            images: The images.
+            n: How many of the last blocks, or indices of blocks.
+            reshape: Whether to return ``(B, D, h, w)`` maps.
+            return_prefix_tokens: Whether to return pairs ``(patches, prefix tokens)``.
+            norm: Whether to apply the final normalization to each; DINO's code does, timm's does not.
+
+        Example:
+            >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
+            >>> [tokens.shape for tokens in net.get_intermediate_layers(torch.randn(2, 3, 32, 32), n=2)]
+            [torch.Size([2, 64, 48]), torch.Size([2, 64, 48])]
+        """
+        output_fmt: Literal["NCHW", "NLC"] = "NCHW" if reshape else "NLC"
+        outputs = self.forward_intermediates(
+            images, n, return_prefix_tokens, norm, output_fmt=output_fmt, intermediates_only=True
+        )
+        assert isinstance(outputs, list)
+        return outputs
+
+    def stages(self) -> list[list[nn.Parameter]]:
+        """Return the parameters by stage, from input to output: embedding with all positions, each block, head.
+
+        Example:
+            >>> len(VisionTransformer(img_size=32, embed_dim=48, depth=4, num_heads=3).stages())
+            6
+        """
+        prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
+        pool = [] if self.attn_pool is None else list(self.attn_pool.parameters())
+        embedding = [*self.tokenizer.parameters(), *prefix, *self.pos_embed.parameters(), *self.norm_pre.parameters()]
+        head = [*self.norm.parameters(), *pool, *self.fc_norm.parameters(), *self.head.parameters()]
+        return [embedding, *(list(block.parameters()) for block in self.blocks), head]
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters that must not decay, in the form that timm's optimizers expect.
+
+        Only weights of linear and convolution layers decay: not biases, norms, class and register tokens, scales, or
+        any parameter of the position embedding.
+
+        Example:
+            >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+            >>> "cls_token" in net.no_weight_decay(), "blocks.0.mlp.fc1.weight" in net.no_weight_decay()
+            (True, False)
+        """
+        decays = {id(m.weight) for m in self.modules() if isinstance(m, nn.Linear | nn.Conv2d)}
+        decays -= {id(p) for p in self.pos_embed.parameters()}
+        return {name for name, p in self.named_parameters() if id(p) not in decays}
+
+    def reset_head(self, num_classes: int) -> None:
+        """Replace the head by a new one with ``num_classes`` outputs K; 0 returns the pooled features.
+
+        Example:
+            >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
+            >>> net.reset_head(10)
+            >>> net.head
+            Linear(in_features=48, out_features=10, bias=True)
+        """
+        start.check_at_least(0, num_classes=num_classes)
+        head = start.build_head(self.num_features, self.head_hidden, num_classes)
+        head.apply(partial(start.init_weights, std=self.init_std))
+        weight = next(self.blocks.parameters())
+        self.num_classes, self.head = num_classes, head.to(weight.device, weight.dtype).train(self.training)
+
+    def start_step(self, step: int) -> None:
+        """Draw the patch size of a training step, if the network has patches of several sizes.
+
+        Example:
+            >>> flexi = {"class_path": "patch", "init_args": {"flexi_patch": [8, 12, 16]}}
+            >>> net = VisionTransformer(img_size=48, tokenizer=flexi, embed_dim=48, depth=1, num_heads=3)
+            >>> net.start_step(0)
+            >>> net.tokenizer.patch in [(8, 8), (12, 12), (16, 16)]
+            True
+        """
+        if hasattr(self.tokenizer, "draw"):
+            self.tokenizer.draw(step)

@@ -5,10 +5,12 @@ With ``gradients=True`` the results are part of the autograd graph.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
 from vitlab.models.create import NoCounterpart, same_network, timm_file
 from vitlab.models.foreign import AnyNetwork
@@ -68,12 +70,32 @@ def attention_inputs(net: VisionTransformer, images: Tensor, gradients: bool = F
         [torch.Size([1, 17, 48]), torch.Size([1, 17, 48])]
     """
     inputs: list[Tensor] = []
-    with (
-        torch.set_grad_enabled(gradients),
-        caught_inputs([block.get_submodule("attn") for block in net.blocks], inputs),
-    ):
+    with torch.set_grad_enabled(gradients), caught_inputs(attentions(net), inputs):
         net.forward_features(images)
     return inputs
+
+
+def attentions(net: VisionTransformer, shows: str = "weights") -> list[Any]:
+    """Return the attention of each block, whose ``weights`` or ``logits`` can be shown.
+
+    Raises:
+        UsageError: A block or an attention of one's own has none.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3)
+        >>> [type(attention).__name__ for attention in attentions(net)]
+        ['Attention', 'Attention']
+    """
+    found = []
+    for block in net.blocks:
+        attention = getattr(block, "attn", None)
+        if attention is None:
+            raise UsageError(f"{type(block).__name__} has no attention `attn` to look at")
+        if not hasattr(attention, shows):
+            what = f"{type(attention).__name__} does not show its {shows}"
+            raise UsageError(f"{what}: give it {shows}(x, pos_embed, layer), or subclass vitlab.layers.Attention")
+        found.append(attention)
+    return found
 
 
 def attention_maps(net: Asked, images: Tensor, layer: int, gradients: bool = False) -> Tensor:
@@ -89,7 +111,8 @@ def attention_maps(net: Asked, images: Tensor, layer: int, gradients: bool = Fal
         return net.attention(images)[layer]
     x = attention_inputs(net, images, gradients)[layer]
     with torch.set_grad_enabled(gradients):
-        return net.blocks[layer].attn.weights(x, net.positions(images), layer)  # type: ignore[operator, union-attr]
+        maps: Tensor = attentions(net)[layer].weights(x, net.positions(images), layer)
+    return maps
 
 
 def all_attention_maps(net: Asked, images: Tensor) -> Iterator[Tensor]:
@@ -104,9 +127,9 @@ def all_attention_maps(net: Asked, images: Tensor) -> Iterator[Tensor]:
         yield from net.attention(images)
         return
     positions = net.positions(images)
-    for layer, x in enumerate(attention_inputs(net, images)):
+    for layer, (attention, x) in enumerate(zip(attentions(net), attention_inputs(net, images), strict=True)):
         with torch.no_grad():
-            maps = net.blocks[layer].attn.weights(x, positions, layer)  # type: ignore[operator, union-attr]
+            maps = attention.weights(x, positions, layer)
         yield maps
 
 
@@ -125,9 +148,9 @@ def attention_logits(
     """
     inputs = attention_inputs(net, images, gradients)
     others = attention_inputs(net, images, gradients) if two_passes else [None] * len(inputs)
-    for layer, (block, x, keys) in enumerate(zip(net.blocks, inputs, others, strict=True)):
+    for layer, (attention, x, keys) in enumerate(zip(attentions(net, "logits"), inputs, others, strict=True)):
         with torch.set_grad_enabled(gradients):
-            logits = block.attn.logits(x, net.positions(images), layer, keys)  # type: ignore[operator, union-attr]
+            logits = attention.logits(x, net.positions(images), layer, *([] if keys is None else [keys]))
         yield logits
 
 

@@ -15,6 +15,7 @@ from vitlab.interface import LINKED, Weighted, image_fact, trained
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
+from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
 from vitlab.optim import param_groups, slow_earlier_blocks
@@ -65,6 +66,7 @@ class Task(Named, FastHookName, L.LightningModule):
 
     _built_from = (VisionTransformer,)
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
+    old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
 

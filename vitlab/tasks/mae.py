@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
+from vitlab.class_paths import choice_text, name_and_args
 from vitlab.layers.block import Block
 from vitlab.layers.pos_embed.sincos import SinCos2d
 from vitlab.models import start
+from vitlab.models.old_names import upgrade
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 from vitlab.tasks.meter import Meter
@@ -214,11 +216,14 @@ def parameters_outside(task: Task, networks: tuple[str, ...], factor: float) -> 
 
 def refuse_supervised(name: str, task: TaskArgs) -> None:
     """Refuse arguments that have no meaning for a task without labels."""
+    parts = upgrade(task)
+    task = {**task, **name_and_args("tokenizer", parts.get("tokenizer", "patch"))[1]}  # type: ignore[typeddict-item]
     for key, why in (
         ("flexi_patch", f"changes the grid, on which `model: {name}` hides tokens"),
         ("metrics", f"need outputs, and `model: {name}` has none"),
     ):
         if task.get(key):
             raise ValueError(f"`{key}` {why}: leave it out")
-    if name == "MAE" and task.get("global_pool") == "map":
-        raise ValueError("`model: MAE` does not train the layer of `global_pool: map`: choose token, avg or max")
+    if name == "MAE" and task.get("global_pool", "token") not in ("token", "avg", "max"):
+        what = choice_text(task["global_pool"])
+        raise ValueError(f"`model: MAE` does not train the layer of `global_pool: {what}`: choose token, avg or max")

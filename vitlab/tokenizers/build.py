@@ -1,16 +1,19 @@
 """Build a tokenizer from its name or class path."""
 
-from collections.abc import Sequence
+import typing
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
+from vitlab.errors import UsageError, did_you_mean
+from vitlab.named_kwargs import check_types
 from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import pair
-from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
 
 TokenizerName = Literal["patch", "t2t", "conv"]
 TokenizerChoice = TokenizerName | str | ClassSpec
@@ -25,32 +28,47 @@ def build_tokenizer(
     *,
     patch_size: int | Sequence[int],
     norm_eps: float,
-    flexi_patch: Sequence[int] | None = None,
-    **t2t: Any,
 ) -> Any:
-    """Build the tokenizer called ``tokenizer``; ``t2t`` are arguments of T2T, of which others use what they have.
+    """Build a tokenizer: by a word, with arguments of its own, or of a class path.
 
-    The class of a class path receives those of these values that its constructor has, maps ``(B, C, H, W)`` to
-    ``(B, N, D)``, and has ``grid_size``, rows and columns of tokens, and ``patch_size``, pixels between tokens.
+    ``patch`` takes ``flexi_patch``, ``t2t`` all of :class:`T2TArgs`, and ``conv`` those of the windows. A class
+    receives the sizes that its constructor has, maps ``(B, C, H, W)`` to ``(B, N, D)``, and has ``grid_size``, rows
+    and columns of tokens, and ``patch_size``, pixels between tokens.
 
     Example:
         >>> build_tokenizer("patch", (32, 32), 3, 8, patch_size=4, norm_eps=1e-6).grid_size
         (8, 8)
+        >>> t2t = {"class_path": "t2t", "init_args": {"t2t_attn": "transformer"}}
+        >>> build_tokenizer(t2t, (32, 32), 3, 8, patch_size=4, norm_eps=1e-6).grid_size
+        (2, 2)
     """
-    if flexi_patch is not None and tokenizer != "patch":
-        raise ValueError(f"`flexi_patch` belongs to tokenizer='patch', got {flexi_patch} for {tokenizer!r}")
     pair("patch_size", patch_size)  # refuse a wrong value even if the tokenizer does not use it
-    match tokenizer:
+    word, args = name_and_args("tokenizer", tokenizer)
+    sizes: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
+    if word in get_args(TokenizerName):
+        check_options(word, args)
+    match word:
         case "patch":
-            return PatchEmbed(img_size, patch_size, in_chans, embed_dim, flexi_patch)
+            return PatchEmbed(**sizes, patch_size=patch_size, **args)
         case "t2t":
-            return T2TTokenizer(img_size, in_chans, embed_dim, norm_eps=norm_eps, fused=True, **t2t)
+            return T2TTokenizer(**sizes, norm_eps=norm_eps, **args)
         case "conv":
-            windows = ("t2t_kernels", "t2t_strides", "t2t_dilations", "t2t_padding", "t2t_dim")
-            known = {name: t2t[name] for name in windows if name in t2t}
-            return ConvStem(img_size, in_chans, embed_dim, **known)
-    sizes = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
-    return _build_class(tokenizer, {**sizes, "patch_size": patch_size, "norm_eps": norm_eps, **t2t})
+            return ConvStem(**sizes, **args)
+    return _build_class(tokenizer, {**sizes, "patch_size": patch_size, "norm_eps": norm_eps})
+
+
+def check_options(word: str, args: Mapping[str, Any]) -> None:
+    """Refuse arguments that the tokenizer of a word does not have.
+
+    Example:
+        >>> check_options("patch", {"flexi_patch": [8, 16]})
+    """
+    windows = ["t2t_kernels", "t2t_strides", "t2t_dilations", "t2t_padding", "t2t_dim"]
+    known = {"patch": ["flexi_patch"], "conv": windows, "t2t": [*typing.get_type_hints(T2TArgs), "fused"]}[word]
+    for name in args:
+        if name not in known:
+            raise UsageError(f"tokenizer={word} takes no argument `{name}`{did_you_mean(name, known)}")
+    check_types({"flexi_patch": Sequence[int] | None, **typing.get_type_hints(T2TArgs)}, args, "tokenizer")
 
 
 def _build_class(tokenizer: Any, offered: dict[str, Any]) -> nn.Module:

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from vitlab.analysis.attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
+from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, outputs
+from vitlab.models.walk import Asked, attentions, outputs
 
 STEPS = 32  # of the path of integrated gradients
 
@@ -29,7 +31,10 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
         [(1, 2, 5, 5), (1, 2, 5, 5)]
     """
     caught: list[Tensor] = []
-    layers: list[Any] = [block.attn for block in net.blocks]
+    layers = attentions(net)
+    if others := [layer for layer in layers if not isinstance(layer, Attention)]:
+        what = f"{type(others[0]).__name__} does not let its weights be caught"
+        raise UsageError(f"{what}: subclass vitlab.layers.Attention and override `score`, `weigh` or `project`")
     own = [layer.kernel for layer in layers]
 
     def kernel(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None) -> Tensor:
@@ -40,12 +45,28 @@ def caught_maps(net: VisionTransformer) -> Iterator[list[Tensor]]:
     skips, net.skips_unread_tokens = net.skips_unread_tokens, False  # whole maps, of the last block too
     try:
         for layer in layers:
-            layer.kernel = kernel
+            if layer.is_softmax:
+                layer.kernel = kernel
+            else:
+                layer.weigh = _Caught(layer, caught)
         yield caught
     finally:
+        for layer in layers:
+            layer.__dict__.pop("weigh", None)
         net.skips_unread_tokens = skips
         for layer, before in zip(layers, own, strict=True):
             layer.kernel = before
+
+
+class _Caught:
+    """The weights of an attention of one's own, kept each time that they are asked for."""
+
+    def __init__(self, attention: Attention, caught: list[Tensor]) -> None:
+        self.weigh, self.caught = attention.weigh, caught
+
+    def __call__(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        self.caught.append(self.weigh(q, k, pos_embed, layer))
+        return self.caught[-1]
 
 
 def read_out(net: VisionTransformer, total: Tensor) -> Tensor:

@@ -32,9 +32,11 @@ from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.files import describe
 from vitlab.jobs.train.job import Job
 from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
+from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import last_saved
+from vitlab.tasks.base import Task
 
 
 def build_job(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
@@ -45,7 +47,10 @@ def build_job(arguments: list[str], options: FitOptions, run: RunDir | None) -> 
         options: Options of the run.
         run: The run to continue, or None for a new one.
     """
-    return FitCLI(arguments, options, run).job
+    cli = FitCLI(arguments, options, run)
+    if cli.moved and run is None:
+        say("note   options moved: " + ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved))
+    return cli.job
 
 
 class FitCLI(VitlabCLI):
@@ -95,7 +100,8 @@ class FitCLI(VitlabCLI):
         values = flatten_as_typed(yaml.safe_load(self.config_text))
         if self.resumed:
             if old := stored_config(self.run):
-                check_same_config(self.run, self._defaults_among(values) | flatten_as_typed(old), values)
+                old_values = flatten_as_typed(self._in_parts(old))
+                check_same_config(self.run, self._defaults_among(values) | old_values, values)
         else:
             configs = config_paths(self.arguments)
             self.run = choose_run(self.options, configs, self.config.seed_everything, self.config_text)
@@ -169,6 +175,13 @@ class FitCLI(VitlabCLI):
         }
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in taken.items()}
         return {key: value for key, value in values.items() if key in plain and plain[key] == value}
+
+    def _in_parts(self, stored: dict[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a run with the options of parts where they are now."""
+        model = stored.get("model")
+        if not issubclass(class_at(self.config.model.class_path), Task) or not isinstance(model, dict):
+            return stored
+        return {**stored, "model": {**model, "init_args": upgrade(model.get("init_args") or {})}}
 
     def _as_text(self) -> str:
         """Return the configuration to store, with the linked values that the data cannot provide."""

@@ -35,7 +35,7 @@ def _model_line(task: Task, facts: dict[str, Any]) -> str:
     h, w = net.grid_size
     size = f"{facts['parameters'] / 1e6:.3g} M parameters, {facts['macs'] / 1e6:,.4g} M multiply-adds per image"
     tokens = f"{type(net.tokenizer).__name__}, {h}x{w} tokens of width {net.embed_dim}"
-    heads = net.blocks[0].attn.num_heads
+    heads = net.num_heads
     q = torch.zeros(1, heads, net.num_prefix_tokens + h * w, net.embed_dim // heads)
     free = net.pos_embed.bias(0) is None and net.pos_embed.relate(q, 0) is None
     note = "" if free else "; its attention bias rules out flash kernels"

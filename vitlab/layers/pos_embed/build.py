@@ -72,7 +72,8 @@ def build_pos_embed(
 
     The methods of a list act together, each with the ``init_args`` of its own entry. A class receives ``grid_size``,
     and of the other values those that its constructor has: ``embed_dim``, ``num_heads``, ``head_dim``, ``depth``,
-    ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``.
+    ``num_prefix_tokens``, ``join``, ``trainable`` and ``theta``. Any method takes ``init_args`` ``join``, ``trainable``
+    and ``resize``, its policy for images of another size.
 
     Args:
         name: A name, a class path, a mapping with ``class_path`` and ``init_args``, or a list of these.
@@ -98,7 +99,7 @@ def build_pos_embed(
     }
     if not isinstance(name, list | tuple):
         return _build_one(name, grid_size, offered, trainable, join, theta)
-    options = {"pos_embed_trainable": trainable, "pos_embed_join": join, "rope_theta": theta}
+    options = {"trainable": trainable, "join": join, "theta": theta}
     if given := [option for option, value in options.items() if value is not None]:
         form = "{class_path: learned, init_args: {join: every_layer}}"
         raise ValueError(f"`{given[0]}` cannot be given for a list of `pos_embed`; give it to an entry, as in {form}")
@@ -118,8 +119,14 @@ def _build_one(
 ) -> PosEmbed:
     method, args = name_and_args("pos_embed", name)
     trainable, join, scale = args.pop("trainable", trainable), args.pop("join", join), args.pop("scale", 1.0)
+    resize = args.pop("resize", None)
     cls = POS_EMBEDS.get(method) or find_class("pos_embed", method, PosEmbed, POS_EMBEDS)  # type: ignore[call-overload]
-    _check_options(choice_text(name), cls, trainable, join, theta)
+    if not _is_rotary(cls):
+        theta = args.pop("theta", theta)  # to refuse it
+    _check_options(choice_text({"class_path": method, "init_args": args}), cls, trainable, join, theta)
+    if resize is not None and resize not in cls.policies:
+        choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
+        raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
     offered = offered | {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
     offered |= {} if theta is None else {"theta": theta}
     module: PosEmbed = build("pos_embed", cls, args, offered, grid_size)
@@ -128,6 +135,7 @@ def _build_one(
             rule = "belongs to a method that adds a vector to each token, and must be above 0"
             raise ValueError(f"`scale` {rule}, got {scale!r} for pos_embed={choice_text(name)!r}")
         module.scale = float(scale)
+    module.resize = resize
     return module.requires_grad_(trainable is not False)
 
 
@@ -136,15 +144,15 @@ def _check_options(
 ) -> None:
     if trainable is not None and not cls.trains:
         raise ValueError(
-            f"pos_embed={name!r} has nothing to train: leave `pos_embed_trainable` at null, got {trainable}"
+            f"pos_embed={name!r} has nothing to train: leave `pos_embed.trainable` at null, got {trainable}"
         )
     if join is not None and join not in cls.joins:
         allowed = ", ".join(cls.joins) or "null only"
-        raise ValueError(f"`pos_embed_join` must be one of {allowed} for pos_embed={name!r}, got {join!r}")
+        raise ValueError(f"`pos_embed.join` must be one of {allowed} for pos_embed={name!r}, got {join!r}")
     if theta is not None and not _is_rotary(cls):
         rotary = " and ".join(repr(known) for known, cls in POS_EMBEDS.items() if _is_rotary(cls))
         raise ValueError(
-            f"`rope_theta` belongs to pos_embed={rotary}: leave it at null for pos_embed={name!r}, got {theta}"
+            f"`pos_embed.theta` belongs to pos_embed={rotary}: leave it at null for pos_embed={name!r}, got {theta}"
         )
 
 

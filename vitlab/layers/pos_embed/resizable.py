@@ -22,6 +22,7 @@ class Resizable(nn.Module):
     """
 
     policies: tuple[ResizePolicy, ...] = ()  # what resized_state can do, the default first
+    resize: ResizePolicy | None = None  # which of them images of another size take; None is the default
     keeps_float32 = False  # whether this module stays float32 when the model is cast to half precision
     trained_grid: Tensor | None  # (2,), saved; the grid whose coordinates are used, if another
 
@@ -59,10 +60,11 @@ class Resizable(nn.Module):
 
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
-            policy: How to resample positions; None is the default of the method.
+            policy: How to resample positions; None is :attr:`resize`, or the default of the method.
         """
         if grid_size == self.grid_size:
             return self
+        policy = policy or self.resize
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in tensors.values())
         versions = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors.values()]

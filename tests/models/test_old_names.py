@@ -1,0 +1,134 @@
+"""Options by the names that they had before they moved to the parts that understand them."""
+
+import pytest
+import torch
+import yaml
+
+from vitlab.config.help import current
+from vitlab.config.parser import VitlabCLI
+from vitlab.models import VisionTransformer, create_model
+from vitlab.models.load import load_network, network_args
+from vitlab.models.old_names import DEFAULTS, OLD, new_name, upgrade
+
+TINY = {"img_size": 8, "in_chans": 1, "num_classes": 3, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2}
+OLD_AND_NEW = [
+    ({"qk_norm": True}, {"attn": {"class_path": "softmax", "init_args": {"qk_norm": True}}}),
+    ({"attn_gate": True}, {"attn": "gated"}),
+    (
+        {"dense_blocks": [1, 1], "dense_growth": 4},
+        {"block": {"class_path": "dense", "init_args": {"dense_blocks": [1, 1], "dense_growth": 4}}},
+    ),
+    ({"pos_embed_join": "every_layer"}, {"pos_embed": {"class_path": "learned", "init_args": {"join": "every_layer"}}}),
+    (
+        {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 6},
+        {"tokenizer": {"class_path": "t2t", "init_args": {"t2t_kernels": [3, 3], "t2t_dim": 6}}},
+    ),
+    ({"flexi_patch": [2, 4]}, {"tokenizer": {"class_path": "patch", "init_args": {"flexi_patch": [2, 4]}}}),
+]
+FLAGS = ["--model=Classifier", "--data=Digits", "--model.patch_size=2", "--model.depth=1", "--model.embed_dim=16"]
+FLAGS += ["--model.num_heads=2", "--trainer.accelerator=cpu"]
+
+
+def arguments_of(*args):
+    """Return the arguments of the task that a command line gives, and the old names that it used."""
+    cli = VitlabCLI([*FLAGS, *args])
+    text = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False))
+    assert not set(text["model"]["init_args"]) & set(OLD)
+    return cli.model.hparams, cli.moved
+
+
+@pytest.mark.parametrize(("old", "new"), OLD_AND_NEW)
+def test_an_old_name_builds_the_network_of_the_new_one(old, new):
+    nets = []
+    for arguments in (old, new):
+        torch.manual_seed(1)
+        nets.append(VisionTransformer(**TINY, **arguments).state_dict())
+    assert list(nets[0]) == list(nets[1])
+    assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+
+
+def test_every_default_of_before_says_nothing():
+    before = {name: old.default for name, old in OLD.items()}
+    assert upgrade({**DEFAULTS, **before}) == DEFAULTS
+    assert upgrade({**DEFAULTS, **before, "tokenizer": "t2t"})["tokenizer"] == "t2t"
+    assert upgrade(dict.fromkeys(OLD)) == {}
+    assert new_name("rope_theta") == "pos_embed.init_args.theta"
+
+
+def test_an_old_name_adds_to_what_a_part_says_and_overrides_it():
+    spec = {"class_path": "gated", "init_args": {"qk_scale": 0.5}}
+    both = {"class_path": "gated", "init_args": {"qk_scale": 0.25, "qk_norm": True}}
+    assert upgrade({"attn": spec, "qk_norm": True, "qk_scale": 0.25})["attn"] == both
+    assert upgrade({"attn": spec, "qk_scale": 0.25}, weak={"qk_scale"})["attn"] == spec
+    assert create_model("vit5_s16", depth=1, img_size=32, attn_dropout=0.5).blocks[0].attn.attn_dropout == 0.5
+
+
+def test_a_policy_goes_to_the_entries_of_a_list_that_have_it():
+    net = VisionTransformer(**TINY | {"embed_dim": 16}, pos_embed=["learned", "rope2d"], pos_embed_resize="rescale")
+    assert [part.resize for part in net.pos_embed.parts.values()] == [None, "rescale"]
+
+
+def test_a_checkpoint_of_before_becomes_its_network(tmp_path):
+    old = {"qk_norm": True, "rope_theta": 50.0, "pos_embed": "rope2d", "attn_gate": False, "t2t_dim": 64, "lr": 1.0}
+    arguments = TINY | {"embed_dim": 16} | old
+    net = VisionTransformer(**network_args(arguments)).eval()
+    torch.save({"hyper_parameters": arguments, "state_dict": net.state_dict()}, tmp_path / "last.ckpt")
+    images = torch.randn(2, 1, 8, 8)
+    assert torch.equal(load_network(tmp_path / "last.ckpt")(images), net(images))
+    assert "attn" not in network_args({"attn_gate": False})
+
+
+def test_the_help_shows_no_old_name_and_the_command_takes_each():
+    now = current()
+    shown = {flag.removeprefix("--model.") for rows in now["help"].values() for flag, _ in rows}
+    assert not shown & set(OLD) and {"attn", "block", "tokenizer"} <= shown
+    assert {f"model.{name}" for name in OLD} <= set(now["keys"])
+
+
+def test_old_and_new_flags_give_one_configuration():
+    old, moved = arguments_of("--model.qk_norm=true", "--model.pos_embed_join=every_layer")
+    assert sorted(moved) == ["pos_embed_join", "qk_norm"]
+    for new in (["--model.attn.qk_norm=true"], ["--model.attn.init_args.qk_norm=true"]):
+        found, moved = arguments_of(*new, "--model.pos_embed.join=every_layer")
+        assert dict(found) == dict(old) and moved == []
+
+
+def test_the_command_line_wins_over_files_of_either_age(tmp_path):
+    before, now = tmp_path / "before.yaml", tmp_path / "now.yaml"
+    before.write_text("model: {init_args: {qk_scale: 0.5, attn_gate: false}}\n")
+    now.write_text("model: {init_args: {attn: {class_path: softmax, init_args: {qk_scale: 0.5}}}}\n")
+    for path in (before, now):
+        for flag in ("--model.qk_scale=0.25", "--model.attn.qk_scale=0.25"):
+            found, _ = arguments_of("--config", str(path), flag)
+            assert found["attn"] == {"class_path": "softmax", "init_args": {"qk_scale": 0.25}}
+        found, _ = arguments_of("--config", str(path), "--model.attn.qk_norm=true")
+        assert found["attn"]["init_args"] == {"qk_scale": 0.5, "qk_norm": True}
+
+
+@pytest.mark.parametrize("key", ["model.attn.qk_norm", "model.init_args.attn.init_args.qk_norm"])
+def test_a_file_changes_one_option_of_a_part(tmp_path, key):
+    for text in (f"{key}: true\n", "model: {attn: {qk_norm: true}}\n"):
+        (tmp_path / "first.yaml").write_text("model: {init_args: {attn: gated}}\n")
+        (tmp_path / "second.yaml").write_text(text)
+        files = [word for name in ("first", "second") for word in ("--config", str(tmp_path / f"{name}.yaml"))]
+        found, _ = arguments_of(*files)
+        assert found["attn"] == {"class_path": "gated", "init_args": {"qk_norm": True}}
+
+
+@pytest.mark.parametrize(
+    ("flag", "answer"),
+    [
+        ("--model.attn.qk_norn=true", 'attn=softmax takes no argument `qk_norn`; did you mean "qk_norm"?'),
+        ("--model.attn.qk_norm=maybe", "`model.attn.qk_norm` must be true or false, got 'maybe'"),
+        ("--model.attn.qk_scale=-3", r"`model.attn.qk_scale` must be in (0, 1000], got -3"),
+        ("--model.attn=gatd", "`model.attn` must be one of softmax, gated, got 'gatd'; did you mean \"gated\"?"),
+        ("--model.block=dense", "`dense_blocks` must be numbers of blocks that sum to `model.depth`"),
+        ("--model.tokenizer.t2t_dim=8", "tokenizer=patch takes no argument `t2t_dim`"),
+        ("--model.global_pool=mean", "`model.global_pool` must be one of token, avg, max, map, got 'mean'"),
+        ("--model.mlp_layer=glu", "`model.mlp_layer` must be one of mlp, swiglu, ghost, got 'glu'"),
+    ],
+)
+def test_a_mistake_is_one_line(flag, answer):
+    with pytest.raises(ValueError) as error:
+        arguments_of(flag)
+    assert answer in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,173 @@
+"""Blocks, attentions, MLPs and poolings of one's own, by their class paths."""
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.cli.main import main
+from vitlab.layers import Attention, Mlp
+from vitlab.models import VisionTransformer
+from vitlab.models.load import load_network
+from vitlab.packed_batch import Packed
+from vitlab.tasks import Classifier
+
+HERE = __name__
+TINY = {"img_size": 8, "in_chans": 1, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2}
+
+
+class Parallel(nn.Module):
+    """Attention and MLP side by side, Wang and Komatsuzaki 2021, as in ViT-22B."""
+
+    def __init__(self, dim, num_heads, mlp_ratio, layer, grid_size, scale: float = 1.0):
+        super().__init__()
+        self.norm, self.attn = nn.LayerNorm(dim), Attention(dim, num_heads)
+        self.mlp, self.scale, self.seen = Mlp(dim, int(dim * mlp_ratio)), scale, (layer, grid_size)
+
+    def forward(self, x, pos_embed, layer):
+        x = pos_embed.enter(x, layer)
+        y = self.norm(x)
+        return pos_embed.leave(x + self.scale * (self.attn(y, pos_embed, layer) + self.mlp(y)), layer)
+
+
+class Convolution(nn.Module):
+    """A block without attention: it mixes the patches by a convolution of their grid."""
+
+    def __init__(self, dim, num_prefix_tokens):
+        super().__init__()
+        self.num_prefix_tokens, self.conv = num_prefix_tokens, nn.Conv2d(dim, dim, 3, padding=1)
+
+    def forward(self, x, pos_embed, layer):
+        prefix, patches = x.tensor_split([self.num_prefix_tokens], dim=1)
+        y = self.conv(patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)).flatten(2).transpose(1, 2)
+        return torch.cat([prefix + y.mean(dim=1, keepdim=True), patches + y], dim=1)
+
+
+class Linear(nn.Module):
+    """Linear attention, which has no weights to show."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads, self.qkv = num_heads, nn.Linear(dim, 3 * dim)
+
+    def forward(self, x, pos_embed, layer):
+        q, k, v = self.qkv(x).unflatten(2, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = (pos_embed.rotate(each, layer).softmax(-1) for each in (q, k))
+        return (q @ (k.transpose(-2, -1) @ v)).transpose(1, 2).flatten(2)
+
+
+class Twice(nn.Module):
+    """An MLP of one layer."""
+
+    def __init__(self, dim, hidden_dim, factor: float = 2.0):
+        super().__init__()
+        self.layer, self.hidden, self.factor = nn.Linear(dim, dim), hidden_dim, factor
+
+    def forward(self, x):
+        return self.factor * self.layer(x)
+
+
+class ClassAndMean(nn.Module):
+    """The class token plus the mean of the patches."""
+
+    def __init__(self, num_prefix_tokens):
+        super().__init__()
+        self.num_prefix_tokens = num_prefix_tokens
+
+    def forward(self, x):
+        return x[:, 0] + x[:, self.num_prefix_tokens :].mean(dim=1)
+
+
+class OfOneToken(nn.Module):
+    def forward(self, x):
+        return x
+
+
+OWN = {
+    "block": {"class_path": f"{HERE}.Parallel", "init_args": {"scale": 0.5}},
+    "attn": f"{HERE}.Linear",
+    "mlp_layer": {"class_path": f"{HERE}.Twice", "init_args": {"factor": 3.0}},
+    "global_pool": f"{HERE}.ClassAndMean",
+}
+
+
+@pytest.mark.parametrize("part", OWN)
+@pytest.mark.parametrize("pos_embed", ["learned", "rope2d", "relpos", "conv"])
+def test_a_part_of_ones_own_trains_and_is_rebuilt_from_its_file(part, pos_embed, tmp_path):
+    if (part, pos_embed) == ("attn", "relpos"):
+        pos_embed = "alibi2d"  # linear attention has no logits to add a trained bias to
+    arguments = TINY | {"embed_dim": 16, part: OWN[part], "pos_embed": pos_embed}
+    task, images = Classifier(num_classes=3, **arguments), torch.randn(2, 1, 8, 8)
+    task.train()
+    loss = task.training_step((images, torch.tensor([0, 2])), 0)
+    unused = [name for name, p in task.net.named_parameters() if _gradient(loss, p) is None]
+    assert not unused
+    net = task.net.eval()
+    torch.testing.assert_close(task(images), net.forward_head(net.forward_features(images)), rtol=0, atol=1e-6)
+    assert net(torch.randn(2, 1, 12, 8)).shape == (2, 3)
+    torch.save({"hyper_parameters": dict(task.hparams), "state_dict": net.state_dict()}, tmp_path / "last.ckpt")
+    assert torch.equal(load_network(tmp_path / "last.ckpt")(images), net.eval()(images))
+
+
+def _gradient(loss, p):
+    return torch.autograd.grad(loss, p, retain_graph=True, allow_unused=True)[0] if p.requires_grad else p
+
+
+def test_a_part_receives_what_its_constructor_asks_for():
+    net = VisionTransformer(**TINY, block=OWN["block"], global_pool=OWN["global_pool"])
+    assert [block.seen for block in net.blocks] == [(0, (4, 4)), (1, (4, 4))]
+    assert net.blocks[1].scale == 0.5 and net.attn_pool.num_prefix_tokens == 1
+    assert VisionTransformer(**TINY, mlp_layer=OWN["mlp_layer"]).blocks[0].mlp.hidden == 32
+    assert list(net.state_dict())[-2:] == ["head.weight", "head.bias"]
+
+
+def test_a_block_of_ones_own_sees_the_grid_of_the_image():
+    net = VisionTransformer(**TINY, block=f"{HERE}.Convolution", num_classes=3)
+    for size in ((8, 8), (4, 12)):
+        images = torch.randn(2, 1, *size)
+        x = net.embed(images, position := net.positions(images))
+        y = net.blocks[0](x, position, 0)
+        grid = x[:, 1:].transpose(1, 2).unflatten(2, (size[0] // 2, size[1] // 2))
+        torch.testing.assert_close(y[:, 1:] - x[:, 1:], net.blocks[0].conv(grid).flatten(2).transpose(1, 2))
+
+
+def test_images_in_rows_go_through_a_parallel_block():
+    net = VisionTransformer(**TINY, block=OWN["block"], pos_embed="relpos", num_classes=3).eval()
+    images = [torch.randn(1, 8, 4), torch.randn(1, 4, 8), torch.randn(1, 8, 8)]
+    alone = torch.cat([net(image[None]) for image in images])
+    torch.testing.assert_close(net(Packed.of(images, patch=2)), alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"attn": "Conv3d"}, "`attn` must be one of softmax, gated, got 'Conv3d'"),
+        ({"block": {"class_path": f"{HERE}.Parallel", "init_args": {"scal": 1}}}, 'did you mean "scale"'),
+        ({"block": "nowhere.Block"}, '`block`: the class path "nowhere.Block" is not imported'),
+        ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 5, 8\)"),
+        ({"global_pool": {"class_path": "avg", "init_args": {"p": 3}}}, "`global_pool`: avg takes no arguments"),
+        ({"mlp_layer": {"class_path": "mlp", "init_args": {"mlp_layer": 3}}}, r"`mlp_layer\.mlp_layer` must be one of"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(wrong, told):
+    with pytest.raises(ValueError, match=told):
+        VisionTransformer(**TINY | wrong)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_block_of_ones_own_is_described_tested_and_analyzed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ownblock.py").write_text(
+        "from torch import nn\n\n\nclass Shift(nn.Module):\n    def __init__(self, dim):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(dim, dim)\n\n    def forward(self, x, pos_embed, layer):\n"
+        "        return x + self.layer(x.roll(1, dims=1))\n"
+    )
+    monkeypatch.syspath_prepend(".")
+    size = ["--model.patch_size=2", "--model.depth=2", "--model.embed_dim=16", "--model.num_heads=2"]
+    run = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu", "--name=own"]
+    trust = ["--trust_imports", "ownblock"]
+    own = ["--model=Classifier", "--data=Digits", "--model.block=ownblock.Shift", "--model.compile=false"]
+    assert main(["fit", *own, *size, *run, *trust]) == 0
+    assert main(["test", "own", *trust]) == 0
+    assert main(["analyze", "cost,calibration", "own", "--quick", *trust]) == 0
+    assert main(["analyze", "attention", "own", "--quick", *trust]) == 2
+    assert main(["look", "own", *trust]) in (0, 2)

@@ -1,0 +1,167 @@
+"""Attentions that are written outside of vitlab, against slow versions that follow the papers word by word."""
+
+import importlib
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.analysis.attribution.maps import caught_maps
+from vitlab.cli.main import main
+from vitlab.layers.pos_embed import PosEmbed, build_pos_embed
+from vitlab.models import VisionTransformer
+from vitlab.models.walk import attention_logits, attention_maps
+from vitlab.tasks import Classifier
+
+FOLDER = Path(__file__).parents[1] / "examples"
+sys.path.append(str(FOLDER))
+
+cope, differential, relative_values = map(importlib.import_module, ("cope", "differential", "relative_values"))
+FILES = sorted(FOLDER.glob("*.py"))
+PATHS = ["differential.Differential", "cope.CoPE", "relative_values.RelativeValues"]
+TINY = {"img_size": 12, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+
+
+def randomized(module: nn.Module) -> nn.Module:
+    """Return a module whose parameters are all random, in float64: what starts at zero hides mistakes."""
+    for p in module.parameters():
+        nn.init.normal_(p, std=0.5)
+    return module.double().eval()
+
+
+def parts(attn, x):
+    """Return queries, keys and values of each image, head and token."""
+    q, k, v = attn.qkv(x).unflatten(2, (3, attn.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    return q, k, v
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_an_example_is_short(path):
+    assert path.read_text().count("\n") <= 60
+
+
+def test_differential_attention_is_the_formula_of_the_paper():
+    attn, x = randomized(differential.Differential(8, 2, layer=3)), torch.randn(2, 5, 8, dtype=torch.float64)
+    q, k, v = parts(attn, x)
+    start = 0.8 - 0.6 * math.exp(-0.3 * 3)
+    l1, l2, l3, l4 = attn.lambdas.tolist()
+    one, other = (sum(a * b for a, b in zip(*pair, strict=True)) for pair in ((l1, l2), (l3, l4)))
+    lam = math.exp(one) - math.exp(other) + start
+    y = torch.zeros(2, 5, 8, dtype=torch.float64)
+    for b in range(2):
+        for a in range(2):
+            for i in range(5):
+                first = torch.stack([q[b, a, i, :2] @ k[b, a, j, :2] / math.sqrt(2) for j in range(5)]).softmax(0)
+                second = torch.stack([q[b, a, i, 2:] @ k[b, a, j, 2:] / math.sqrt(2) for j in range(5)]).softmax(0)
+                head = sum((first[j] - lam * second[j]) * v[b, a, j] for j in range(5))
+                head = head / (head.square().mean() + 1e-5).sqrt() * attn.head_norm.weight
+                y[b, i, 4 * a : 4 * a + 4] = (1 - start) * head
+    torch.testing.assert_close(attn(x, PosEmbed(), 3), attn.proj(y), rtol=0, atol=1e-5)
+
+
+def test_contextual_positions_are_the_formula_of_the_paper():
+    attn, x = randomized(cope.CoPE(8, 2, positions=3)), torch.randn(2, 5, 8, dtype=torch.float64)
+    q, k, v = (each.detach() for each in parts(attn, x))
+    y, clamped = torch.zeros(2, 5, 8, dtype=torch.float64), 0
+    for b in range(2):
+        for a in range(2):
+            for i in range(5):
+                plain = [float(q[b, a, i] @ k[b, a, j]) / math.sqrt(4) for j in range(5)]
+                gates, logits = [1 / (1 + math.exp(-s)) for s in plain], []
+                for j in range(5):
+                    at = min(sum(gates[j:]), 2.0)
+                    clamped += at == 2.0
+                    low, high = math.floor(at), math.ceil(at)
+                    z = [float(q[b, a, i] @ attn.table[:, n].detach()) for n in range(3)]
+                    logits.append(plain[j] + (1 - (at - low)) * z[low] + (at - low) * z[high])
+                weights = torch.tensor(logits, dtype=torch.float64).softmax(0)
+                y[b, i, 4 * a : 4 * a + 4] = sum(weights[j] * v[b, a, j] for j in range(5))
+    assert 0 < clamped < 100
+    torch.testing.assert_close(attn(x, PosEmbed(), 0), attn.proj(y), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("grid", [(2, 3), (4, 2)])
+def test_relative_keys_and_values_are_the_formula_of_the_paper(grid):
+    attn = randomized(relative_values.RelativeValues(8, 2, grid_size=(2, 3), num_prefix_tokens=1))
+    cells = [None, *((r, c) for r in range(grid[0]) for c in range(grid[1]))]
+    L = len(cells)
+    x = torch.randn(2, L, 8, dtype=torch.float64)
+    q, k, v = parts(attn, x)
+
+    def row(i, j):
+        if cells[i] is None or cells[j] is None:
+            return 15
+        dy = max(-1, min(1, cells[i][0] - cells[j][0]))
+        dx = max(-2, min(2, cells[i][1] - cells[j][1]))
+        return (dy + 1) * 5 + dx + 2
+
+    y = torch.zeros(2, L, 8, dtype=torch.float64)
+    for b in range(2):
+        for a in range(2):
+            for i in range(L):
+                logits = [q[b, a, i] @ (k[b, a, j] + attn.keys[row(i, j)]) / 2 for j in range(L)]
+                weights = torch.stack(logits).softmax(0)
+                mixed = sum(weights[j] * (v[b, a, j] + attn.values[row(i, j)]) for j in range(L))
+                y[b, i, 4 * a : 4 * a + 4] = mixed
+    torch.testing.assert_close(attn(x, PosEmbed(grid), 0), attn.proj(y), rtol=0, atol=1e-5)
+
+
+def test_the_bias_of_a_position_embedding_enters_each_of_them():
+    position, x = build_pos_embed("relpos", (2, 3), 8, 2, 1, 1), torch.randn(1, 7, 8)
+    nn.init.normal_(position.bias_table)
+    for cls in (differential.Differential, cope.CoPE):
+        attn = cls(8, 2)
+        assert (attn(x, position, 0) - attn(x, PosEmbed(), 0)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_analyses_see_the_weights_that_the_network_uses(path):
+    net, images = randomized(VisionTransformer(**TINY, attn=path)), torch.randn(2, 1, 12, 12, dtype=torch.float64)
+    with caught_maps(net) as maps:
+        outputs = net(images)
+    assert [tuple(each.shape) for each in maps] == [(2, 2, 10, 10)] * 2
+    for layer in range(2):
+        torch.testing.assert_close(maps[layer], attention_maps(net, images, layer))
+    torch.testing.assert_close(net(images), outputs, rtol=0, atol=0)
+    assert all(logits.shape == (2, 2, 10, 10) for logits in attention_logits(net, images))
+    assert torch.autograd.grad(outputs.sum(), [p for p in net.parameters() if p.requires_grad]) is not None
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_task_is_the_network_with_each_of_them(path):
+    sizes = {name: value for name, value in TINY.items() if name != "num_classes"}
+    task = randomized(Classifier(num_classes=3, attn=path, **sizes))
+    images = torch.randn(2, 1, 12, 12, dtype=torch.float64)
+    expected = task.net.forward_head(task.net.forward_features(images))
+    torch.testing.assert_close(task(images), expected, rtol=0, atol=1e-12)
+
+
+def test_an_attention_that_shows_nothing_is_refused_by_name():
+    class Own(nn.Module):
+        def forward(self, x, pos_embed, layer):
+            return x
+
+    net = VisionTransformer(**TINY)
+    net.blocks[1].attn = Own()
+    with pytest.raises(ValueError, match="Own does not show its weights: give it weights"):
+        attention_maps(net, torch.randn(1, 1, 12, 12), 0)
+    with pytest.raises(ValueError, match="Own does not show its weights"), caught_maps(net):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+def test_each_is_trained_analyzed_and_exported_by_the_commands(path, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    trust = ["--trust_imports", path.split(".")[0]]
+    size = ["--model.patch_size=2", "--model.depth=1", "--model.embed_dim=16", "--model.num_heads=2"]
+    run = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu", "--name=own"]
+    assert main(["fit", "--model=Classifier", "--data=Digits", f"--model.attn={path}", *size, *run, *trust]) == 0
+    assert main(["test", "own", *trust]) == 0
+    assert main(["analyze", "attention", "own", "--quick", *trust]) == 0
+    assert main(["export", "own", "--to", "pt2", *trust]) == 0
+    assert main(["export", "own", "--to", "timm", *trust]) == 2
+    assert f"does not have `attn: {path}`" in capsys.readouterr().err
