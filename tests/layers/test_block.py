@@ -162,5 +162,7 @@ def test_swiglu_gates_one_half_with_the_other():
     mlp, x = Mlp(4, hidden_dim=6, act_layer="silu", mlp_layer="swiglu"), torch.randn(3, 4)
     one, other = mlp.fc1(x)[:, :6], mlp.fc1(x)[:, 6:]
     torch.testing.assert_close(mlp(x), mlp.fc2(one * one.sigmoid() * other))
-    with pytest.raises(ValueError, match="`mlp_layer` must be one of mlp, swiglu, ghost, got 'glu'"):
+    with pytest.raises(
+        ValueError, match="`mlp_layer` must be one of mlp, swiglu, ghost, or a class path such as mypkg.Mine, got 'glu'"
+    ):
         Block(8, 2, mlp_layer="glu")

@@ -121,11 +121,20 @@ def test_a_file_changes_one_option_of_a_part(tmp_path, key):
         ("--model.attn.qk_norn=true", 'attn=softmax takes no argument `qk_norn`; did you mean "qk_norm"?'),
         ("--model.attn.qk_norm=maybe", "`model.attn.qk_norm` must be true or false, got 'maybe'"),
         ("--model.attn.qk_scale=-3", r"`model.attn.qk_scale` must be in (0, 1000], got -3"),
-        ("--model.attn=gatd", "`model.attn` must be one of softmax, gated, got 'gatd'; did you mean \"gated\"?"),
+        (
+            "--model.attn=gatd",
+            "`model.attn` must be one of softmax, gated, or a class path such as mypkg.Mine, got 'gatd'; did you mean \"gated\"?",
+        ),
         ("--model.block=dense", "`dense_blocks` must be numbers of blocks that sum to `model.depth`"),
         ("--model.tokenizer.t2t_dim=8", "tokenizer=patch takes no argument `t2t_dim`"),
-        ("--model.global_pool=mean", "`model.global_pool` must be one of token, avg, max, map, got 'mean'"),
-        ("--model.mlp_layer=glu", "`model.mlp_layer` must be one of mlp, swiglu, ghost, got 'glu'"),
+        (
+            "--model.global_pool=mean",
+            "`model.global_pool` must be one of token, avg, max, map, or a class path such as mypkg.Mine, got 'mean'",
+        ),
+        (
+            "--model.mlp_layer=glu",
+            "`model.mlp_layer` must be one of mlp, swiglu, ghost, or a class path such as mypkg.Mine, got 'glu'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(flag, answer):

@@ -140,7 +140,7 @@ def test_images_in_rows_go_through_a_parallel_block():
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"attn": "Conv3d"}, "`attn` must be one of softmax, gated, got 'Conv3d'"),
+        ({"attn": "Conv3d"}, "`attn` must be one of softmax, gated, or a class path such as mypkg.Mine, got 'Conv3d'"),
         ({"block": {"class_path": f"{HERE}.Parallel", "init_args": {"scal": 1}}}, 'did you mean "scale"'),
         ({"block": "nowhere.Block"}, '`block`: the class path "nowhere.Block" is not imported'),
         ({"global_pool": f"{HERE}.OfOneToken"}, r"must map tokens \(B, L, 8\) to \(B, 8\), but gave \(2, 5, 8\)"),

@@ -435,7 +435,10 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
         ({"drop_path_rate": 1.0}, "`drop_path_rate` must be at least 0 and below 1, got 1.0"),
         ({"mlp_ratio": 0.01}, "`mlp_ratio` must give the MLP at least one channel, got 0 of 16"),
         ({"class_token": False}, "needs `class_token=True`; without one use 'avg', 'max' or 'map'"),
-        ({"global_pool": "mean"}, "`global_pool` must be one of token, avg, max, map, got 'mean'"),
+        (
+            {"global_pool": "mean"},
+            "`global_pool` must be one of token, avg, max, map, or a class path such as mypkg.Mine, got 'mean'",
+        ),
         ({"tokenizer": "t2"}, "`tokenizer` must be one of patch, t2t, conv, .* got 't2'"),
         (
             {"tokenizer": "t2t", "t2t_attn": "linear"},
