@@ -21,6 +21,7 @@ def trained(folder, task, data, **more):
     return trainer
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")  # which has the state of a ModelCheckpoint
 def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loaded(tmp_path):
     task, data = vitlab.Classifier(**SMALL), vitlab.Digits(subset=0.1, batch_size=16)
     trained(tmp_path, task, data)
@@ -34,11 +35,8 @@ def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loade
     torch.testing.assert_close(net(transform(image)[None]), task(transform(image)[None]))
     again = vitlab.Classifier.load_from_checkpoint(file)
     assert again.net.img_size == (8, 8)
-    assert "acc1" in str(
-        L.Trainer(**QUIET, enable_checkpointing=False).test(
-            vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False
-        )
-    )
+    tester = L.Trainer(enable_checkpointing=False, **QUIET)
+    assert "acc1" in str(tester.test(vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False))
 
 
 def test_weights_are_as_if_the_sizes_had_been_given():

@@ -85,6 +85,8 @@ def evaluate(
     predictions, console = Predictions(), EvaluationConsole(quiet)
     trained = Trained(dict(run.data), read_numbers(run.path / TRAINED_ON), split, with_training_images)
     path: Path | None = None
+    with user_mistakes():
+        check_readable(checkpoint)
     facts = checkpoint_facts(checkpoint)
     conditions = dict(settings(list(arguments)))
     sentences: list[str] = []
