@@ -42,7 +42,7 @@ NETWORKS = {  # of the true share at each predicted probability
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [200, 440, 5000])
+@pytest.mark.parametrize("n", [440, *(pytest.param(n, marks=pytest.mark.rare) for n in (200, 5000))])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_calibration_error(name, n):
     true = NETWORKS[name]
@@ -69,7 +69,7 @@ def related(n, share, generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [24, 64, 256])
+@pytest.mark.parametrize("n", [24, *(pytest.param(n, marks=pytest.mark.rare) for n in (64, 256))])
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.6, 0.9])
 def test_cka(share, n):
     generator = torch.Generator().manual_seed(0)
