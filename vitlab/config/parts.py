@@ -66,6 +66,8 @@ def in_parts(arguments: Any, cls: Any, pairs: Sequence[tuple[str, Any]]) -> list
     names = [name for name in OLD if name in arguments and name not in own]
     given = {name: value for name in names if (value := arguments.pop(name)) is not None}
     typed = {key.removeprefix("model.").removeprefix("init_args.") for key, _ in pairs}
+    as_mappings(given)
+    import_parts(given)  # of a part that the network does not have, too
     as_mappings(arguments)
     parts = {name: arguments[name] for name in DEFAULTS if name in arguments}
     new = upgrade({**parts, **given}, weak=given.keys() - typed)
