@@ -180,7 +180,8 @@ def test_a_t2t_run_cannot_become_timms(t2t, capsys):
     assert main(["export", str(t2t), "--to", "timm"]) == 2
     error = capsys.readouterr().err
     assert (
-        "`tokenizer: t2t(t2t_kernels=[3, 3, 3], t2t_strides=[1, 2, 1], t2t_dim=32)`; use --to safetensors, onnx or pt2"
+        "`tokenizer: t2t(t2t_attn=performer, t2t_kernels=[3, 3, 3], t2t_strides=[1, 2, 1], t2t_dim=32)`; "
+        "use --to safetensors, onnx or pt2"
         in error
         and error.count("\n") == 1
     )

@@ -111,7 +111,7 @@ def _(table, subject):
 def _(table, subject):
     logit = table.set_index(["dy", "dx"])["position"]
     rest = logit.drop(index=[(0, -1)])
-    return f"{logit.idxmax()}", logit.idxmax() == (0, -1) and rest.std() < 1e-3 < logit.max()
+    return f"{tuple(map(int, logit.idxmax()))}", logit.idxmax() == (0, -1) and rest.std() < 1e-3 < logit.max()
 
 
 @known("displacement", "with_positions", true="some knowledge of position")
@@ -162,7 +162,9 @@ def _(table, subject):
 def _(table, subject):
     right = {name: (best_patches(table, map=name) == DECISIVE).mean() for name in table["map"].unique()}
     others = table[4 * table["row"] + table["column"] != DECISIVE]["weight"].abs().max()
-    return f"{right}, others at most {others:.1e}", set(right.values()) == {1.0} and len(right) == 2 and others < 1e-6
+    return f"patch 9 in {min(right.values()):.0%}, others at most {others:.1e}", set(right.values()) == {1.0} and len(
+        right
+    ) == 2 and others < 1e-6
 
 
 @known("faithfulness", "one_patch", true="both maps are evidence under every filling that changes patch 9")
@@ -180,7 +182,7 @@ def _(table, subject):
 @known("attribution", "shortcut", true="in the mean over images, occlusion is strongest at the corner")
 def _(table, subject):
     mean = table[table["map"] == "occlusion"].groupby(["row", "column"])["weight"].mean()
-    return f"{mean.idxmax()}", mean.idxmax() == (0, 0)
+    return f"{tuple(map(int, mean.idxmax()))}", mean.idxmax() == (0, 0)
 
 
 @known("faithfulness", "dead_heads", true="attention and rollout name a patch that does nothing, under every filling")
