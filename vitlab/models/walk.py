@@ -210,7 +210,8 @@ def heads_of(net: Asked) -> list[int]:
     """
     if isinstance(net, AnyNetwork):
         return net.attention_heads
-    return [block.get_submodule("attn").num_heads for block in net.blocks]  # type: ignore[misc]
+    attentions = [getattr(block, "attn", None) for block in net.blocks]  # a block of one's own may have none
+    return [0 if attn is None else int(getattr(attn, "num_heads", net.num_heads)) for attn in attentions]
 
 
 def outputs(net: Asked, images: Tensor) -> Tensor:
