@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.runs.fence import Fence, RunGone
+from vitlab.runs.fence import Fence, RunGone, renamed_or_removed
 from vitlab.runs.manifest import check_whole, first_whole
 from vitlab.runs.records import RECORDS, DataFacts, ModelFacts, Record, Results, read_json, read_record
 from vitlab.runs.standing import Standing, standing
@@ -235,16 +235,9 @@ def atomic_write(path: Path, fence: Fence | None = None) -> Iterator[Path]:
             yield beside
         return
     beside = path.with_name(f".{os.getpid()}-{os.urandom(3).hex()}.{path.name}")  # some libraries depend on the suffix
-    try:
+    with renamed_or_removed(beside, path):
         yield beside
         os.replace(beside, path)
-    except OSError as error:
-        if error.errno and str(error.filename or beside) == str(beside):  # a full disk has no name
-            error.filename = str(path)
-        raise
-    finally:
-        with suppress(OSError):
-            beside.unlink(missing_ok=True)
 
 
 def as_umask(path: Path) -> None:

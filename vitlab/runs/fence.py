@@ -5,7 +5,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,6 +22,42 @@ class RunGone(OSError):
 
 class Fenced(RunGone):
     """Another process trains in the run directory now."""
+
+
+def owner_text(facts: Mapping[str, object]) -> str:
+    """Return how messages call the process that a claim or ``run.json`` names.
+
+    Example:
+        >>> owner_text({"pid": 7, "host": "node1"}), owner_text({})
+        ('process 7 on node1', 'process ? on another machine')
+    """
+    return f"process {facts.get('pid', '?')} on {facts.get('host', 'another machine')}"
+
+
+@contextmanager
+def renamed_or_removed(beside: Path, path: Path) -> Iterator[None]:
+    """Inside a ``with`` block, ``beside`` is written and renamed to ``path``; it is removed if that fails.
+
+    Errors that name ``beside``, or nothing as a full disk does, then name ``path``.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     path, beside = Path(place, "run.json"), Path(place, ".run.json")
+        ...     with renamed_or_removed(beside, path):
+        ...         _ = beside.write_text("{}")
+        ...     beside.exists()
+        False
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno and str(error.filename or beside) == str(beside):
+            error.filename = str(path)
+        raise
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 class Fence:
@@ -91,8 +127,8 @@ class Fence:
     @contextmanager
     def beside(self, path: Path) -> Iterator[Path]:
         """Yield a path beside ``path``, whose file replaces ``path`` at the end if this attempt still may write."""
-        unfinished = path.with_name(f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{path.name}")
-        try:
+        unfinished = self._unfinished(path)
+        with renamed_or_removed(unfinished, path):
             yield unfinished
             content = unfinished.read_bytes() if path.parent == self.folder else None
             self.check()
@@ -103,13 +139,6 @@ class Fence:
                 raise
             if content is not None:
                 self._kept[path.name] = content
-        except OSError as error:
-            if error.errno and str(error.filename or unfinished) == str(unfinished):  # a full disk has no name
-                error.filename = str(path)
-            raise
-        finally:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
 
     def append(self, row: str) -> None:
         """Append a line to ``metrics.jsonl``, whole or not at all."""
@@ -144,8 +173,7 @@ class Fence:
     def _check_token(self) -> object:
         record = self._read()
         if (token := record.get("token")) not in (None, self.token):
-            who = f"process {record.get('pid', '?')} on {record.get('host', 'another machine')}"
-            self.loss = Fenced(f"another process trains in {self.folder} now: {who}")
+            self.loss = Fenced(f"another process trains in {self.folder} now: {owner_text(record)}")
             raise self.loss
         return token
 
@@ -163,7 +191,8 @@ class Fence:
 
     def _restore(self, name: str, content: bytes) -> None:
         """Write a file that was removed; one that another attempt has just written stays."""
-        path, unfinished = self.folder / name, self.folder / f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{name}"
+        path = self.folder / name
+        unfinished = self._unfinished(path)
         try:
             unfinished.write_bytes(content)
             if path.exists():  # damaged
@@ -178,8 +207,12 @@ class Fence:
         finally:
             unfinished.unlink(missing_ok=True)
 
+    def _unfinished(self, path: Path) -> Path:
+        """Return a new name beside ``path`` that tells whose file it is."""
+        return path.with_name(f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{path.name}")
+
     def _finish(self, path: Path, content: bytes) -> None:
-        unfinished = path.with_name(f".fit-{self.token}-{uuid.uuid4().hex[:6]}.{path.name}")
+        unfinished = self._unfinished(path)
         try:
             with unfinished.open("wb") as file:
                 file.write(content)

@@ -16,7 +16,7 @@ from typing import Any
 from vitlab.errors import UsageError, printable
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
-from vitlab.runs.fence import RunGone
+from vitlab.runs.fence import RunGone, owner_text
 from vitlab.runs.generations import check_room
 from vitlab.runs.launch import launched_rank
 from vitlab.runs.processes import is_running
@@ -66,7 +66,7 @@ def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[floa
     since, said = time.monotonic(), False
     while (claim := lock.take(path)) is None:
         owner, waited = lock.read(path) or {}, time.monotonic() - since
-        who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
+        who = owner_text(owner)
         if waited > patience:
             raise UsageError(f"{who} {what} and has not finished after {patience:.0f} s")
         if waited > 3 and not said and sys.stderr is not None:
@@ -89,8 +89,7 @@ def _take(run: RunDir) -> lock.Claim:
             owner = lock.read(path) or {}
             waited = time.monotonic() - since
             if not _may_have_died(owner, lock.silence_of(path), waited):
-                who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
-                raise UsageError(f"{who} is training in {run.path}; wait until it ends, or stop it")
+                raise UsageError(f"{owner_text(owner)} is training in {run.path}; wait until it ends, or stop it")
             if waited > 3 and not announced:
                 announced = True
                 LOG.info("run    waiting for the lock of process %s on %s", owner.get("pid"), owner.get("host"))

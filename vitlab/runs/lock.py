@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from vitlab.runs.fence import Fenced, RunGone
+from vitlab.runs.fence import Fenced, RunGone, owner_text
 from vitlab.runs.processes import is_running, start_time
 
 UNSIGNED = 2.0  # seconds that a new claim may lack its owner's name
@@ -108,8 +108,7 @@ class Claim:
             return
         if (status.st_dev, status.st_ino) != (own.st_dev, own.st_ino):
             owner = read(self.path) or {}
-            who = f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
-            raise Fenced(f"{who} has taken {self.path} over")
+            raise Fenced(f"{owner_text(owner)} has taken {self.path} over")
 
     def _make_again(self) -> None:
         try:
