@@ -29,7 +29,9 @@ def idle_variables(words: list[str], resumed: bool) -> list[str]:
 
 
 def _key(name: str) -> str:
-    return name.lower().replace("__", ".").replace(".init_args", "")
+    from vitlab.config.keys import key_as_typed  # only where such a variable is set
+
+    return key_as_typed(name.lower().replace("__", "."))
 
 
 def with_environment(words: list[str]) -> list[str]:

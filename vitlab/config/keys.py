@@ -98,6 +98,15 @@ def key_as_typed(name: str) -> str:
     return ".".join(part for part in name.split(".") if part != "init_args")
 
 
+def flatten_with_classes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested mappings as :func:`flatten_as_typed`, where a class is the value of its part itself.
+
+    >>> flatten_with_classes({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
+    {'model': 'Classifier', 'model.depth': 3}
+    """
+    return {name.removesuffix(".class_path"): value for name, value in flatten_as_typed(config).items()}
+
+
 def dotted(content: dict[str, Any]) -> dict[str, str]:
     """Return settings with the keys of the command line and values as text.
 
@@ -105,8 +114,7 @@ def dotted(content: dict[str, Any]) -> dict[str, str]:
         >>> dotted({"model": {"class_path": "Classifier", "init_args": {"depth": 3}}})
         {'model': 'Classifier', 'model.depth': '3'}
     """
-    named = {name.replace(".init_args", "").removesuffix(".class_path"): v for name, v in flatten(content).items()}
-    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in named.items()}
+    return {name: v if isinstance(v, str) else json.dumps(v) for name, v in flatten_with_classes(content).items()}
 
 
 def differences(configs: Sequence[dict[str, str]]) -> list[tuple[str, list[str]]]:

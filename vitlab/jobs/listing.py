@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from vitlab.config.explain import parse_yaml
-from vitlab.config.keys import dotted, flatten_as_typed, key_of
+from vitlab.config.keys import dotted, flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
@@ -50,7 +50,7 @@ class Condition(NamedTuple):
         if not (found := _OPERATORS.fullmatch(text.strip().removeprefix("--"))):
             raise UsageError(f'`--where` must be KEY=VALUE, or have !=, <, <=, > or >= in place of =, got "{text}"')
         key, operator, value = found.groups()
-        return cls(key.replace(".init_args", ""), operator, value.strip())
+        return cls(key_as_typed(key), operator, value.strip())
 
     def holds(self, row: Mapping[str, Any]) -> bool:
         """Return whether the condition holds for a run; of what the run does not have, only ``!=`` holds."""
@@ -219,9 +219,7 @@ def results_of(run: RunDir) -> Row:
 
 def config_of_run(run: RunDir) -> Row:
     """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on."""
-    content = parsed_yaml(run.config)
-    flat = flatten_as_typed(content)
-    return {name.removesuffix(".class_path"): value for name, value in flat.items()}
+    return flatten_with_classes(parsed_yaml(run.config))
 
 
 def parsed_yaml(path: Path) -> dict[str, Any]:
