@@ -2,14 +2,15 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
@@ -310,12 +311,25 @@ def hooks(of: dict[str, Callable[..., None]], net: nn.Module) -> Iterator[None]:
         ...     _ = net(torch.zeros(2))
         torch.Size([2])
     """
-    handles = [net.get_submodule(name).register_forward_hook(hook) for name, hook in of.items()]
-    try:
+    with removed_after(net.get_submodule(name).register_forward_hook(hook) for name, hook in of.items()):
         yield
-    finally:
+
+
+@contextmanager
+def removed_after(handles: Iterable[RemovableHandle]) -> Iterator[None]:
+    """Remove hooks at the end of a ``with`` block.
+
+    Example:
+        >>> with removed_after([(relu := nn.ReLU()).register_forward_hook(lambda module, args, output: output + 1)]):
+        ...     print(relu(torch.zeros(1)))
+        tensor([1.])
+        >>> relu(torch.zeros(1))
+        tensor([0.])
+    """
+    with ExitStack() as stack:
         for handle in handles:
-            handle.remove()
+            stack.callback(handle.remove)
+        yield
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.errors import UsageError
 from vitlab.layers.resample import Grid
 from vitlab.models.create import NoCounterpart, same_network, timm_file
-from vitlab.models.foreign import AnyNetwork
+from vitlab.models.foreign import AnyNetwork, removed_after
 from vitlab.models.vit import VisionTransformer
 
 Asked = VisionTransformer | AnyNetwork  # what analyses ask
@@ -237,12 +237,8 @@ def caught_inputs(modules: list[nn.Module], caught: list[Tensor]) -> Iterator[No
         >>> caught
         [tensor([[1., 1.]])]
     """
-    handles = [module.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for module in modules]
-    try:
+    with removed_after(m.register_forward_pre_hook(lambda module, args: caught.append(args[0])) for m in modules):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -254,8 +250,5 @@ def changed_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Ite
         ...     relu(torch.zeros(1))
         tensor([1.])
     """
-    handle = module.register_forward_hook(lambda module, args, output: change(output))
-    try:
+    with removed_after([module.register_forward_hook(lambda module, args, output: change(output))]):
         yield
-    finally:
-        handle.remove()
