@@ -150,7 +150,6 @@ def _run(cli: VitlabCLI, command: Command, path: Path | None) -> None:
 
 def _load_shards(cli: VitlabCLI, checkpoint: Path) -> bool:
     """Load a sharded checkpoint, which Lightning cannot; return whether it is one."""
-    check_readable(checkpoint)
     if sharded := has_shards(checkpoint):
         content = read_checkpoint(checkpoint, map_location="cpu")
         cli.datamodule.load_state_dict(content.get(type(cli.datamodule).__qualname__, {}))

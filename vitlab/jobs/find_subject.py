@@ -36,7 +36,6 @@ from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.tasks import Classifier
 
-Checkpointed = tuple[RunDir, Path]  # a run and one of its checkpoints
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
 
 
