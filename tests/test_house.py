@@ -151,7 +151,6 @@ AT_A_FRIENDS = {  # go home when their rooms are next worked on
     "callbacks/speed.py",
     "jobs/train/weights.py",
     "layers/pos_embed/checks.py",
-    "models/parameters.py",
     "tasks/draws.py",
 }
 
