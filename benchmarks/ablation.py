@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from vitlab.ablation.work import process
+from vitlab.ablation.execution import process
 from vitlab.tables import table
 
 CONFIG = "experiments/position_embeddings/probe_vit.yaml"

@@ -7,13 +7,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import Results
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
-from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.looks import Looks
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.work.cells import Resolved
 
 ROOT = Path(__file__).parents[1]
 RESULTS = sorted((ROOT / "experiments").glob("*/results/*/summary.csv"))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.resolve import known
+from vitlab.ablation.inference.measured import collect
 
 TOY = Path(__file__).with_name("toy.py")
 ARMS = ("none", "learned", "rope2d")

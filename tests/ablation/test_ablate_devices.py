@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from vitlab.ablation.execution import gpus, process
+from vitlab.ablation.execution.gpus import one_name, slot, visible_devices
+from vitlab.ablation.execution.process import child_environment
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.work import gpus, process
-from vitlab.ablation.work.gpus import one_name, slot, visible_devices
-from vitlab.ablation.work.process import child_environment
 
 
 @pytest.mark.parametrize(

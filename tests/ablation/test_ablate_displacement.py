@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from vitlab.ablation.verdict.analyses import _spread, displacements, is_without_itself
+from vitlab.ablation.inference.analyses import _spread, displacements, is_without_itself
 from vitlab.analysis.positions import displacement_profile, pairs_at
 from vitlab.runs.directory import RunDir
 

@@ -10,9 +10,9 @@ import pytest
 from tests.ablation.conftest import Lab as Toy
 from vitlab.ablation.evidence import protocol
 from vitlab.ablation.evidence.verify import Verified
+from vitlab.ablation.execution import pool
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
-from vitlab.ablation.work import pool
 from vitlab.errors import UsageError
 from vitlab.runs.manifest import file_digest
 
@@ -138,8 +138,8 @@ def test_a_registered_file_can_be_mended_until_a_cell_of_it_starts(toy, lab):
 @pytest.mark.parametrize("change_of", ["code", "config", "seed"])
 def test_cells_outside_the_plan_are_told_with_what_differs(done, lab, change_of, monkeypatch):
     if change_of == "code":
-        monkeypatch.setattr("vitlab.ablation.work.resolve.code_digest", lambda own: "0123456789")
-        monkeypatch.setattr("vitlab.ablation.work.cells.code_digest", lambda own: "0123456789")
+        monkeypatch.setattr("vitlab.ablation.execution.resolve.code_digest", lambda own: "0123456789")
+        monkeypatch.setattr("vitlab.ablation.execution.cells.code_digest", lambda own: "0123456789")
     elif change_of == "config":
         base = lab.path / "base.yaml"
         base.write_text(base.read_text().replace("lr: 0.001", "lr: 0.002"))

@@ -10,15 +10,15 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
+from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.start import token_spread, whole_length
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.verdict.audit import as_trained, fair_facts, mismatches, shares
-from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.linear import check, gate_of, linear
-from vitlab.ablation.verdict.looks import Looks
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.plan import check_lines
-from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.start import token_spread, whole_length
+from vitlab.ablation.inference.audit import as_trained, fair_facts, mismatches, shares
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.linear import check, gate_of, linear
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.plan import check_lines
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
 from vitlab.tasks import Classifier
@@ -169,7 +169,7 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     kept.write_text(easier)
     assert gate_of(linear(spec, arms), spec, arms[0])["acc1"] == 0.5  # it is fitted once
     fitted = check(spec, arms)
-    monkeypatch.setattr("vitlab.ablation.verdict.linear._fit", lambda spec, arm: dict(found))
+    monkeypatch.setattr("vitlab.ablation.inference.linear._fit", lambda spec, arm: dict(found))
     assert (fitted[0], fitted[1]) == (1, [f"acc1 is 0.5, fitted again it is {found['acc1']}"])
     kept.write_text("{" + kept.read_text())
     assert "linear.json" in check(spec, arms)[1][0] and linear(spec, arms).popitem()[1] == found

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlab.ablation.work.identity import ROOMS, code_digest, effective, json_digest
+from vitlab.ablation.execution.identity import ROOMS, code_digest, effective, json_digest
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 

@@ -9,14 +9,14 @@ import yaml
 from scipy import stats as reference
 from scipy.stats import norm
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.verdict.answers import Question, answer
-from vitlab.ablation.verdict.baselines import arm_questions
-from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.looks import Looks, next_look, take_look
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.spending import levels, overall, spent
-from vitlab.ablation.work.cells import Resolved
+from vitlab.ablation.inference.answers import Question, answer
+from vitlab.ablation.inference.baselines import arm_questions
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.looks import Looks, next_look, take_look
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.spending import levels, overall, spent
 
 MARGIN = 2.0
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from vitlab.ablation.execution.identity import code_digest
+from vitlab.ablation.execution.resolve import fit_args, overrides
 from vitlab.ablation.file.schema import level_names
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.work.identity import code_digest
-from vitlab.ablation.work.resolve import fit_args, overrides
 from vitlab.config.parser import VitlabCLI
 from vitlab.config.trust import trust
 from vitlab.errors import UsageError

@@ -13,13 +13,13 @@ import pytest
 import yaml
 
 from vitlab.ablation.evidence.verify import verify_evidence
+from vitlab.ablation.execution.cells import Resolved, cells_of
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import read_ablation
+from vitlab.ablation.inference import images
+from vitlab.ablation.inference.measured import collect
 from vitlab.ablation.report import write
 from vitlab.ablation.report.write import send_report, write_report
-from vitlab.ablation.verdict import images
-from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.cells import Resolved, cells_of
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.ablation.execution.identity import code_digest
+from vitlab.ablation.execution.resolve import known
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.identity import code_digest
-from vitlab.ablation.work.resolve import known
+from vitlab.ablation.inference.measured import collect
 from vitlab.runs.processes import is_running
 
 pytestmark = pytest.mark.slow  # real processes, started and killed

@@ -4,11 +4,11 @@ import pytest
 import yaml
 
 from vitlab.ablation.evidence.bundle import export_bundle, load_bundle
+from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.resolve import start_args
 from vitlab.ablation.file.claims import parse_claim
 from vitlab.ablation.file.schema import File
 from vitlab.ablation.file.spec import read_ablation
-from vitlab.ablation.work.cells import Cell, Resolved
-from vitlab.ablation.work.resolve import start_args
 from vitlab.cli.main import main
 from vitlab.errors import UsageError
 

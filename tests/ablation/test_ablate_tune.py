@@ -11,10 +11,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from tests.ablation.toy import DEFAULTS, IMAGES, accuracy, flat
+from vitlab.ablation.execution.tuning import at_border, choices, rungs, trials
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report.tuned import _response
-from vitlab.ablation.work.tuning import at_border, choices, rungs, trials
 from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow  # whole runs

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlab.ablation.work import process, warm
+from vitlab.ablation.execution import process, warm
 from vitlab.runs import lock
 
 FIT = ["fit", "--config", "vit", "--data", "PositionProbe", "--trainer.max_epochs", "1", "--run_dir"]
 FIT_ENDS = ["--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "2", "--trainer.accelerator", "cpu"]
 LIGHT = """\
 import sys, time, types
-from vitlab.ablation.work import warm
+from vitlab.ablation.execution import warm
 from vitlab.cli import main
 warm.ROOMS, warm.OTHERS, warm._parse = ("cli.main",), ("numpy.random",), lambda: None
 sys.modules["hang"] = types.SimpleNamespace(main=lambda args: time.sleep(60))

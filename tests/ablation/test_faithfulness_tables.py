@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from vitlab.ablation.verdict.analyses import CURVES, curve_rows
+from vitlab.ablation.inference.analyses import CURVES, curve_rows
 from vitlab.runs.directory import RunDir
 
 

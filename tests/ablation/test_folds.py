@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.ablation.conftest import TOY
+from vitlab.ablation.execution.status import Status
 from vitlab.ablation.folds import Folds, cross_validate
-from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.status import Status
+from vitlab.ablation.inference.measured import collect
 from vitlab.cli.main import main
 from vitlab.data import Table
 
@@ -18,7 +18,7 @@ from vitlab.data import Table
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     for module in ("resolve", "worker"):
-        monkeypatch.setattr(f"vitlab.ablation.work.{module}.command", lambda ablation: [sys.executable, str(TOY)])
+        monkeypatch.setattr(f"vitlab.ablation.execution.{module}.command", lambda ablation: [sys.executable, str(TOY)])
     monkeypatch.setenv("TOY_STARTS", str(tmp_path / "starts"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "base.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {pos_embed: none, lr: 0.001}\ndata: {}\n")

@@ -153,7 +153,7 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(here, monkeypatc
 
 
 CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let through
-    "ablation/work/warm.py",
+    "ablation/execution/warm.py",
     "config/parser.py",
     "config/trust.py",
     "cli/main.py",

@@ -164,7 +164,7 @@ def become(fds, words, environment, place):
 
 def main(fd, folder):
     """Import, and serve."""
-    from vitlab.ablation.work import warm
+    from vitlab.ablation.execution import warm
 
     more = ("vitlab.callbacks.ema", "sklearn.datasets", "scipy.stats", "wandb", "torch.distributed.run")
     for name in (*(f"vitlab.{room}" for room in warm.ROOMS), *warm.OTHERS, *more):

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from zoo import DECISIVE, EMPTY, build
 
-from vitlab.ablation.verdict.analyses import _spread
+from vitlab.ablation.inference.analyses import _spread
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError

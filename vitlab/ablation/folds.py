@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
+from vitlab.ablation.execution.resolve import known, nested
+from vitlab.ablation.execution.status import Status
+from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.lab import Lab
-from vitlab.ablation.verdict.measured import NO_METRICS, bounds_of, collect
-from vitlab.ablation.work.resolve import known, nested
-from vitlab.ablation.work.status import Status
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
 from vitlab.shipped import find_file

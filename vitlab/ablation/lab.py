@@ -10,25 +10,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.ablation.evidence.protocol import record_version
+from vitlab.ablation.execution.cells import Resolved, cells_of
+from vitlab.ablation.execution.gpus import visible_devices
+from vitlab.ablation.execution.process import worker_count
+from vitlab.ablation.execution.resolve import known, resolve
+from vitlab.ablation.execution.slurm import needs_submission
+from vitlab.ablation.execution.status import Status, status_of
+from vitlab.ablation.execution.tuning import trials, tuned
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import commands, run_locally, submit_cells
-from vitlab.ablation.work.cells import Resolved, cells_of
-from vitlab.ablation.work.gpus import visible_devices
-from vitlab.ablation.work.process import worker_count
-from vitlab.ablation.work.resolve import known, resolve
-from vitlab.ablation.work.slurm import needs_submission
-from vitlab.ablation.work.status import Status, status_of
-from vitlab.ablation.work.tuning import trials, tuned
 from vitlab.analysis import ANALYSES
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
 if TYPE_CHECKING:
     from vitlab.ablation.evidence.verify import Verified
+    from vitlab.ablation.inference.plan import Plan
     from vitlab.ablation.report.write import Report
-    from vitlab.ablation.verdict.plan import Plan
 
 Say = Callable[[str], None]
 
@@ -83,7 +83,7 @@ class Lab:
             workers: Probes and cells at a time; default: the file's.
             check: Also build every arm and compare their initial weights.
         """
-        from vitlab.ablation.verdict.plan import plan_of
+        from vitlab.ablation.inference.plan import plan_of
 
         count = self._workers(workers)
         if needs_submission(self.ablation) and None in known(self.ablation):
@@ -91,7 +91,7 @@ class Lab:
             raise self.ablation.file.mistake("run/executor", text)
         plan = plan_of(self.ablation, resolve(self.ablation, count), count)
         if check:
-            from vitlab.ablation.verdict.plan import check_lines
+            from vitlab.ablation.inference.plan import check_lines
 
             plan.starts, plan.same_start = check_lines(self.ablation)
         return plan

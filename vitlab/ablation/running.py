@@ -4,11 +4,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from vitlab.ablation.execution.cells import Cell, Resolved, arms_of, cells_of
+from vitlab.ablation.execution.resolve import known, resolve
+from vitlab.ablation.execution.slurm import batch_script, needs_submission, submit_workers, task_count
+from vitlab.ablation.execution.tuning import given_up, run_trials, trials, tuned
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Cell, Resolved, arms_of, cells_of
-from vitlab.ablation.work.resolve import known, resolve
-from vitlab.ablation.work.slurm import batch_script, needs_submission, submit_workers, task_count
-from vitlab.ablation.work.tuning import given_up, run_trials, trials, tuned
 from vitlab.errors import UsageError
 
 Say = Callable[[str], None]
@@ -18,7 +18,7 @@ def run_locally(
     ablation: Ablation, workers: int, only: Sequence[str], fail_fast: bool, retry_failed: bool, say: Say | None
 ) -> tuple[list[str], int]:
     """Train the cells; return those that failed, and the exit code of a signal that ended the call, or 0."""
-    from vitlab.ablation.work.pool import Interrupts, Pool
+    from vitlab.ablation.execution.pool import Interrupts, Pool
 
     tell = say or (lambda text: None)
     lost: list[str] = []
@@ -56,7 +56,7 @@ def submit_cells(ablation: Ablation, only: Sequence[str], fail_fast: bool, retry
 
 def commands(ablation: Ablation, workers: int, only: Sequence[str], say: Say) -> str:
     """Return what ``run`` would do as text: the commands of each cell, or the batch script of a cluster."""
-    from vitlab.ablation.work.worker import remaining_commands
+    from vitlab.ablation.execution.worker import remaining_commands
 
     if needs_submission(ablation):
         return batch_script(ablation, task_count(ablation, _count(ablation)))
@@ -72,7 +72,7 @@ def resolved_cells(
     ablation: Ablation, workers: int, only: Sequence[str], say: Say, stop: Callable[[], bool] = lambda: False
 ) -> list[Cell]:
     """Resolve the arms and return their cells; refuse arms that do not match if the file demands it."""
-    from vitlab.ablation.verdict.audit import mismatches
+    from vitlab.ablation.inference.audit import mismatches
 
     say(f"{ablation.name}: {len(ablation.arms)} arms x {len(ablation.seeds)} seeds, {workers} at a time; resolving")
     resolved = resolve(ablation, workers, stop)

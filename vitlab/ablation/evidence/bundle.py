@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.measured import collect
-from vitlab.ablation.work.cells import Resolved
+from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir, write_text
 

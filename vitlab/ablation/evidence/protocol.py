@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import json_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import git

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict import linear
-from vitlab.ablation.verdict.measured import unreadable
-from vitlab.ablation.work.cells import Cell, Resolved
-from vitlab.ablation.work.identity import json_digest
+from vitlab.ablation.inference import linear
+from vitlab.ablation.inference.measured import unreadable
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order
 

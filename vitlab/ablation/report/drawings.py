@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.baselines import ArmRow
-from vitlab.ablation.verdict.measured import Results
+from vitlab.ablation.inference.baselines import ArmRow
+from vitlab.ablation.inference.measured import Results
 from vitlab.stats import interval
 
 COLORS: tuple[str, ...] = (

@@ -5,9 +5,9 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from vitlab.ablation.inference.analyses import CURVES, is_without_itself, mean_profiles
+from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, families, legend, style
-from vitlab.ablation.verdict.analyses import CURVES, is_without_itself, mean_profiles
-from vitlab.ablation.verdict.findings import Findings
 
 WORDS = {
     "acc1": "accuracy",

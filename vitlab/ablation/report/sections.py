@@ -3,16 +3,16 @@
 from typing import Any
 
 from vitlab.ablation.evidence import protocol
+from vitlab.ablation.execution.status import foreign_cells_text
+from vitlab.ablation.inference import analyses, images
+from vitlab.ablation.inference.audit import as_trained, mismatches
+from vitlab.ablation.inference.baselines import ArmRow
+from vitlab.ablation.inference.findings import Findings
+from vitlab.ablation.inference.linear import gate_of
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.verdicts import Verdict
+from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
-from vitlab.ablation.verdict import analyses, images
-from vitlab.ablation.verdict.audit import as_trained, mismatches
-from vitlab.ablation.verdict.baselines import ArmRow
-from vitlab.ablation.verdict.findings import Findings
-from vitlab.ablation.verdict.linear import gate_of
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.verdicts import Verdict
-from vitlab.ablation.verdict.words import Section, Table, chance, deviations, short, signed, span
-from vitlab.ablation.work.status import foreign_cells_text
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")  # of a run, that cells should share
 TESTS = ["arm", "n", "test", "r over seeds", "equivalence interval", "equivalence p"]

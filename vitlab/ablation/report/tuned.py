@@ -5,11 +5,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
 from vitlab.ablation.file.tune import Range, Tune
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.words import Section
 from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, legend, style
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.words import Section
-from vitlab.ablation.work.tuning import Trial, at_border, choices, given_up, trials
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"

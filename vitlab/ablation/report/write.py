@@ -9,19 +9,19 @@ from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.settings import WandB
 from vitlab.ablation.file.spec import Ablation
+from vitlab.ablation.inference.findings import find
+from vitlab.ablation.inference.linear import linear
+from vitlab.ablation.inference.looks import take_look
+from vitlab.ablation.inference.measured import Results, collect
+from vitlab.ablation.inference.verdicts import Verdict
+from vitlab.ablation.inference.words import Section, Table
 from vitlab.ablation.report.drawings import Drawing, Rows, figures
 from vitlab.ablation.report.panels import panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
-from vitlab.ablation.verdict.findings import find
-from vitlab.ablation.verdict.linear import linear
-from vitlab.ablation.verdict.looks import take_look
-from vitlab.ablation.verdict.measured import Results, collect
-from vitlab.ablation.verdict.verdicts import Verdict
-from vitlab.ablation.verdict.words import Section, Table
-from vitlab.ablation.work.cells import Resolved
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitlab.ablation.execution.resolve import command
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.resolve import command
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.jobs.sbatch import REQUEUE, Site
 from vitlab.runs.directory import write_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.spending import overall
+from vitlab.ablation.inference.spending import overall
 from vitlab.runs.directory import write_text
 
 

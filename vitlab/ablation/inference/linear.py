@@ -3,10 +3,10 @@
 import warnings
 from typing import Any
 
+from vitlab.ablation.execution.cells import Resolved
+from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.execution.resolve import build_arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Resolved
-from vitlab.ablation.work.identity import json_digest
-from vitlab.ablation.work.resolve import build_arm
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 

@@ -4,13 +4,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from vitlab.ablation.execution.cells import Resolved, arguments
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Resolved, arguments
 from vitlab.class_paths import choice_text
 
 if TYPE_CHECKING:
-    from vitlab.ablation.verdict.measured import Results
+    from vitlab.ablation.inference.measured import Results
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 

@@ -54,7 +54,7 @@ class Server:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.served = False
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [sys.executable, "-m", "vitlab.ablation.work.warm", str(theirs.fileno())]
+        words = [sys.executable, "-m", "vitlab.ablation.execution.warm", str(theirs.fileno())]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": self.errors}
         fds = (theirs.fileno(),)

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.work.identity import json_digest
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RunDir
 

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitlab import stats
-from vitlab.ablation.verdict.looks import Looks
-from vitlab.ablation.verdict.measured import Results, bounds_of
-from vitlab.ablation.work.identity import effective
+from vitlab.ablation.execution.identity import effective
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import Results, bounds_of
 from vitlab.stats import NAN, Estimate
 
 

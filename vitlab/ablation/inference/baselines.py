@@ -7,8 +7,8 @@ from typing import Any
 
 from vitlab import stats
 from vitlab.ablation.file.arms import Arm
-from vitlab.ablation.verdict.answers import Answer, Question
-from vitlab.ablation.verdict.measured import Results, bounds_of
+from vitlab.ablation.inference.answers import Answer, Question
+from vitlab.ablation.inference.measured import Results, bounds_of
 from vitlab.stats import NAN, Estimate
 
 NOT_COMPARED = Answer(Estimate())

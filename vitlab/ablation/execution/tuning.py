@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from vitlab.ablation.execution.cells import Cell, Resolved, State, batch_size
+from vitlab.ablation.execution.pool import Pool
+from vitlab.ablation.execution.suggest import suggestion
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.file.tune import Range
-from vitlab.ablation.work.cells import Cell, Resolved, State, batch_size
-from vitlab.ablation.work.pool import Pool
-from vitlab.ablation.work.suggest import suggestion
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import yaml
 
 from vitlab.ablation.evidence.protocol import record_version
-from vitlab.ablation.work import process
-from vitlab.ablation.work.cells import Cell
-from vitlab.ablation.work.gpus import Slot
-from vitlab.ablation.work.identity import json_digest
-from vitlab.ablation.work.process import STOPPED, TIMEOUT
-from vitlab.ablation.work.resolve import command, discard_probe, fit_args, overrides, start_args
+from vitlab.ablation.execution import process
+from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.gpus import Slot
+from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.execution.process import STOPPED, TIMEOUT
+from vitlab.ablation.execution.resolve import command, discard_probe, fit_args, overrides, start_args
 from vitlab.runs.directory import RunDir, write_text
 from vitlab.runs.lock import Claim
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-from vitlab.ablation.work.cells import Cell
-from vitlab.ablation.work.gpus import slot, visible_devices
-from vitlab.ablation.work.progress import Board, Progress
-from vitlab.ablation.work.worker import Outcome, process_cell
+from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.gpus import slot, visible_devices
+from vitlab.ablation.execution.progress import Board, Progress
+from vitlab.ablation.execution.worker import Outcome, process_cell
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
+from vitlab.ablation.execution.cells import Cell, Resolved, cells_of
+from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Cell, Resolved, cells_of
-from vitlab.ablation.work.identity import json_digest
-from vitlab.ablation.work.tuning import tuned
 from vitlab.runs.directory import RunDir
 
 NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")

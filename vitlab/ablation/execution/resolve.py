@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from vitlab.ablation.execution.cells import Resolved, batch_size
+from vitlab.ablation.execution.gpus import WAIT, Slot, slot
+from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest
+from vitlab.ablation.execution.process import TIMEOUT, VITLAB, child_environment, run_to_end
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Resolved, batch_size
-from vitlab.ablation.work.gpus import WAIT, Slot, slot
-from vitlab.ablation.work.identity import code_digest, initial_weights_digest, json_digest
-from vitlab.ablation.work.process import TIMEOUT, VITLAB, child_environment, run_to_end
 from vitlab.config.keys import flatten
 from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
@@ -34,7 +34,8 @@ PROBE: dict[str, Any] = {  # settings of a probe, and the default that a config 
     "trainer.limit_val_batches": (1, None),
     "trainer.enable_checkpointing": (False, None),
 }
-START = "vitlab.ablation.work.start.Start"  # a callback
+START = "vitlab.ablation.execution.start.Start"  # a callback
+_STARTS = (START, "vitlab.ablation.work.start.Start")  # and its name until 0.1
 
 
 def command(ablation: Ablation) -> list[str]:
@@ -230,7 +231,7 @@ def _run_probe(
         section, _, name = key.partition(".")
         config[section][name] = _given(ablation, arm, key, default)
     config["trainer"]["callbacks"] = [
-        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") != START
+        part for part in config["trainer"].get("callbacks") or [] if part.get("class_path") not in _STARTS
     ] or None
     rows = [row["images_per_second"] for row in run.rows() if "images_per_second" in row]
     steps = max((row["step"] for row in run.rows()), default=0)

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from vitlab.ablation.execution.cells import Cell, Resolved, batch_size, cells_of
+from vitlab.ablation.execution.resolve import build_arm
+from vitlab.ablation.execution.status import ORDER
+from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.verdict.audit import fair_facts, mismatches, reference
-from vitlab.ablation.verdict.baselines import arm_questions
-from vitlab.ablation.verdict.measured import Results, collect
-from vitlab.ablation.verdict.spending import levels
-from vitlab.ablation.verdict.verdicts import claim_questions
-from vitlab.ablation.verdict.words import deviations
-from vitlab.ablation.work.cells import Cell, Resolved, batch_size, cells_of
-from vitlab.ablation.work.resolve import build_arm
-from vitlab.ablation.work.status import ORDER
-from vitlab.ablation.work.tuning import tuned
+from vitlab.ablation.inference.audit import fair_facts, mismatches, reference
+from vitlab.ablation.inference.baselines import arm_questions
+from vitlab.ablation.inference.measured import Results, collect
+from vitlab.ablation.inference.spending import levels
+from vitlab.ablation.inference.verdicts import claim_questions
+from vitlab.ablation.inference.words import deviations
 from vitlab.stats import detectable
 
 Start = dict[str, tuple[tuple[int, ...], str]]  # of each tensor: shape, hash of its values

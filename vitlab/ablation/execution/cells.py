@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from vitlab.ablation.execution.identity import code_digest, effective, initial_weights_digest, json_digest
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.identity import code_digest, effective, initial_weights_digest, json_digest
 from vitlab.config.keys import key_of
 from vitlab.errors import UsageError
 from vitlab.runs import lock

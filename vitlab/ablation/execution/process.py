@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from vitlab.ablation.work.gpus import visible_devices
-from vitlab.ablation.work.warm import Child, Server
+from vitlab.ablation.execution.gpus import visible_devices
+from vitlab.ablation.execution.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.errors import printable
 from vitlab.runs.lock import Claim

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from vitlab.ablation.verdict.measured import Results, table_of
-from vitlab.ablation.verdict.words import Section
+from vitlab.ablation.inference.measured import Results, table_of
+from vitlab.ablation.inference.words import Section
 from vitlab.stats import interval
 
 Rows = list[dict[str, Any]]

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 
 from vitlab.ablation.file.arms import Arm
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.words import Section, Table, chance, signed, span
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.words import Section, Table, chance, signed, span
 from vitlab.stats import mcnemar, seeds_and_images
 
 NOTE = "McNemar's exact test is about these two checkpoints: it generalizes to other images, not to other seeds."

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from vitlab import stats
 from vitlab.ablation.file.claims import Claim
-from vitlab.ablation.verdict.answers import Answer, Question, Test
-from vitlab.ablation.verdict.looks import Looks
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.spending import levels
+from vitlab.ablation.inference.answers import Answer, Question, Test
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.spending import levels
 from vitlab.stats import Estimate
 
 

@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.ablation.work.cells import Cell, State
-from vitlab.ablation.work.status import running_text
+from vitlab.ablation.execution.cells import Cell, State
+from vitlab.ablation.execution.status import running_text
 from vitlab.runs import lock
 
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vitlab.ablation.execution.cells import Cell, Resolved, State, others
 from vitlab.ablation.file.spec import Ablation
-from vitlab.ablation.work.cells import Cell, Resolved, State, others
 from vitlab.runs import lock
 
 if TYPE_CHECKING:

@@ -5,15 +5,15 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.verdict import analyses, images
-from vitlab.ablation.verdict.answers import answer
-from vitlab.ablation.verdict.audit import as_trained, fair_facts, shares
-from vitlab.ablation.verdict.baselines import ArmRow, answer_columns, arm_questions, arm_rows
-from vitlab.ablation.verdict.linear import Gates, gate_of
-from vitlab.ablation.verdict.looks import Looks
-from vitlab.ablation.verdict.measured import Results
-from vitlab.ablation.verdict.spending import levels
-from vitlab.ablation.verdict.verdicts import Verdict, claim_questions, verdicts
+from vitlab.ablation.inference import analyses, images
+from vitlab.ablation.inference.answers import answer
+from vitlab.ablation.inference.audit import as_trained, fair_facts, shares
+from vitlab.ablation.inference.baselines import ArmRow, answer_columns, arm_questions, arm_rows
+from vitlab.ablation.inference.linear import Gates, gate_of
+from vitlab.ablation.inference.looks import Looks
+from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.spending import levels
+from vitlab.ablation.inference.verdicts import Verdict, claim_questions, verdicts
 from vitlab.stats import detectable
 
 Rows = list[dict[str, Any]]

@@ -1,0 +1,1 @@
+"""What measured cells say: tables, intervals, verdicts, and the words for them."""
