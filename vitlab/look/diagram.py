@@ -1,38 +1,132 @@
-"""Draw the architecture of a network, with the shapes of its tensors."""
+"""Draw the architecture of a network, level by level, with the shapes of its tensors.
 
+The first level goes from image to outputs. Three others open what it shows as one box: the tokenizer of T2T-ViT, a
+block, and the head. Every shape is that of a tensor that passed through this network.
+"""
+
+from collections.abc import Callable
 from html import escape
 from itertools import groupby
-from typing import NamedTuple
+from typing import Literal, get_args
 
 import torch
+from torch import Tensor, nn
 
-from vitlab.analysis.views.token_layers import split_features
-from vitlab.layers.block import Block
+from vitlab.errors import UsageError
+from vitlab.layers.attention import Attention
+from vitlab.layers.block import Block, DenseBlock, LayerScale
+from vitlab.layers.mlp import Mlp
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.look.sketch import Box, Row, Skip, draw, plus, through
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
+from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
+from vitlab.tokenizers.token_layers import TokenTransformer
 
-WIDE, HIGH, GAP, LEFT, SIDE = 300, 46, 26, 30, 140  # pixels: a box, the way between two, the borders
+Level = Literal["network", "tokens", "block", "head"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+TITLES: dict[Level, str] = {
+    "network": "from image to outputs",
+    "tokens": "inside the tokenizer",
+    "block": "inside a block",
+    "head": "inside the head",
+}
 MOST_STEPS = 24  # of a foreign network; the last ones
-STYLE = """<style>
-.vl{color:#1c2024}@media (prefers-color-scheme:dark){.vl{color:#e6e7ea}}
-.vl text{font:13px system-ui,sans-serif;fill:currentColor}.vl .s{font-size:11px;opacity:.75}
-.vl rect{stroke:currentColor;stroke-width:1;rx:6}.vl path{stroke:currentColor;fill:none}
-.vl .a{fill:#56B4E933}.vl .b{fill:#E69F0033}.vl .c{fill:#009E7333}.vl .d{fill:#CC79A733}.vl .e{fill:none}
-</style>"""
+Rows = list[Row]
 
 
-class Box(NamedTuple):
-    """A step: its name, description, color and output shape."""
+def architecture(net: Asked, name: str = "", level: Level = "network", key: str = "") -> str:
+    """Return an SVG drawing of a network: from image to outputs, or of what is inside one of these steps.
 
-    name: str
-    words: str
-    kind: str
-    shape: str
+    Args:
+        net: The network; it runs once on a black image.
+        name: What stands above it.
+        level: What is drawn; see :func:`levels_of` for those that a network has.
+        key: Makes boxes links to ``#KEY-LEVEL``, where a page shows what is inside them.
+
+    Raises:
+        UsageError: The network has no such level.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> "65 x 48" in architecture(net), "3 x 65 x 65" in architecture(net, level="block")
+        (True, True)
+    """
+    if level not in (found := levels_of(net)):
+        raise UsageError(f"level must be one of {', '.join(found)} for this network, got {level!r}")
+    count = sum(p.numel() for p in net.parameters())
+    title = f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}"
+    if level == "network":
+        steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net, key and f"#{key}-")
+        return draw(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key or "vl")
+    assert isinstance(net, VisionTransformer)
+    words = f"{title}, {'block 1 of ' + str(len(net.blocks)) if level == 'block' else TITLES[level]}"
+    rows, skips = {"tokens": _inside_tokens, "block": _inside_block, "head": _inside_head}[level](net)
+    return draw(words, rows, skips, key=f"{key or 'vl'}-{level}")
 
 
-def steps_of(net: VisionTransformer) -> list[Box]:
+def explorer(net: Asked, name: str, key: str) -> str:
+    """Return HTML with the drawing of a network and, to unfold below it, what is inside its steps.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> explorer(net, "a network", "n0").count("<details")
+        2
+    """
+    parts = [architecture(net, name, key=key)]
+    for level in levels_of(net)[1:]:
+        drawing = architecture(net, name, level, key)
+        parts.append(
+            f'<details><summary>{TITLES[level]}</summary><div id="{escape(key)}-{level}">{drawing}</div></details>'
+        )
+    return "".join(parts)
+
+
+def levels_of(net: Asked) -> list[Level]:
+    """Return the levels at which a network can be drawn.
+
+    Example:
+        >>> levels_of(VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3))
+        ['network', 'block', 'head']
+    """
+    if isinstance(net, AnyNetwork):
+        return ["network"]
+    return [level for level in LEVELS if level != "tokens" or isinstance(net.tokenizer, T2TTokenizer)]
+
+
+def shapes_in(module: nn.Module, call: Callable[[], object]) -> dict[str, tuple[int, ...]]:
+    """Return the output shape of each submodule of ``module``, without the batch, while ``call`` runs.
+
+    Example:
+        >>> layer = nn.Sequential(nn.Linear(4, 8), nn.GELU())
+        >>> shapes_in(layer, lambda: layer(torch.zeros(1, 3, 4)))
+        {'0': (3, 8), '1': (3, 8)}
+    """
+    found: dict[str, tuple[int, ...]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, __: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                found.setdefault(name, tuple(output.shape[1:]))
+
+        return hook
+
+    hooks = [part.register_forward_hook(keep(name)) for name, part in module.named_modules() if name]
+    training = module.training
+    try:
+        with torch.no_grad():
+            module.eval()
+            call()
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def steps_of(net: VisionTransformer, link: str = "") -> list[Box]:
     """Return the steps from image to outputs, with the shapes of one image.
 
     Example:
@@ -42,10 +136,9 @@ def steps_of(net: VisionTransformer) -> list[Box]:
     """
     (H, W), (h, w), D, P = net.img_size, net.grid_size, net.embed_dim, net.num_prefix_tokens
     N, block = h * w, net.blocks[0]
-    steps = [
-        Box("image", f"{net.in_chans} channel{'s' * (net.in_chans > 1)}", "e", f"{net.in_chans} x {H} x {W}"),
-        *_tokens(net),
-    ]
+    inside = dict.fromkeys(LEVELS, "") | ({level: link + level for level in levels_of(net)} if link else {})
+    channels = f"{net.in_chans} channel{'s' * (net.in_chans > 1)}"
+    steps = [Box("image", channels, "e", f"{net.in_chans} x {H} x {W}"), *_tokens(net, inside["tokens"])]
     join = str(getattr(net.pos_embed, "join", None) or "none").replace("_", " ")
     where = {"stem": "added to the tokens", "none": "not added to the tokens"}.get(join, f"in {join}")
     steps.append(Box("positions", f"{type(net.pos_embed).__name__}, {where}", "c", f"{N} x {D}"))
@@ -56,40 +149,214 @@ def steps_of(net: VisionTransformer) -> list[Box]:
     words = type(block).__name__  # of one's own
     if isinstance(block, Block):
         hidden = getattr(getattr(block.mlp, "fc2", None), "in_features", None)
-        words = f"attention of {net.num_heads} heads, " + (
-            f"MLP {D} to {hidden}" if hidden else type(block.mlp).__name__
-        )
-    steps.append(Box(f"{len(net.blocks)} blocks", words, "b", f"{N + P} x {D}"))
-    read = {"token": "the class token", "avg": "mean of the patches", "max": "maximum of the patches"}
-    steps.append(Box("norm, pool", read.get(str(net.global_pool), "attention over the patches"), "d", f"{D}"))
+        mlp = f"MLP {D} to {hidden}" if hidden else type(block.mlp).__name__
+        words = f"attention of {net.num_heads} heads, {mlp}"
+    steps.append(Box(f"{len(net.blocks)} blocks", words, "b", f"{N + P} x {D}", inside["block"]))
+    steps.append(Box("norm, pool", _pooled(net), "d", f"{D}", inside["head"]))
     if net.num_classes:
-        words = f"tanh layer of {net.head_hidden}" if net.head_hidden else "linear"
-        steps.append(Box("head", words, "d", f"{net.num_classes}"))
+        steps.append(Box("head", _head_words(net), "d", f"{net.num_classes}", inside["head"]))
     return steps
 
 
-def _tokens(net: VisionTransformer) -> list[Box]:
+def _pooled(net: VisionTransformer) -> str:
+    read = {"token": "the class token", "avg": "mean of the patches", "max": "maximum of the patches"}
+    return read.get(str(net.global_pool), "attention over the patches")
+
+
+def _head_words(net: VisionTransformer) -> str:
+    return f"tanh layer of {net.head_hidden}" if net.head_hidden else "linear"
+
+
+def _tokens(net: VisionTransformer, link: str) -> list[Box]:
     """Return the steps of the tokenizer."""
     tokenizer, (h, w), D = net.tokenizer, net.grid_size, net.embed_dim
     if not isinstance(tokenizer, T2TTokenizer):
         words = f"{type(tokenizer).__name__}, one token per {net.patch_size} pixels, grid {h} x {w}"
         return [Box("tokens", words, "a", f"{h * w} x {D}")]
-    found = []
-    image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
-    names = [type(layer).__name__ for layer in tokenizer.layers()]
-    for i, (windows, features) in enumerate(split_features(tokenizer, image)):
-        (y, x), (kernel, stride, _) = tokenizer.grids[i], tokenizer.splits[i]
+    found, shapes = [], _tokenizer_shapes(net)
+    for i, ((y, x), (kernel, stride, _)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
         words = f"windows of {_side(kernel)}, stride {_side(stride)}: grid {y} x {x}"
-        found.append(Box(f"soft split {i + 1}", words, "a", f"{y * x} x {windows.shape[2]}"))
-        name = names[i] if i < len(names) else "linear"
-        kinds = {"TokenPerformer": "linear attention of all tokens", "linear": "to the width of the blocks"}
-        what = kinds.get(name, "attention of all tokens")
-        found.append(Box(name, what, "b" if i < len(names) else "a", f"{y * x} x {features.shape[1]}"))
+        found.append(Box(f"soft split {i + 1}", words, "a", _text((y * x, _window(tokenizer, i))), link))
+        last = i + 1 == len(tokenizer.grids)
+        layer = tokenizer.project if last else tokenizer.layers()[i]
+        kinds = {"TokenPerformer": "linear attention of all tokens", "Linear": "to the width of the blocks"}
+        name = "linear" if last else type(layer).__name__
+        what = kinds.get(type(layer).__name__, "attention of all tokens")
+        shape = shapes["project" if last else f"attention{i + 1}"]
+        found.append(Box(name, what, "a" if last else "b", _text(shape), "" if last else link))
     return found
+
+
+def _window(tokenizer: T2TTokenizer, i: int) -> int:
+    layer = (*tokenizer.layers(), tokenizer.project)[i]
+    first = layer if isinstance(layer, nn.Linear) else next(m for m in layer.modules() if isinstance(m, nn.Linear))
+    return first.in_features
+
+
+def _tokenizer_shapes(net: VisionTransformer) -> dict[str, tuple[int, ...]]:
+    image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
+    return shapes_in(net.tokenizer, lambda: net.tokenizer(image))
 
 
 def _side(value: object) -> str:
     return " x ".join(map(str, value)) if isinstance(value, tuple | list) else f"{value} x {value}"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
+
+
+def _inside_tokens(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
+    """Return the T2T module: soft split, token layer, reshape, and so on."""
+    tokenizer = net.tokenizer
+    assert isinstance(tokenizer, T2TTokenizer)
+    shapes, (H, W) = _tokenizer_shapes(net), net.img_size
+    rows: Rows = [[(Box("image", "", "e", f"{net.in_chans} x {H} x {W}"), 1)]]
+    skips: list[Skip] = []
+    for i, ((y, x), (kernel, stride, padding)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
+        words = f"every window of {_side(kernel)}, stride {_side(stride)}, padding {padding}, becomes a row"
+        rows.append([(Box("unfold", words, "a", _text((y * x, _window(tokenizer, i)))), 1)])
+        if i + 1 == len(tokenizer.grids):
+            rows.append([(Box("linear", "to the width of the blocks", "a", _text(shapes["project"])), 1)])
+            break
+        layer, name = tokenizer.layers()[i], f"attention{i + 1}"
+        inside, skip = _inside_token_layer(layer, name, y * x, shapes)
+        skips += [Skip(s.start + len(rows), s.end + len(rows), s.side) for s in skip]
+        width = shapes[name][1]
+        rows += [*inside, [(Box("reshape", "tokens become an image again", "c", f"{width} x {y} x {x}"), 1)]]
+    return rows, skips
+
+
+def _inside_token_layer(
+    layer: nn.Module, name: str, N: int, shapes: dict[str, tuple[int, ...]]
+) -> tuple[Rows, list[Skip]]:
+    """Return the steps of a token transformer or performer on N tokens; of another class, one box."""
+    if isinstance(layer, TokenPerformer):
+        d, m, kind = layer.w.shape[1], layer.w.shape[0], "ReLU" if layer.relu else "exponential"
+        qkv = [(Box(one, "", "b", f"{N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        attention: Rows = [
+            [(Box("features", "", "b", f"{N} x {m}"), 1), (Box("features", "", "b", f"{N} x {m}"), 1), (through(), 1)],
+            [(through(), 1), (Box("keys times values", "no map of all pairs", "b", f"{m} x {d}"), 2)],
+            [(Box("queries times that", f"{kind} features, divided by their sums", "b", f"{N} x {d}"), 1)],
+        ]
+        wide, act_layer = layer.mlp[0], layer.mlp[1]
+        assert isinstance(wide, nn.Linear)
+        skips_values, hidden, act = layer.value_skip, wide.out_features, type(act_layer).__name__
+    elif isinstance(layer, TokenTransformer):
+        attn = layer.attn
+        A, d = attn.num_heads, attn.proj.in_features // attn.num_heads
+        pairs = f"{A} x {N} x {N}"
+        qkv = [(Box(one, "", "b", f"{A} x {N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        attention = [
+            [(Box("scores", f"queries times keys, times {attn.scale:.3g}", "b", pairs), 2), (through(), 1)],
+            [(Box("softmax", "each row sums to 1", "b", pairs), 2), (through(), 1)],
+            [(Box("weights times values", "heads side by side", "b", f"{N} x {A * d}"), 1)],
+        ]
+        skips_values, hidden, act = attn.value_skip, layer.mlp.fc1.out_features, type(layer.mlp.act).__name__
+    else:
+        return [[(Box(type(layer).__name__, "", "b", _text(shapes[name])), 1)]], []
+    D = shapes[name][1]
+    rows: Rows = [
+        [(Box("norm", type(layer.norm1).__name__, "d", _text(shapes[f"{name}.norm1"])), 1)],
+        qkv,
+        *attention,
+        [(Box("projection", "linear", "b", f"{N} x {D}"), 1)],
+    ]
+    skips = []
+    if skips_values:  # not from the input, which has another width
+        rows.append(plus())
+        skips.append(Skip(1, len(rows) - 1, "right"))
+    start = len(rows) - 1
+    rows += _mlp_rows(type(layer.norm2).__name__, f"{N} x {D}", f"{N} x {hidden}", act, f"{N} x {D}")
+    return rows, [*skips, Skip(start, len(rows) - 1)]
+
+
+def _mlp_rows(norm: str, shape: str, hidden: str, act: str, end: str, scale: bool = False) -> Rows:
+    rows: Rows = [
+        [(Box("norm", norm, "d", shape), 1)],
+        [(Box("MLP, first layer", f"linear, then {act}", "a", hidden), 1)],
+        [(Box("MLP, second layer", "linear", "a", end), 1)],
+    ]
+    return [*rows, *([[(Box("layer scale", "a factor per channel", "d", end), 1)]] if scale else []), plus()]
+
+
+def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
+    """Return the steps of the first block; those of a class of one's own are its parts, in the order of their calls."""
+    block = net.blocks[0]
+    image = torch.zeros(1, net.in_chans, *net.img_size, device=next(net.parameters()).device)
+    x = _embed(net, image)
+    shapes = shapes_in(block, lambda: block(x, net.positions(image), 0))
+    L, D = x.shape[1:]
+    rows: Rows = [[(Box("tokens", "that enter the block", "e", f"{L} x {D}"), 1)]]
+    known = isinstance(block, Block) and type(block) in (Block, DenseBlock)
+    if not known or not isinstance(block.attn, Attention) or not isinstance(block.mlp, Mlp):
+        own = [name for name in shapes if "." not in name]
+        return [*rows, *([(Box(name, _kind(block, name), "b", _text(shapes[name])), 1)] for name in own)], []
+    attn = block.attn
+    rows.append([(Box("norm", type(block.norm1).__name__, "d", _text(shapes["norm1"])), 1)])
+    rows += _attention_rows(attn, net.pos_embed, L, _text(shapes.get("attn", (L, D))))
+    if isinstance(block.ls1, LayerScale):
+        rows.append([(Box("layer scale", "a factor per channel", "d", f"{L} x {D}"), 1)])
+    rows.append(plus())
+    middle = len(rows) - 1
+    act = type(block.mlp.act).__name__ + (", gated" if block.mlp.gated else "")
+    hidden, scale = f"{L} x {block.mlp.fc2.in_features}", isinstance(block.ls2, LayerScale)
+    rows += _mlp_rows(type(block.norm2).__name__, f"{L} x {D}", hidden, act, f"{L} x {D}", scale)
+    skips = [Skip(0, middle), Skip(middle, len(rows) - 1)]
+    if isinstance(block, DenseBlock):
+        out = D + block.dense_linear.out_features
+        rows.append([(Box("concatenate", "a linear map of the tokens is appended", "c", f"{L} x {out}"), 1)])
+    return rows, skips
+
+
+@torch.no_grad()
+def _embed(net: VisionTransformer, image: Tensor) -> Tensor:
+    training = net.training
+    try:
+        return net.eval().embed(image)
+    finally:
+        net.train(training)
+
+
+def _kind(module: nn.Module, name: str) -> str:
+    return type(module.get_submodule(name)).__name__
+
+
+def _attention_rows(attn: Attention, pos_embed: PosEmbed, L: int, end: str) -> Rows:
+    """Return multi-head attention of L tokens: a column each for queries, keys and values."""
+    A, d = attn.num_heads, attn.proj.in_features // attn.num_heads
+    shape, pairs = f"{A} x {L} x {d}", f"{A} x {L} x {L}"
+    words = ["queries", "keys", "values"]
+    rows: Rows = [[(Box(word, "", "b", shape), 1) for word in words]]
+    positions = type(pos_embed).__name__
+    if not isinstance(attn.q_norm, nn.Identity):
+        rows.append([(Box("norm of each head", "queries and keys", "d", shape), 2), (through(), 1)])
+    if type(pos_embed).rotate is not PosEmbed.rotate:
+        rows.append([(Box("positions", f"{positions} rotates queries and keys", "c", shape), 2), (through(), 1)])
+    rows.append([(Box("scores", f"queries times keys, times {attn.qk_scale:.3g}", "b", pairs), 2), (through(), 1)])
+    if type(pos_embed).bias is not PosEmbed.bias or type(pos_embed).relate is not PosEmbed.relate:
+        rows.append([(Box("positions", f"{positions} adds to the scores", "c", pairs), 2), (through(), 1)])
+    weigh = "each row sums to 1" if attn.is_softmax else f"weights of {type(attn).__name__}"
+    rows.append([(Box("softmax" if attn.is_softmax else "weights", weigh, "b", pairs), 2), (through(), 1)])
+    rows.append([(Box("weights times values", "of each head", "b", shape), 1)])
+    gate = ", gated by the tokens" if attn.gate is not None else ""
+    rows.append([(Box("heads side by side", f"then a linear projection{gate}", "b", end), 1)])
+    return rows
+
+
+def _inside_head(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
+    """Return what turns the tokens into outputs."""
+    L = net.grid_size[0] * net.grid_size[1] + net.num_prefix_tokens
+    D, rows = net.num_features, [[(Box("tokens", "that leave the last block", "e", f"{L} x {net.num_features}"), 1)]]
+    before = not isinstance(net.norm, nn.Identity)
+    norm = Box("norm", type(net.norm if before else net.fc_norm).__name__, "d", f"{L} x {D}" if before else f"{D}")
+    pool = Box("pool", _pooled(net), "c", f"{D}")
+    rows += [[(one, 1)] for one in ((norm, pool) if before else (pool, norm))]
+    if net.head_hidden:
+        rows.append([(Box("linear, tanh", "as in the pre-training of ViT", "a", f"{net.head_hidden}"), 1)])
+    if net.num_classes:
+        rows.append([(Box("linear", "one number a class; softmax makes them shares", "a", f"{net.num_classes}"), 1)])
+    return [*rows], []
 
 
 def _steps_of_any(net: AnyNetwork) -> list[Box]:
@@ -105,38 +372,3 @@ def _steps_of_any(net: AnyNetwork) -> list[Box]:
         words = where if len(where) <= 44 else f"{where[:41]}..."
         steps.append(Box(title, words, colors[i % len(colors)], " x ".join(map(str, shape))))
     return [*steps, Box("head", "linear" if net.head_name else "not linear", "d", f"{net.num_classes}")]
-
-
-def architecture(net: Asked, name: str = "") -> str:
-    """Return an SVG drawing of a network from image to outputs.
-
-    Args:
-        net: The network; its tokenizer runs once on a black image.
-        name: What stands above it.
-
-    Example:
-        >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=2, num_heads=3, num_classes=10)
-        >>> "65 x 48" in architecture(net)
-        True
-    """
-    steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net)
-    height = 40 + len(steps) * (HIGH + GAP)
-    count = sum(p.numel() for p in net.parameters())
-    title = escape(f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}: {count:,} parameters")
-    parts = [
-        f'<svg class="vl" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDE + SIDE} {height}" '
-        f'width="{LEFT + WIDE + SIDE}" role="img" aria-label="{title}">{STYLE}',
-        f'<text x="{LEFT}" y="20">{title}</text>',
-        '<defs><marker id="vl-tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 0L6 3L0 6" /></marker></defs>',
-    ]
-    for i, step in enumerate(steps):
-        top = 36 + i * (HIGH + GAP)
-        parts.append(f'<rect class="{step.kind}" x="{LEFT}" y="{top}" width="{WIDE}" height="{HIGH}"/>')
-        parts.append(f'<text x="{LEFT + 12}" y="{top + 19}">{escape(step.name)}</text>')
-        parts.append(f'<text class="s" x="{LEFT + 12}" y="{top + 36}">{escape(step.words)}</text>')
-        middle, end = LEFT + WIDE / 2, top + HIGH
-        tip = ' marker-end="url(#vl-tip)"' if i + 1 < len(steps) else ""
-        parts.append(f'<path d="M{middle} {end}v{GAP - 2 if tip else 10}"{tip}/>' if tip else "")
-        parts.append(f'<text x="{LEFT + WIDE + 14}" y="{top + 27}">{escape(step.shape)}</text>')
-    return "".join(parts) + "</svg>"

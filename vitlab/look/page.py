@@ -16,7 +16,7 @@ from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
 from vitlab.look.analyses import as_html
-from vitlab.look.diagram import architecture
+from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     config_of,
     curves_of,
@@ -69,7 +69,7 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": curves_of(runs),
         "viewer": shown,
-        "drawings": [architecture(subject.net, subject.name) for subject in subjects],
+        "drawings": [explorer(subject.net, subject.name, f"net{i}") for i, subject in enumerate(subjects)],
         "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
     }
     names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
