@@ -44,7 +44,7 @@ NETWORKS = {  # of the true share at each predicted probability
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [440, *(pytest.param(n, marks=pytest.mark.rare) for n in (200, 5000))])
 @pytest.mark.parametrize(
-    "name", ["calibrated", "overconfident", pytest.param("wrong in one bin", marks=pytest.mark.rare)]
+    "name", ["calibrated", *(pytest.param(n, marks=pytest.mark.rare) for n in ("overconfident", "wrong in one bin"))]
 )
 def test_the_calibration_error(name, n):
     true = NETWORKS[name]
@@ -163,8 +163,11 @@ def test_the_difference_of_two_runs_on_the_same_images(only_a, only_b, n):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["acc1_macro", "f1_macro"])
-@pytest.mark.parametrize(("classes", "images"), [(3, 20), (10, 10), (10, 44), (50, 10)])
-@pytest.mark.parametrize("recalls", [(0.5, 0.9), (0.9, 0.99), (0.97, 0.995)])
+@pytest.mark.parametrize(
+    ("classes", "images"),
+    [(3, 20), (10, 44), *(pytest.param(*n, marks=pytest.mark.rare) for n in ((10, 10), (50, 10)))],
+)
+@pytest.mark.parametrize("recalls", [(0.5, 0.9), pytest.param((0.9, 0.99), marks=pytest.mark.rare), (0.97, 0.995)])
 def test_means_over_classes(recalls, classes, images, measure):
     of = np.linspace(*recalls, classes)
     wrong = np.random.default_rng(4).dirichlet(np.ones(classes - 1), classes)

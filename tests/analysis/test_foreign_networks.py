@@ -54,7 +54,8 @@ def subject_of(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name):
+def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name, monkeypatch):
+    monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)  # five take half of the time of this test
     subject, done = subject_of(name), []
     for analysis, (path, *_) in ANALYSES.items():
         module, function = path.split(":")
@@ -71,7 +72,7 @@ def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_l
     assert vit["shape"]["depth"] == 2 and len(other["pictures"]) == 2
     assert {"integrated gradients", "occlusion"} <= set(other["pictures"][0]["maps"])
     assert ("cells" in other["pictures"][0]) == (name == "hugging face") == (other["shape"]["depth"] > 0)
-    assert page.count('<svg class="vl"') == 2
+    assert page.count('<svg class="vl"') == 4  # the network of vitlab opens its block and its head
 
 
 def test_features_are_what_the_head_reads_and_tokens_what_the_layers_return():

@@ -28,7 +28,7 @@ def test_a_few_kills_at_random_moments_lose_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_few_fuzzed_files_are_decoded_or_named(tmp_path, finished):
-    found = images(tmp_path, finished, count=84)
+    found = images(tmp_path, finished, count=42)
     assert (found["silent"], found["crashes"]) == (0, 0), found
 
 

@@ -9,7 +9,7 @@ from vitlab.errors import UsageError
 
 pytestmark = pytest.mark.slow
 SHOWN_ALONE = {"errors"}  # a table that may be empty
-OFTEN = {"with_positions", "no_positions_t2t", "constant", "previous_patch", "dead_heads", "one_patch"}
+OFTEN = {"no_positions_t2t", "constant", "one_patch"}
 
 
 def test_there_are_twelve_networks_and_an_answer_for_each():

@@ -4,7 +4,7 @@ import copy
 
 import pandas as pd
 import torch
-from scipy.stats import spearmanr
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from vitlab.analysis.attribution.maps import methods_of, predicted
@@ -93,6 +93,6 @@ def rank_correlation(a: Tensor, b: Tensor) -> Tensor:
         >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[2.0, 4.0, 9.0]]))
         tensor([1.], dtype=torch.float64)
     """
-    pairs = zip(a.double().cpu().numpy(), b.double().cpu().numpy(), strict=True)
-    found = [0.0 if x.max() == x.min() or y.max() == y.min() else spearmanr(x, y).statistic for x, y in pairs]
-    return torch.tensor(found, dtype=torch.float64)
+    x, y = (torch.from_numpy(rankdata(one.double().cpu().numpy(), axis=1)) for one in (a, b))
+    x, y = x - x.mean(dim=1, keepdim=True), y - y.mean(dim=1, keepdim=True)
+    return (x * y).sum(dim=1) / (x.norm(dim=1) * y.norm(dim=1)).clamp(min=1e-12)
