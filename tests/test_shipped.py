@@ -1,5 +1,6 @@
 """Shipped files are found by name from any folder, in a checkout and from the wheel; a local file wins."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -8,13 +9,17 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_sample_image
 
+import vitlab
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.cli.main import main
 from vitlab.config.parser import resolve_configs
 from vitlab.errors import UsageError
 from vitlab.jobs.results import command_of
-from vitlab.shipped import HOME, find_file
+from vitlab.shipped import HOME, find_file, find_weights, shipped_weights
 
 ROOT = Path(__file__).parents[1]
 YAMLS = sorted(p.relative_to(ROOT) for name in ("configs", "experiments") for p in (ROOT / name).rglob("*.yaml"))
@@ -102,6 +107,7 @@ def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_el
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py*") if path.suffix != ".pyc"}
     wanted |= {path.relative_to(ROOT) for kind in ("html", "js") for path in (ROOT / "vitlab").rglob(f"*.{kind}")}
+    wanted |= {path.relative_to(ROOT) for path in (ROOT / "vitlab/weights").iterdir()}
     wanted |= {Path("vitlab/py.typed"), Path("vitlab/config/flags.json"), *("vitlab" / path for path in YAMLS)}
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
 
@@ -159,3 +165,40 @@ def test_the_library_works_from_the_wheel_as_the_documentation_shows(installed, 
     assert done.returncode == 0, done.stderr[-2000:]
     assert "(1, 10)" in done.stdout
     assert (empty / "runs/ablations/mine/report/report.md").is_file()
+
+
+@pytest.mark.parametrize("name", shipped_weights())
+def test_a_trained_network_is_shipped_whole_with_its_card(name):
+    """It loads offline by its name; the card has recipe, seed, accuracy and license; below 2 MB; sum of its bytes."""
+    file = Path(find_weights(f"vitlab:{name}"))
+    card = json.loads(Path(f"{file}.json").read_text())
+    assert file.stat().st_size < 2e6 and (ROOT / card["recipe"]).is_file() and isinstance(card["seed"], int)
+    assert card["data"]["license"] == "CC BY 4.0" and card["measured"]["test"]["n"] == 357
+    assert f"{card['measured']['test']['acc1']:.1%}".replace("%", " %") in (ROOT / card["recipe"]).read_text()
+    built = vitlab.create_model(name, weights=f"vitlab:{name}").eval()
+    net, transform = vitlab.load(f"vitlab:{name}")
+    image = transform(Image.fromarray(load_sample_image("flower.jpg")))[None]
+    torch.testing.assert_close(built(image), net(image))
+    assert net.grid_size == (8, 8) and net(image).shape == (1, len(card["outputs"]))
+
+
+def test_the_positions_of_the_shipped_network_are_a_grid():
+    net, _ = vitlab.load("vitlab:photos64_vit")
+    table = torch.nn.functional.normalize(net.pos_embed.table().detach(), dim=-1).view(8, 8, -1)
+    near, far = (table[3, 3] * table[3, 4]).sum(), (table[3, 3] * table[7, 4]).sum()
+    assert near > 0.5 > 0 > far
+
+
+def test_weights_that_are_not_shipped_are_named():
+    with pytest.raises(UsageError, match=r"ships the weights of .*photos64_vit.*did you mean \"photos64_vit\""):
+        find_weights("vitlab:photos64_vitt")
+    assert main(["look", "vitlab:photos64", "-o", "page.html"]) == 2
+
+
+@pytest.mark.slow
+def test_a_shipped_network_is_analyzed_and_looked_at_offline(empty, capsys):
+    Image.fromarray(load_sample_image("flower.jpg")).save(empty / "flower.png")
+    assert main(["analyze", "position,attention", "vitlab:photos64_vit", "--images", "."]) == 0
+    assert (empty / "analysis/photos64_vit/position.csv").is_file()
+    assert "nan" not in capsys.readouterr().out  # of one image
+    assert main(["look", "vitlab:photos64_vit", "--images", ".", "-o", "page.html"]) == 0

@@ -1,4 +1,4 @@
-"""Find the configs and experiments that the package ships, by name."""
+"""Find the configs, experiments and weights that the package ships, by name."""
 
 from pathlib import Path
 
@@ -7,6 +7,8 @@ from vitlab.errors import UsageError, did_you_mean
 HERE = Path(__file__).parent
 HOME = HERE if (HERE / "configs").is_dir() else HERE.parent  # installed from a wheel, or a checkout
 FOLDERS = ("configs", "experiments")
+WEIGHTS = HERE / "weights"
+PREFIX = "vitlab:"  # of the name of shipped weights
 
 
 def find_shipped(text: str, folder: str = "configs") -> Path | None:
@@ -20,6 +22,34 @@ def find_shipped(text: str, folder: str = "configs") -> Path | None:
     if text.startswith(tuple(f"{name}/" for name in FOLDERS)):
         paths.insert(0, HOME / text)
     return next((path for path in paths if path.is_file()), None)
+
+
+def shipped_weights() -> list[str]:
+    """Return the names of the networks whose weights are part of the package.
+
+    Example:
+        >>> shipped_weights()
+        ['photos64_t2t', 'photos64_vit']
+    """
+    return sorted(path.stem for path in WEIGHTS.glob("*.safetensors"))
+
+
+def find_weights(text: str) -> str:
+    """Return the file of shipped weights that ``vitlab:NAME`` names; anything else stays as it is.
+
+    Raises:
+        UsageError: No weights of that name are shipped; the message names the closest.
+
+    Example:
+        >>> Path(find_weights("vitlab:photos64_vit")).name, find_weights("mine.safetensors")
+        ('photos64_vit.safetensors', 'mine.safetensors')
+    """
+    if not text.startswith(PREFIX):
+        return text
+    name, names = text.removeprefix(PREFIX), shipped_weights()
+    if name not in names:
+        raise UsageError(f"vitlab ships the weights of {', '.join(names)}, not of {name!r}{did_you_mean(name, names)}")
+    return str(WEIGHTS / f"{name}.safetensors")
 
 
 def as_typed(path: str) -> str:

@@ -131,10 +131,10 @@ def analyze_position(subject: Subject) -> Finding:
         for m, value in enumerate(values)
     ]
     where = f"table of layer {layer}" if pos_embed.join == "every_layer" else "the table"
-    note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratios['norm_ratio']:.2f} "
-    note += (
-        f"[{ratios['norm_ratio_low']:.2f}, {ratios['norm_ratio_high']:.2f}] times as long as an image's patch tokens"
-    )
+    low, high = ratios["norm_ratio_low"], ratios["norm_ratio_high"]
+    between = f" [{low:.2f}, {high:.2f}]" if low == low else ""  # of one image there is no interval
+    note = f"{where} of pos_embed={subject.pos_embed}, whose vectors are {ratios['norm_ratio']:.2f}{between} "
+    note += "times as long as an image's patch tokens"
     return Finding(pd.DataFrame(rows).assign(**ratios), figure, note)
 
 

@@ -12,6 +12,7 @@ from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import find_run
+from vitlab.shipped import PREFIX
 
 QUICK = 64  # images
 MOST_PICTURES = 64  # of --images; most figures show fewer
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analyses import write_page
     away = is_elsewhere(options.run)
-    own = Path("analysis") / Path(options.run.removeprefix("timm:")).stem if away else None
+    own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None
     if options.against:
         find_run(options.against)
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"

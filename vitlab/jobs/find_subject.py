@@ -34,6 +34,7 @@ from vitlab.named_kwargs import full_signature
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
+from vitlab.shipped import find_weights
 from vitlab.tasks import Classifier
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
@@ -76,7 +77,7 @@ class View:
 
 def is_elsewhere(source: str) -> bool:
     """Return whether a source is a network without a run: a name, or a file outside of run directories."""
-    path = Path(source)
+    path = Path(find_weights(source))
     named = source in SIZES and not path.exists()
     return (
         source.startswith("timm:") or named or (path.is_file() and not (path.parent.parent / "config.yaml").is_file())
@@ -87,10 +88,12 @@ def subject_at(source: str, view: View, arguments: Sequence[str] = ()) -> tuple[
     """Return the subject that a source names, the folder of its analyses, and name and checksum of its weights.
 
     Args:
-        source: A run, its name or a checkpoint in it; a vitlab file; a name of `vitlab models` or ``timm:NAME``.
+        source: A run, its name or a checkpoint in it; a vitlab file; ``vitlab:NAME``, a trained network that vitlab
+            ships; a name of `vitlab models` or ``timm:NAME``.
         view: Which part of it to analyze.
         arguments: Command-line arguments that change values of a run's configuration.
     """
+    source = find_weights(source)
     if is_elsewhere(source):
         subject = named_subject(source, view, arguments)
         return subject, Path("analysis") / subject.name, {"checkpoint": view.weights or source}

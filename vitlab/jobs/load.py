@@ -23,6 +23,7 @@ from vitlab.models.create import timm_model
 from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
+from vitlab.shipped import find_weights
 from vitlab.tasks import Regressor
 
 Transform = Callable[[Image.Image], Tensor]
@@ -45,8 +46,9 @@ def load_trained(source: str) -> Loaded:
     """Return the network and transform of a run, one of its checkpoints, an exported file or ``timm:NAME``.
 
     Args:
-        source: What to load; a bare name is that of a run.
+        source: What to load; a bare name is that of a run, ``vitlab:NAME`` a trained network that vitlab ships.
     """
+    source = find_weights(source)
     if source.startswith("timm:"):
         return _load_timm(timm_model(source, pretrained=True))
     path, beside = Path(source), Path(f"{source}.json")

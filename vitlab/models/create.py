@@ -19,6 +19,7 @@ from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import WeightsFile, read_weights
+from vitlab.shipped import PREFIX, shipped_weights
 
 _log = logging.getLogger(__name__)
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
@@ -55,10 +56,11 @@ def create_model(
     """Build a network by name, with any argument overridden, and optionally load weights.
 
     Args:
-        name: A size of ``SIZES``, or ``timm:NAME``; None builds from ``arguments`` only.
-        weights: A local file of vitlab, timm or the official T2T-ViT, or ``timm:NAME``, which timm downloads. A network
-            ``timm:NAME`` has timm's weights by default. The head has as many outputs as the weights, unless
-            ``num_classes`` is given: if that differs, the head is new.
+        name: A size of ``SIZES``, a network that vitlab ships trained, or ``timm:NAME``; None builds from ``arguments``
+            only.
+        weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
+            ``timm:NAME``, which timm downloads. A network ``timm:NAME`` has timm's weights by default. The head has as
+            many outputs as the weights, unless ``num_classes`` is given: if that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
         grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
         **arguments: Arguments of :class:`VisionTransformer`.
@@ -79,9 +81,10 @@ def create_model(
     for argument in arguments:
         if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
-    if name is not None and name not in SIZES and not name.startswith("timm:"):
+    names = [*SIZES, *shipped_weights()]
+    if name is not None and name not in names and not name.startswith("timm:"):
         raise ValueError(
-            f"a network is called {', '.join(SIZES)} or timm:NAME, got {name!r}{did_you_mean(name, SIZES)}"
+            f"a network is called {', '.join(names)} or timm:NAME, got {name!r}{did_you_mean(name, names)}"
         )
     theirs: nn.Module | None = None
     if name is not None and name.startswith("timm:"):
@@ -92,9 +95,9 @@ def create_model(
             file = read_weights(weights)
             file.arguments = file.arguments or base
     elif weights is None:
-        return VisionTransformer(**upgrade({**SIZES.get(name or "", {}), **arguments}))
+        return VisionTransformer(**upgrade({**_base(name), **arguments}))
     else:
-        base = SIZES.get(name or "", {})
+        base = _base(name)
         if isinstance(weights, str) and weights.startswith("timm:"):
             file = timm_file(theirs := timm_model(weights, pretrained=True), weights)
             same_network(theirs, file, upgrade({**base, **arguments}))
@@ -107,6 +110,13 @@ def create_model(
         description: Any = theirs.pretrained_cfg
         net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
+
+
+def _base(name: str | None) -> dict[str, Any]:
+    """Return the arguments of a published or shipped network."""
+    if name is None or name in SIZES:
+        return SIZES.get(name or "", {})
+    return read_weights(f"{PREFIX}{name}").arguments
 
 
 def load_timm(net: VisionTransformer, name: str, arguments: Mapping[str, Any], resize: Any, grid: Any) -> list[str]:

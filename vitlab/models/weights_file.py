@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
+from vitlab.shipped import find_weights
 
 CONTAINERS = (
     "state_dict_ema",
@@ -49,6 +50,8 @@ class WeightsFile:
 def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     """Read a safetensors file, or a torch file in the mode that cannot run code; return a WeightsFile unchanged.
 
+    ``vitlab:NAME`` is a file that the package ships.
+
     The arguments of the network come from the file, or from ``network`` in a FILE.json beside it.
 
     Example:
@@ -60,7 +63,7 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     """
     if isinstance(path, WeightsFile):
         return path
-    path = Path(path)
+    path = Path(find_weights(str(path)))
     if not path.is_file():
         raise ValueError(f"no such file: {path}")
     content, arguments = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
