@@ -150,7 +150,6 @@ def test_every_idea_has_one_home_and_two_ideas_have_two_names():
 AT_A_FRIENDS = {  # go home when their rooms are next worked on
     "callbacks/speed.py",
     "layers/pos_embed/checks.py",
-    "tasks/draws.py",
 }
 
 
