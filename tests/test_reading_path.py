@@ -95,7 +95,7 @@ WAYS += [
 @pytest.mark.parametrize(("file", "function"), WAYS, ids=[name for _, name in WAYS])
 def test_a_training_and_the_way_of_a_checkpoint_are_read_without_going_back_and_forth(file, function):
     stays = visits(file, function)
-    assert 1 < len(stays) <= STAYS
+    assert 0 < len(stays) <= STAYS
     assert len(stays) - len({*stays}) <= RETURNS, stays
 
 
