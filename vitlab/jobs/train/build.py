@@ -13,7 +13,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.callbacks.console import Console
-from vitlab.callbacks.progress import Progress
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import RunRecord, now_utc
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
@@ -214,11 +214,11 @@ class FitCLI(VitlabCLI):
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
         watch = Watch(self._on_lost_process)
-        progress = Progress(self.run.path / "train.log", self.options.deadline, keeper, self._on_hang)
+        deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._on_hang)
         self.added_callbacks = [
             self.record,
             watch,
-            progress,
+            deadline,
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),

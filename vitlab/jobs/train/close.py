@@ -8,16 +8,16 @@ from vitlab.interface import fingerprint, recipe
 from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.endings import closing
-from vitlab.jobs.train.job import Job, Trained
+from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.wandb import SafeWandbLogger
 from vitlab.tasks import Classifier
 
 FAR = 10  # times the loss of guessing, above which a loss has exploded
 
 
-def log_summary(job: Job, trained: Trained) -> None:
+def log_summary(job: Job, reached: Reached) -> None:
     """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint."""
-    best, ending = trained.best, trained.ending
+    best, ending = reached.best, reached.ending
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
     values |= {"ending": ending["why"] if ending else None}
     for logger in job.trainer.loggers:
@@ -27,23 +27,23 @@ def log_summary(job: Job, trained: Trained) -> None:
                 logger.keep_checkpoint(job.run.checkpoint(), ["latest", *(["best"] if best else [])], at_end=True)
 
 
-def close(job: Job, trained: Trained, seconds: float) -> None:
+def close(job: Job, reached: Reached, seconds: float) -> None:
     """Write the weights and results of a finished run, and print them.
 
     Args:
         job: What was built.
-        trained: What its training has reached.
+        reached: What its training has reached.
         seconds: How long all of it took.
 
     Raises:
         RunFailed: They could not be written, as on a full disk.
     """
     with closing(job.run):
-        _close(job, trained, seconds)
+        _close(job, reached, seconds)
 
 
-def _close(job: Job, trained: Trained, seconds: float) -> None:
-    keeper, ending = job.keeper, trained.ending
+def _close(job: Job, reached: Reached, seconds: float) -> None:
+    keeper, ending = job.keeper, reached.ending
     end = f"end   {ending['why']}: {ending['text']}" if ending else ""
     if keeper is None or job.config.trainer.fast_dev_run:
         say(end)
@@ -53,7 +53,7 @@ def _close(job: Job, trained: Trained, seconds: float) -> None:
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors", job.run.fence)
     lines = []
-    if best := trained.best:
+    if best := reached.best:
         path = job.run.checkpoint()
         values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
         facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}

@@ -1,7 +1,7 @@
 """The work of ``vitlab fit``, in the order of a training: build, train, close.
 
 Each step says what it takes and what it gives: words become a :class:`Job`, a job becomes what was reached
-(:class:`Trained`), and that becomes weights, results and last lines. A step that fails says why in ``endings.py``.
+(:class:`Reached`), and that becomes weights, results and last lines. A step that fails says why in ``endings.py``.
 """
 
 import time
@@ -12,7 +12,7 @@ from vitlab.config.options import FitOptions
 from vitlab.jobs.train.build import build_job, rehearse
 from vitlab.jobs.train.close import close, log_summary
 from vitlab.jobs.train.endings import end_joining, explained
-from vitlab.jobs.train.job import Job, Trained
+from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.start import begin, running
 from vitlab.runs.directory import RunDir
 from vitlab.runs.hold import locked
@@ -42,13 +42,13 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     with locked(job.run):
         begin(job)
         with running(job) as checkpoint:
-            trained = train(job, checkpoint)
-        if trained:
-            close(job, trained, time.perf_counter() - started)
+            reached = train(job, checkpoint)
+        if reached:
+            close(job, reached, time.perf_counter() - started)
     return job.run
 
 
-def train(job: Job, checkpoint: Path | None) -> Trained | None:
+def train(job: Job, checkpoint: Path | None) -> Reached | None:
     """Train until the end, a signal or an error; return what was reached, on the first process, and tell W&B.
 
     Args:
@@ -60,6 +60,6 @@ def train(job: Job, checkpoint: Path | None) -> Trained | None:
         trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         return None
-    trained = Trained.of(job)
-    log_summary(job, trained)
-    return trained
+    reached = Reached.of(job)
+    log_summary(job, reached)
+    return reached

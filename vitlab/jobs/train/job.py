@@ -61,7 +61,7 @@ class Job:
 
 
 @dataclass
-class Trained:
+class Reached:
     """What a training has reached, read from the files that it has written.
 
     Args:
@@ -73,7 +73,7 @@ class Trained:
     ending: Ending | None
 
     @classmethod
-    def of(cls, job: Job) -> "Trained":
+    def of(cls, job: Job) -> "Reached":
         """Return what a job has reached, once its training has ended without an error."""
         keeper = job.keeper
         rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]

@@ -16,7 +16,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 
-from vitlab.callbacks.progress import Progress
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import now_utc
 from vitlab.config.arguments import config_paths
 from vitlab.config.parser import settings
@@ -65,7 +65,7 @@ def begin(job: Job) -> None:
 def running(job: Job) -> Iterator[Path | None]:
     """Yield the checkpoint that the training goes on from, if any, with all its processes at one place.
 
-    In the end, what would outlive the training is closed: its progress, its W&B run, its log.
+    In the end, what would outlive the training is closed: its watch for what hangs, its W&B run, its log.
     """
     announce_run(job.run.path)
     failed = True
@@ -77,7 +77,7 @@ def running(job: Job) -> Iterator[Path | None]:
     finally:
         del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
         for part in job.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(part, Progress):  # still running after an error during error handling
+            if isinstance(part, Deadline):  # still running after an error during error handling
                 part.stop()
         if job.wandb_line:
             finish_run(failed)
