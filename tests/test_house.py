@@ -32,6 +32,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
 }
 GROUND = {
+    "class_metrics",
     "class_paths",
     "interface",
     "errors",

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pandas as pd
 import yaml
 
-from vitlab.analysis.outcomes.classes import by_class, confusion, over_classes
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
+from vitlab.class_metrics import by_class, confusion, over_classes
 from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
