@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, Literal, Unpack
 
+import lightning as L
 import torch
 from torch import Tensor
 from torchmetrics import MetricCollection
@@ -23,7 +24,7 @@ from vitlab.tasks.optimizer import Optimized, SchedulerSpec, check_recipe, freez
 from vitlab.tasks.sizes import SizedByData
 
 
-class Task(Named, FastHookName, SizedByData, Optimized):
+class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
     """Train a Vision Transformer, by default with AdamW, linear warm-up and a cosine schedule, both by step.
 
     Args:

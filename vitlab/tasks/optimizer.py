@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import lightning as L
 import torch
@@ -213,7 +213,13 @@ def check_recipe(task: Any) -> None:
     check_schedule(task)
 
 
-class Optimized(L.LightningModule):
+if TYPE_CHECKING:  # a half of a task is none by itself
+    _OfTask = L.LightningModule
+else:
+    _OfTask = object
+
+
+class Optimized(_OfTask):
     """The half of a task that changes weights, as its hyper-parameters say: groups, optimizer, schedule, clipping."""
 
     grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device

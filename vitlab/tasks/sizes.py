@@ -1,14 +1,19 @@
 """What a task that was built by hand learns from its data; alone, as no step of a training needs it."""
 
 import inspect
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
 
 from vitlab.interface import LINKED, image_fact
 
+if TYPE_CHECKING:  # a part of a task is none by itself
+    _OfTask = L.LightningModule
+else:
+    _OfTask = object
 
-class SizedByData(L.LightningModule):
+
+class SizedByData(_OfTask):
     """The part of a task that knows how it was built, and can be built again as long as nobody has changed it."""
 
     _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.callbacks.console import Console
 from vitlab.callbacks.deadline import Deadline
-from vitlab.callbacks.record import RunRecord, now_utc
+from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
+from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.data.base import ImageData
@@ -30,9 +31,9 @@ from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
 from vitlab.jobs.checkpoint import misfit
 from vitlab.jobs.rebuild import stored_config, training_args
-from vitlab.jobs.terminal import open_terminal, print_error, say
+from vitlab.jobs.terminal import open_terminal, say
 from vitlab.jobs.train.describe import header
-from vitlab.jobs.train.endings import building
+from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.start import write_facts
@@ -43,7 +44,7 @@ from vitlab.models.load import load_weights, network_args
 from vitlab.models.old_names import new_name, upgrade
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RunDir, find_run
-from vitlab.runs.manifest import check_whole, last_saved
+from vitlab.runs.manifest import check_whole
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
@@ -122,6 +123,9 @@ def _load_weights_of(job: Job, source: str, resize: str | None, grid: str | None
 class FitCLI(VitlabCLI):
     """Build task, data and trainer for training in a run directory; ``job`` holds them.
 
+    LightningCLI calls, in this order: the parser; :meth:`before_instantiate_classes`, which chooses run directory and
+    loggers; the constructors of data and task; :meth:`instantiate_trainer`, which adds vitlab's callbacks.
+
     Args:
         args: Arguments of the configuration.
         options: Options of the run.
@@ -186,9 +190,7 @@ class FitCLI(VitlabCLI):
         with user_mistakes():
             taken = signature(cls).parameters
             self.known = {k: v for k, v in images_of_timm(source).items() if k in taken}
-        given = [pair for content in self.contents for pair in flatten_as_typed(content).items()] + settings(
-            self.arguments
-        )
+        given = self.given_settings()
         self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
         for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
             self.config.data.init_args[name] = self.known[name]
@@ -213,8 +215,8 @@ class FitCLI(VitlabCLI):
         saves = self.config.trainer.enable_checkpointing is not False
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
-        watch = Watch(self._on_lost_process)
-        deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._on_hang)
+        watch = Watch(partial(lost_process, self.run))
+        deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
         self.added_callbacks = [
             self.record,
             watch,
@@ -262,16 +264,5 @@ class FitCLI(VitlabCLI):
         say(header(self.job))
         write_facts(self.job)
 
-    def _on_hang(self, what: str) -> None:
-        print_error(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        if self.trainer.is_global_zero:
-            self._record_failure("preempted", what)
-
-    def _on_lost_process(self, what: str) -> None:
-        print_error(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        self._record_failure("failed", what)
-
-    def _record_failure(self, status: str, what: str) -> None:
-        if self.run.exists():
-            ending = {"why": "error", "text": what}
-            self.run.update("run.json", status=status, ended=now_utc(), error=what, ending=ending)
+    def _hung(self, what: str) -> None:
+        hung(self.run, what, self.trainer.is_global_zero)

@@ -19,6 +19,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from safetensors import SafetensorError
 from torch import Tensor
 
+from vitlab.callbacks.record import now_utc
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, path_of
@@ -27,6 +28,7 @@ from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
+from vitlab.runs.manifest import last_saved
 from vitlab.shipped import HERE
 from vitlab.tasks.base import Task
 
@@ -96,6 +98,24 @@ def end_joining(job: Job, reason: str) -> None:
             job.run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
     for child in getattr(job.trainer.strategy.launcher, "procs", []):
         child.kill()
+
+
+def hung(run: RunDir, what: str, is_first: bool) -> None:
+    """Say how to go on from a hang that the main thread does not leave; the first process records it."""
+    print_error(f"{last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    if is_first:
+        _record_failure(run, "preempted", what)
+
+
+def lost_process(run: RunDir, what: str) -> None:
+    """Say and record that another process of the run is gone."""
+    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    _record_failure(run, "failed", what)
+
+
+def _record_failure(run: RunDir, status: str, what: str) -> None:
+    if run.exists():
+        run.update("run.json", status=status, ended=now_utc(), error=what, ending={"why": "error", "text": what})
 
 
 def _say_stopped(job: Job, stopped: Stopped) -> None:
