@@ -111,6 +111,15 @@ def test_an_analysis_is_a_table_with_a_figure(run):
     assert set(several) == {"cost", "position"}
 
 
+def test_the_page_of_a_run_is_written_and_opened_in_the_browser_unless_it_is_not_to_be_shown(run, place, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    assert run.look(pictures=0, show=False) == run.path / "look.html" and not opened
+    page = run.look(place / "mine.html", pictures=0)
+    assert opened == [(place / "mine.html").as_uri()]
+    assert page == place / "mine.html" and "first" in page.read_text()
+
+
 def test_a_run_is_continued_as_by_the_command_also_with_another_saving_interval_and_bar(place, run):
     stopped = vitlab.fit("t2t", SHORT, name="longer", quiet=True)
     longer = vitlab.fit(overrides={"trainer.max_epochs": 2}, resume=stopped, quiet=True)

@@ -41,15 +41,6 @@ def test_nothing_is_fetched_by_a_reader():
     assert not any("//" in str(settings.get(key, "")) for key in ("extra_css", "extra_javascript"))
 
 
-def test_the_reading_path_is_an_evening_and_its_counts_are_so():
-    text = (DOCS / "reading.md").read_text()
-    rows = re.findall(r"^\| \[`(vitlab/\S+)`\]\(\.\./\1\) \| (\d+) \|", text, flags=re.M)
-    lines = {path: (ROOT / path).read_text().count("\n") for path, _ in rows}
-    assert {path: int(count) for path, count in rows} == lines
-    assert len(rows) >= 10 and sum(lines.values()) <= 2100
-    assert f"{sum(lines.values()):,} lines" in text
-
-
 def test_the_page_on_the_command_has_every_command():
     assert set(re.findall(r"<!-- help: (\w+) -->", (DOCS / "command.md").read_text())) == set(COMMANDS)
 

@@ -1,5 +1,7 @@
 """Several ablations on one page."""
 
+import csv
+import io
 import json
 import shutil
 from pathlib import Path
@@ -25,6 +27,9 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
     shutil.copy(probe / "summary.csv", place / "report/summary.csv")
     assert main(["list"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["mine", "1", "1", "2026-01-02", "no", "no"]
+    assert main(["list", "--json"]) == 0
+    row = {"ablation": "mine", "arms": 1, "cells": 1, "ended": "2026-01-02", "registered": False, "report": False}
+    assert json.loads(capsys.readouterr().out) == [row]
     other = str(PUBLISHED / "tokenizers/results/digits")
     assert main(["compare", "mine", other]) == 0
     page = capsys.readouterr().out
@@ -45,3 +50,22 @@ def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path
     Path("mine/summary.csv").write_text("x,y\n1,2\n")
     with pytest.raises(UsageError, match="is not of `vitlab ablate report`: it has no column `kind`"):
         main(["compare", "mine"])
+
+
+@pytest.mark.slow
+def test_the_tables_of_an_ablation_are_printed_for_programs_too(lab, monkeypatch, capsys):
+    lab.change(arms=("none", "learned"), workers=1)
+    assert lab("run")[0] == 0
+    monkeypatch.chdir(lab.path)
+    assert main(["status", "toy.yaml", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["arm"], row["seed"], row["state"]) for row in rows] == [
+        (arm, seed, "done") for arm in ("none", "learned") for seed in (0, 1)
+    ]
+    assert main(["report", "toy.yaml", "--csv"]) == 0
+    shown = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    with next(Path("runs").rglob("report/summary.csv")).open() as file:
+        kept = list(csv.DictReader(file))
+    assert [(row["kind"], row["arm"]) for row in shown] == [(row["kind"], row["arm"]) for row in kept]
+    means = [(float(a["mean"]), float(b["mean"])) for a, b in zip(shown, kept, strict=True) if b["mean"]]
+    assert means and all(a == pytest.approx(b, abs=1e-9) for a, b in means)

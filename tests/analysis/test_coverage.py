@@ -14,8 +14,8 @@ from vitlab.analysis.cka import cka, cka_interval, linear_kernel
 from vitlab.analysis.features import DRAWS as LABELED_DRAWS
 from vitlab.analysis.intervals import over_draws, over_images, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
-from vitlab.analysis.outcomes.classes import by_class, macro_intervals, over_classes
-from vitlab.analysis.outcomes.confusion import _table
+from vitlab.analysis.outcomes.confusion import _table, macro_intervals
+from vitlab.class_metrics import by_class, over_classes
 from vitlab.stats import interval as interval_of_mean
 from vitlab.stats import paired_interval
 

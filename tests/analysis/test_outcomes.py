@@ -11,8 +11,9 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 import vitlab
 from vitlab.analysis import analyze_calibration, analyze_confusion, analyze_errors
 from vitlab.analysis.outcomes.calibration import expected_calibration_error, reliability
-from vitlab.analysis.outcomes.classes import by_class, confusion, macro_intervals, over_classes
+from vitlab.analysis.outcomes.confusion import macro_intervals
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
+from vitlab.class_metrics import by_class, confusion, over_classes
 
 
 def test_a_matrix_and_its_means_are_those_of_scikit_learn():

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vitlab.callbacks.speed import Speed, peak_flops
+from vitlab.callbacks.steps import Speed, peak_flops
 
 NAMES = {
     "NVIDIA H200": 989,

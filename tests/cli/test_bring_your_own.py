@@ -217,6 +217,10 @@ WRONG = {
         "cannot be trained without `training_step`",
     ),
     "hyper-parameters that no checkpoint may hold": (["--model=userpkg.wrong.SavesObject", *BARS], 'ignore=["loss"]'),
+    "several outputs": (
+        ["--model=userpkg.wrong.Several", *BARS],
+        "`forward` of userpkg.wrong.Several must return a tensor (B, K), got a tuple: return the outputs alone",
+    ),
     "batches of another form": ([*NET, "--data=userpkg.wrong.Dicts"], "net.py, line"),
     "batches that a task of vitlab does not take": (
         [*VIT, *FACTS, "--data=userpkg.wrong.Dicts"],

@@ -8,7 +8,7 @@ import pytest
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 import vitlab.jobs.train.build
-import vitlab.jobs.train.files
+import vitlab.jobs.train.start
 from vitlab.cli.main import main
 from vitlab.config.options import FitOptions
 from vitlab.data import Digits
@@ -22,7 +22,7 @@ SETTINGS = ["--config", CONFIG, "--trainer.logger=false", "--trainer.max_epochs=
 PLACES = {
     "building": (vitlab.jobs.train.build, "choose_run"),
     "data": (Digits, "read"),
-    "describing": (vitlab.jobs.train.files, "describe_groups"),
+    "describing": (vitlab.jobs.train.start, "describe_groups"),
     "sanity check": (Classifier, "validation_step"),
     "first step": (Classifier, "on_train_batch_start"),
 }
@@ -71,7 +71,7 @@ def test_lightning_neither_requeues_nor_listens_under_slurm(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     for name, value in {"NTASKS": 1, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "JOB_ID": 7, "JOB_NAME": "vit"}.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
-    job = build_job(SETTINGS, FitOptions(name="a"), None)
+    job = build_job(SETTINGS, FitOptions(name="a"))
     environment = job.trainer._accelerator_connector.cluster_environment
     assert isinstance(environment, SLURMEnvironment)
     assert not environment.auto_requeue

@@ -66,7 +66,7 @@ class World:
     def cut(self, name):
         """Resume, and be killed after the last checkpoint, before the results are written."""
         with self.monkeypatch.context() as patch:
-            patch.setattr("vitlab.jobs.train.fit.close", lambda job, seconds: None)
+            patch.setattr("vitlab.jobs.train.fit.close", lambda job, trained, seconds: None)
             self.resume(name)
 
     def test(self, name):

@@ -11,7 +11,12 @@ import pytest
 import yaml
 
 from vitlab.cli.main import main
+from vitlab.config.keys import differences, differing_keys
+from vitlab.jobs import listing
+from vitlab.jobs.about import about
+from vitlab.jobs.export import _measured
 from vitlab.jobs.listing import list_runs
+from vitlab.jobs.results import split_metrics
 from vitlab.run import Run
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RunDir
@@ -218,3 +223,40 @@ def test_a_notebook_shows_status_answer_and_curves_also_of_a_damaged_run(place):
 def test_a_format_that_is_not_there_is_refused_with_those_that_are(place):
     with pytest.raises(ValueError, match='there is no format "torchscript"; give safetensors, timm, onnx, pt2'):
         Run("a").export("torchscript")
+
+
+def test_a_condition_on_the_configuration_parses_the_part_that_it_asks_for_and_each_text_once(place):
+    for name in "abc":
+        config = RunDir(Path("runs") / name).config
+        config.write_text(config.read_text().replace("trainer:", "trainer: !!nothing/that/loads"))
+        (config.parent / "overrides.yaml").write_text("model.depth: 3\n")
+    parsed = listing._parsed_once
+    parsed.cache_clear()
+    rows, damaged = list_runs(where=["model.depth=3"])
+    assert len(rows) == 3 and not damaged
+    assert parsed.cache_info().misses == 1 + 3  # one text of changes, three of `model`
+    assert len(list_runs(where=["trainer.max_epochs=3"])[1]) == 3  # damaged, now that it is read
+
+
+def test_runs_are_compared_one_way_as_text_and_loggers_change_nothing():
+    a = {"model": {"class_path": "C", "init_args": {"lr": 1, "depth": 2}}, "trainer": {"logger": False}}
+    b = {"model": {"class_path": "C", "init_args": {"lr": "1", "width": 3}}, "trainer": {"logger": True}}
+    assert differing_keys([a, b]) == ["model.depth", "model.width"]
+    assert differences([a, b]) == [("model.depth", ["2", "-"]), ("model.width", ["-", "3"])]
+
+
+def test_what_is_stored_of_a_split_has_the_same_metrics_for_every_reader(place):
+    images = {"img_size": [8, 8], "crop_pct": 0.9}
+    run = RunDir(Path("runs/a"))
+    result = {**run.stored["test"], "trained_on": 3, "epoch": 2, "recall": {"cat": 0.5}, "images": images}
+    run.update("results.json", test=result)
+    assert split_metrics(result) == {"acc1": 0.75, "trained_on": 3}
+    assert {"test.acc1": 0.75, "test.trained_on": 3}.items() <= list_runs(["runs/a"])[0][0].items()
+    numbers = about(run)["numbers"]
+    assert {k: v for k, v in numbers.items() if k != "test.checkpoint"} == {
+        "test.acc1": 0.75,
+        "test.trained_on": 3,
+        "test.n": 360.0,
+        "test.epoch": 2,
+    }
+    assert _measured(run, result["sha256"]) == {"test": {"acc1": 0.75, "trained_on": 3, "n": 360.0}}

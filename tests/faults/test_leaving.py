@@ -16,7 +16,7 @@ if "LOCAL_RANK" in os.environ:
     open("started", "w").close()
     time.sleep({late})
 import vitlab.jobs.train.fit
-training = sys.modules["vitlab.jobs.train.fit"]
+training = sys.modules["vitlab.jobs.train.start"]
 from vitlab.cli.main import main
 
 close = training.close_log

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vitlab.cli.main import main
-from vitlab.jobs.train.close import save_weights
+from vitlab.jobs.checkpoint import save_weights
 from vitlab.models.weights_file import read_weights
 from vitlab.runs.format import FORMAT, check_resumable, format_of
 

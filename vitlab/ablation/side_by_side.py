@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vitlab.ablation.file import spec
 from vitlab.errors import UsageError
@@ -15,16 +16,33 @@ CAUTION = "Arms of different ablations are not tested against each other: images
 
 def list_ablations() -> str:
     """Return a line for each ablation in ``runs/ablations``: arms, finished cells, registration, report."""
-    rows = [["ablation", "arms", "cells done", "last cell", "registered", "report"]]
+    rows = ablation_rows()
+    words = [[_word(value) for value in row.values()] for row in rows]
+    return columns([["ablation", "arms", "cells done", "last cell", "registered", "report"], *words], right=[1, 2])
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)
+
+
+def ablation_rows() -> list[dict[str, Any]]:
+    """Return what :func:`list_ablations` shows, with numbers in full.
+
+    Raises:
+        UsageError: There is no ablation.
+    """
+    rows = []
     for folder in sorted((RUNS / "ablations").glob("*/")):
         done = sorted(folder.glob("*/s*-*/done.json"))
-        arms = {path.parent.parent.name for path in done}
-        ended = max((str(_read(path).get("ended", "")) for path in done), default="-")
-        marks = ["yes" if (folder / name).is_file() else "no" for name in ("registered.json", "report/report.md")]
-        rows.append([folder.name, str(len(arms)), str(len(done)), ended, *marks])
-    if len(rows) == 1:
+        row: dict[str, Any] = {"ablation": folder.name, "arms": len({path.parent.parent.name for path in done})}
+        row |= {"cells": len(done), "ended": max((str(_read(path).get("ended", "")) for path in done), default=None)}
+        marks = {"registered": "registered.json", "report": "report/report.md"}
+        rows.append({**row, **{name: (folder / file).is_file() for name, file in marks.items()}})
+    if not rows:
         raise UsageError(f"there is no ablation in {RUNS / 'ablations'}; start one with `vitlab ablate run FILE`")
-    return columns(rows, right=[1, 2])
+    return rows
 
 
 def compare_ablations(names: Sequence[str]) -> str:

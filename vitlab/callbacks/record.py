@@ -18,8 +18,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from torch import Tensor
 
 from vitlab.callbacks.ending import broken_off, ending_of
-from vitlab.callbacks.speed import Speed
-from vitlab.callbacks.steps import Steps, logged
+from vitlab.callbacks.steps import Speed, Steps, logged
 from vitlab.errors import Stopped
 from vitlab.lightning_overhead import Unprofiled, search_no_driver
 from vitlab.runs.directory import RunDir

@@ -3,12 +3,13 @@
 import argparse
 import sys
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
-from vitlab.ablation.side_by_side import compare_ablations, list_ablations
+from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, list_ablations
 from vitlab.api import ablate
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, printable
+from vitlab.tables import formatted
 
 if TYPE_CHECKING:
     from vitlab.api import Lab
@@ -25,6 +26,7 @@ WORDS = {
     "compare": "print arms and claims of several ablations side by side, from their reports",
 }
 STARTS = ("plan", "run")  # subcommands that start programs
+TABLES = ("status", "report", "list")  # subcommands that show a table
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
   vitlab ablate run experiments/position_embeddings/probe.yaml --workers 2
@@ -35,8 +37,11 @@ EPILOG = """examples:
 def main(argv: list[str]) -> int:
     """Run ``vitlab ablate`` and return its exit code."""
     options = _parser().parse_args(argv)
-    if options.word in ("list", "compare"):
-        _say(list_ablations() if options.word == "list" else compare_ablations(options.files))
+    if options.word == "list":
+        _print(ablation_rows(), options.form) if options.form else _say(list_ablations())
+        return 0
+    if options.word == "compare":
+        _say(compare_ablations(options.files))
         return 0
     source = getattr(options, "evidence", None) or options.file
     if not source:
@@ -60,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(
                 "files", metavar="ABLATION", nargs="+", help="a file, a name, or a folder with summary.csv"
             )
+        if word in TABLES:
+            add_formats(sub)
         if word in ("list", "compare"):
             continue
         text = "the YAML file of the ablation" + ("" if word in STARTS else ", or a folder of `vitlab ablate export`")
@@ -95,6 +102,10 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
+def _print(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
+    sys.stdout.write(formatted(rows, form))
+
+
 def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
     _say(str(plan))
@@ -117,12 +128,17 @@ def _run(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _status(lab: "Lab", options: argparse.Namespace) -> int:
-    _say(str(lab.status()))
+    status = lab.status()
+    _print(status.rows, options.form) if options.form else _say(str(status))
     return 0
 
 
 def _report(lab: "Lab", options: argparse.Namespace) -> int:
     report = lab.report(options.output, options.accept_stale)
+    if options.form:
+        rows = [{str(name): value for name, value in row.items()} for row in report.summary.to_dict("records")]
+        _print(rows, options.form)
+        return 0
     for line in (*report.files, *filter(None, [report.sent])):
         _say(str(line))
     return 0

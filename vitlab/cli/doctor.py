@@ -36,7 +36,7 @@ ALL_REDUCE = "from vitlab.cli.doctor import all_reduce; all_reduce()"
 LEAST_DISK = 2  # GB
 
 
-class Finding(NamedTuple):
+class Checked(NamedTuple):
     """The result of one check.
 
     Args:
@@ -69,32 +69,32 @@ def main(argv: list[str]) -> int:
     return 1 if wrong else 0
 
 
-def _findings(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _findings(check: Callable[[], Iterator[Checked]]) -> Iterator[Checked]:
     try:
         yield from check()
     except Exception as error:  # a package that is missing or broken must not hide what the other checks find
-        yield Finding("wrong", check.__name__, f"the check failed: {type(error).__name__}: {_line(error)}")
+        yield Checked("wrong", check.__name__, f"the check failed: {type(error).__name__}: {_line(error)}")
 
 
-def versions() -> Iterator[Finding]:
+def versions() -> Iterator[Checked]:
     """Compare installed versions with those known to be bad, without importing anything."""
     python = platform.python_version()
     old = sys.version_info < (3, 11)
-    yield Finding("wrong" if old else "ok", "python", f"{python}; vitlab needs 3.11 or newer" if old else python)
+    yield Checked("wrong" if old else "ok", "python", f"{python}; vitlab needs 3.11 or newer" if old else python)
     for title, names in (("packages", PACKAGES), ("", MORE)):
         good = []
         for name in names:
             try:
                 version = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
-                yield Finding("wrong", name, "is missing; run `make setup` or `pip install -c constraints.txt -e .`")
+                yield Checked("wrong", name, "is missing; run `make setup` or `pip install -c constraints.txt -e .`")
                 continue
             reasons = [why for rule, why in KNOWN_BAD.get(name, []) if _matches(version, rule)]
             if reasons:
-                yield Finding("wrong", name, f"{version}: {reasons[0]}")
+                yield Checked("wrong", name, f"{version}: {reasons[0]}")
             else:
                 good.append(f"{name} {version}")
-        yield Finding("ok", title, ", ".join(good))
+        yield Checked("ok", title, ", ".join(good))
 
 
 def _matches(version: str, rule: str) -> bool:
@@ -110,43 +110,43 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple((*numbers, 0, 0, 0)[:3])
 
 
-def torchvision_build() -> Iterator[Finding]:
+def torchvision_build() -> Iterator[Checked]:
     """Import torchvision, which is compiled for one version of torch."""
     try:
         import torch
         import torchvision
     except Exception as error:  # a wrong pair fails in many ways: ImportError, RuntimeError, OSError
         text = f"torchvision does not import: {_line(error)}; install the versions in constraints.txt"
-        yield Finding("wrong", "torchvision", text)
+        yield Checked("wrong", "torchvision", text)
         return
     (major, t, _), (_, v, _) = _numbers(torch.__version__), _numbers(torchvision.__version__)
     text = f"torch {torch.__version__} with torchvision {torchvision.__version__}"
     if major == 2 and v != t + 15:  # 0.25 goes with 2.10, and so on
-        yield Finding("wrong", "torchvision", f"{text}: this torch needs torchvision 0.{t + 15}")
+        yield Checked("wrong", "torchvision", f"{text}: this torch needs torchvision 0.{t + 15}")
     else:
-        yield Finding("ok", "torchvision", text)
+        yield Checked("ok", "torchvision", text)
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[Checked]:
     """List the devices that torch can use."""
     import torch
 
-    yield Finding("ok", "cpu", f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads")
+    yield Checked("ok", "cpu", f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads")
     for i in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(i)
         kind = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no bf16: use 32-true"
-        yield Finding("ok", f"gpu {i}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}")
+        yield Checked("ok", f"gpu {i}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB, {kind}")
     if torch.backends.mps.is_available():
-        yield Finding("ok", "gpu", "Apple MPS")
+        yield Checked("ok", "gpu", "Apple MPS")
     elif not torch.cuda.is_available():
         if shutil.which("nvidia-smi"):
             text = "there is a driver, but torch sees no GPU: is torch a CPU build, or the driver too old?"
-            yield Finding("wrong", "gpu", f"{text} (torch {torch.__version__}, built for CUDA {torch.version.cuda})")
+            yield Checked("wrong", "gpu", f"{text} (torch {torch.__version__}, built for CUDA {torch.version.cuda})")
         else:
-            yield Finding("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
+            yield Checked("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
 
 
-def processes(seconds: float = 60.0) -> Iterator[Finding]:
+def processes(seconds: float = 60.0) -> Iterator[Checked]:
     """Run an all-reduce over two processes, as training on two devices does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
@@ -159,7 +159,7 @@ def processes(seconds: float = 60.0) -> Iterator[Finding]:
             outputs = [process.communicate(timeout=seconds)[0].decode().strip() for process in started]
         except subprocess.TimeoutExpired:
             text = f"two processes could not connect within {seconds:g} s: a firewall? try GLOO_SOCKET_IFNAME=lo"
-            yield Finding("wrong", "gloo", text)
+            yield Checked("wrong", "gloo", text)
             return
         finally:
             for process in started:
@@ -167,9 +167,9 @@ def processes(seconds: float = 60.0) -> Iterator[Finding]:
                 process.communicate()
     ends = [output.splitlines()[-1:] for output in outputs]  # torch 2.10 says more before
     if any(process.returncode for process in started) or ends != [["3.0"], ["3.0"]]:
-        yield Finding("wrong", "gloo", f"an all-reduce over two processes failed: {ends[0]}")
+        yield Checked("wrong", "gloo", f"an all-reduce over two processes failed: {ends[0]}")
     else:
-        yield Finding("ok", "gloo", "an all-reduce over two processes works")
+        yield Checked("ok", "gloo", "an all-reduce over two processes works")
 
 
 def all_reduce() -> None:
@@ -185,29 +185,29 @@ def all_reduce() -> None:
     dist.destroy_process_group()
 
 
-def loading() -> Iterator[Finding]:
+def loading() -> Iterator[Checked]:
     """Report the setting that lets checkpoints run code."""
     if os.environ.get(FORCED):
         text = f"{FORCED}={os.environ[FORCED]}: checkpoints could run code; unset it"
-        yield Finding("wrong", "checkpoints", text)
+        yield Checked("wrong", "checkpoints", text)
     else:
-        yield Finding("ok", "checkpoints", "are read without running code")
+        yield Checked("ok", "checkpoints", "are read without running code")
 
 
-def wandb_mode() -> Iterator[Finding]:
+def wandb_mode() -> Iterator[Checked]:
     """Report where metrics go besides metrics.jsonl."""
     from vitlab.jobs.train.wandb import has_key
 
     mode = os.environ.get("WANDB_MODE")
     if mode:
-        yield Finding("ok", "W&B", f"{mode}, by WANDB_MODE")
+        yield Checked("ok", "W&B", f"{mode}, by WANDB_MODE")
     elif has_key():
-        yield Finding("ok", "W&B", "online: an API key is stored")
+        yield Checked("ok", "W&B", "online: an API key is stored")
     else:
-        yield Finding("note", "W&B", "offline: no API key; log in with `wandb login`")
+        yield Checked("note", "W&B", "offline: no API key; log in with `wandb login`")
 
 
-def disk() -> Iterator[Finding]:
+def disk() -> Iterator[Checked]:
     """Write where runs go; report the free space there and in shared memory."""
     place = RUNS if RUNS.is_dir() else Path()
     try:
@@ -216,23 +216,23 @@ def disk() -> Iterator[Finding]:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        yield Finding("wrong", "disk", f"cannot write into {place.resolve()}: {_line(error)}")
+        yield Checked("wrong", "disk", f"cannot write into {place.resolve()}: {_line(error)}")
         return
     free = shutil.disk_usage(place).free / 1e9
     text = f"{free:,.1f} GB free in {place.resolve()}"
     low = f"{text}: a checkpoint of ViT-S/16 takes 0.3 GB, and a run writes three at a time"
-    yield Finding("wrong", "disk", low) if free < LEAST_DISK else Finding("ok", "disk", text)
+    yield Checked("wrong", "disk", low) if free < LEAST_DISK else Checked("ok", "disk", text)
     shared = Path("/dev/shm")  # Linux: loader processes pass their batches through it
     if shared.is_dir() and (left := shutil.disk_usage(shared).free / 1e9) < 1:
         text = f"{left:.2f} GB free in {shared}: loader processes may crash (in a container: --shm-size=8g)"
-        yield Finding("note", "shared memory", text)
+        yield Checked("note", "shared memory", text)
 
 
 def _line(error: BaseException) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[Checked]], ...] = (
     versions,
     torchvision_build,
     devices,

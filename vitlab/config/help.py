@@ -31,8 +31,13 @@ TRAINER = {
     "logger": "a logger's class_path, or false",
     "callbacks": "class_paths of additional callbacks",
 }
-
-
+_SELDOM = (  # set seldom, and named without a word about them; --model.help=Classifier explains them
+    "model: lr_batch min_lr warmup_lr cooldown_epochs norm_eps reg_tokens pre_norm fc_norm head_hidden init_std",
+    "model: layer_scale drop_path_subset",
+    "data: max_unreadable class_map img_size_schedule repeats random_erasing crop_pct mean std value_range max_pixels",
+    "data: split_seed fold split_file",
+)
+SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
 _WIDTH = 33  # columns of the flags
 
 
@@ -52,9 +57,14 @@ def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: 
             [f"--trainer.{name}", text + _range(f"trainer.{name}", " ({})")] for name, text in TRAINER.items()
         ],
         "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)"]],
-        **flags()["help"],
     }
     parts = [[*_wrapped(title), *(_line(*row) for row in rows)] for title, rows in sections.items()]
+    for title, rows in flags()["help"].items():
+        often = [row for row in rows if row[0][2:] not in SELDOM]
+        seldom = ", ".join(row[0] for row in rows if row[0][2:] in SELDOM)
+        group, _, cls = title.partition(" ")[0].partition("=")
+        parts.append([*_wrapped(title), *(_line(*row) for row in often)])
+        parts[-1] += _wrapped(f"  and, explained by {group}.help={cls}: {seldom}")
     text = "\n\n".join("\n".join(lines) for lines in parts)
     sys.stdout.write(f"{text}\n\n{examples}")
     return 0

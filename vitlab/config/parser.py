@@ -167,11 +167,14 @@ class VitlabCLI(LightningCLI):
         config |= launched_devices(config.get("devices", "auto"), config.get("num_nodes", 1))
         return self._instantiate_trainer(config, self.added_callbacks)
 
+    def given_settings(self) -> list[tuple[str, Any]]:
+        """Return the dotted keys and values that config files and then arguments set, in their order."""
+        files = [pair for content in self.contents for pair in flatten_as_typed(content).items()]
+        return files + settings(self.arguments)
+
     def given_links(self) -> dict[str, Any]:
         """Return the linked values that config files or arguments set; vitlab's data sets provide them themselves."""
-        given = [pair for content in self.contents for pair in flatten_as_typed(content).items()] + settings(
-            self.arguments
-        )
+        given = self.given_settings()
         pairs = [(key.removeprefix("model.").removeprefix("init_args."), v) for key, v in given if "model." in key]
         return {name: value for name, value in pairs if name in LINKS}
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitlab.config.keys import flatten
+from vitlab.config.keys import differing_keys, flatten
 from vitlab.errors import UsageError, megabytes
 from vitlab.jobs.listing import Row, config_of_run, parsed_yaml, status_of_run
-from vitlab.jobs.results import command_of
+from vitlab.jobs.results import command_of, split_metrics
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 
@@ -54,17 +54,12 @@ def _numbers(run: RunDir) -> Row:
             assert isinstance(result, dict)
             now = run.standing(split, result)
             if not now.is_stale:
-                found |= {
-                    f"{split}.{name}": value for name, value in flatten(result).items() if _is_metric(name, value)
-                }
+                facts = {name: result[name] for name in ("n", "epoch") if name in result}
+                found |= {f"{split}.{name}": value for name, value in {**split_metrics(result), **facts}.items()}
                 found[f"{split}.checkpoint"] = result.get("checkpoint")
             if now.text and now.kind != "gone":
                 found[f"{split}.note"] = now.text
     return found
-
-
-def _is_metric(name: str, value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not name.startswith("recall.")
 
 
 def _files(run: RunDir) -> Row:
@@ -96,12 +91,17 @@ def differences_of(a: RunDir, b: RunDir) -> list[Row]:
     left, right = about(a), about(b)
     rows = []
     for part in PARTS:
-        keys = [key for key in dict.fromkeys([*left[part], *right[part]]) if key not in _CHANCE and part != "files"]
-        for key in keys:
+        for key in _differing(part, left[part], right[part]):
             pair = left[part].get(key), right[part].get(key)
-            if pair[0] != pair[1] and not (part == "config" and key.startswith("trainer.logger.")):
-                rows.append({"part": part, "key": key, "a": pair[0], "b": pair[1], **_difference(part, *pair)})
+            rows.append({"part": part, "key": key, "a": pair[0], "b": pair[1], **_difference(part, *pair)})
     return rows
+
+
+def _differing(part: str, a: Row, b: Row) -> list[str]:
+    if part == "config":
+        return differing_keys([a, b])
+    keys = dict.fromkeys([*a, *b]) if part != "files" else ()
+    return [key for key in keys if key not in _CHANCE and a.get(key) != b.get(key)]
 
 
 def _difference(part: str, a: Any, b: Any) -> Mapping[str, float]:

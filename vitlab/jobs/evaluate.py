@@ -9,17 +9,17 @@ from typing import Any, Literal
 import pandas as pd
 import yaml
 
-from vitlab.analysis.outcomes.classes import by_class, confusion, over_classes
 from vitlab.callbacks.console import EvaluationConsole
 from vitlab.callbacks.predictions import Predictions
+from vitlab.class_metrics import by_class, confusion, over_classes
 from vitlab.config.images import escaped
 from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import UsageError, what_failed
+from vitlab.jobs.checkpoint import checkpoint_facts, misfit
 from vitlab.jobs.rebuild import evaluation_args
-from vitlab.jobs.restore import misfit
-from vitlab.jobs.train.close import checkpoint_facts, protocol_of
+from vitlab.jobs.train.close import protocol_of
 from vitlab.jobs.train.facts import check_grid, has_grid
 from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights

@@ -1,7 +1,6 @@
 """Write the network of a run as a file that other programs load."""
 
 import importlib.util
-import json
 import os
 import tempfile
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ from vitlab.errors import RunFailed, UsageError, what_failed
 from vitlab.interface import PAGE, image_fact, path_of, recipe
 from vitlab.jobs.formats import FORMATS, OF_ANY, Plain, largest_difference, network_arguments
 from vitlab.jobs.restore import network_of, restore
+from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
-from vitlab.runs.directory import RunDir
+from vitlab.runs.directory import RunDir, as_umask, write_json
 from vitlab.runs.manifest import file_digest
+from vitlab.runs.standing import checksum
 from vitlab.tasks import Regressor
 from vitlab.tokenizers.splits import pair
 
@@ -99,11 +100,10 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
     facts = {"format": to, **_facts(run, checkpoint, cli, net), "network": network, **hints}
-    beside.write_text(json.dumps(facts, indent=1) + "\n")
+    write_json(beside, facts)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    mode = beside.stat().st_mode
     for file in sorted(folder.iterdir()):
-        file.chmod(mode)  # safetensors writes files that only the owner can read
+        as_umask(file)
         os.replace(file, output.parent / file.name)
     return Exported(output, megabytes, hints, difference)
 
@@ -112,7 +112,7 @@ def _measured(run: RunDir, digest: str) -> dict[str, dict[str, float]]:
     """Return the metrics by split that were measured with the exported weights, under the run's own conditions."""
     found: dict[str, Any] = dict(run.stored)
     mine = {s: one for s in ("val", "test") if (one := found.get(s)) and one.get("sha256") == digest}
-    return {s: {k: v for k, v in one.items() if isinstance(v, float) and k != "epoch"} for s, one in mine.items()}
+    return {s: {**split_metrics(one), **({"n": one["n"]} if "n" in one else {})} for s, one in mine.items()}
 
 
 def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
@@ -134,7 +134,7 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
 def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data: Any = cli.datamodule
-    digest = file_digest(checkpoint)
+    digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
     if isinstance(data, ImageData):
         how = {"values": "(x - mean) / std of x in [0, 1]", **data.preparation()}
     else:

@@ -19,9 +19,10 @@ from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.interface import image_fact, network, path_of
+from vitlab.jobs.checkpoint import load_checkpoint, misfit
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
-from vitlab.jobs.restore import load_checkpoint, misfit, restore
+from vitlab.jobs.restore import restore
 from vitlab.jobs.terminal import say
 from vitlab.jobs.train.facts import has_grid
 from vitlab.models.create import NoCounterpart, create_model

@@ -3,7 +3,8 @@
 import fnmatch
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import yaml
 from vitlab.config.explain import parse_yaml
 from vitlab.config.keys import dotted, flatten_with_classes, key_as_typed, key_of
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.jobs.results import split_metrics
 from vitlab.runs import lock
 from vitlab.runs.directory import LOCK, RUNS, RunDir, find_directory
 from vitlab.shipped import as_typed
@@ -19,8 +21,8 @@ from vitlab.shipped import as_typed
 Row = dict[str, Any]  # facts of a run by name: of its record, of its results (`test.acc1`), of its configuration
 RECORD = ("started", "ended", "seed", "host", "commit", "recipe", "attempts", "steps", "init_from", "error")
 NETWORK = ("parameters", "macs", "tokens")
-_NO_METRICS = ("n", "epoch")  # numbers in a result
 _OPERATORS = re.compile(r"([\w./@-]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+_PARTS = re.compile(r"^(?=[A-Za-z_][\w.]*:)", re.MULTILINE)  # where a part of a configuration begins
 _FLOW = 500  # brackets of a configuration that is parsed by the fast parser
 
 
@@ -194,7 +196,8 @@ def run_facts(run: RunDir, asked: Sequence[str] = ()) -> Row:
         any(name not in row and name.partition(".")[0] not in ("val", "test") for name in asked)
         and run.config.is_file()
     ):
-        row |= {name: value for name, value in config_of_run(run).items() if name in asked}
+        parts = {name.partition(".")[0] for name in asked}
+        row |= {name: value for name, value in config_of_run(run, parts).items() if name in asked}
     return row
 
 
@@ -209,29 +212,41 @@ def results_of(run: RunDir) -> Row:
             continue
         now = run.standing(split, result, read=False)
         row[split] = now.kind
-        row |= {
-            f"{split}.{name}": None if now.is_stale else value
-            for name, value in result.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NO_METRICS
-        }
+        row |= {f"{split}.{name}": None if now.is_stale else value for name, value in split_metrics(result).items()}
     return row
 
 
-def config_of_run(run: RunDir) -> Row:
-    """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on."""
-    return flatten_with_classes(parsed_yaml(run.config))
+def config_of_run(run: RunDir, parts: Collection[str] | None = None) -> Row:
+    """Return the configuration of a run: dotted keys as typed, and values; a class is ``model``, ``data`` and so on.
+
+    With ``parts``, only these of it, such as ``model``, and the others are not parsed.
+    """
+    return flatten_with_classes(parsed_yaml(run.config, parts))
 
 
-def parsed_yaml(path: Path) -> dict[str, Any]:
-    """Return the content of a YAML file; the fast parser reads what cannot multiply."""
+def parsed_yaml(path: Path, parts: Collection[str] | None = None) -> dict[str, Any]:
+    """Return the content of a YAML file, or some parts of it; the fast parser reads what cannot multiply.
+
+    Runs share most of their parts, and each text is parsed once.
+    """
     text = path.read_text()
     if "&" in text or text.count("[") + text.count("{") > _FLOW or not yaml.__with_libyaml__:
         content = parse_yaml(text, str(path))
-    else:
-        content = yaml.load(text, Loader=yaml.CSafeLoader)  # safe, and ten times as fast
-    if not isinstance(content, dict):
-        raise UsageError(f"{path} is damaged: it must contain keys and values")
-    return content
+        if not isinstance(content, dict):
+            raise UsageError(f"{path} is damaged: it must contain keys and values")
+        return content
+    found: dict[str, Any] = {}
+    for part in _PARTS.split(text):
+        if part and (parts is None or part.partition(":")[0] in parts):
+            if not isinstance(content := _parsed_once(part), dict):
+                raise UsageError(f"{path} is damaged: it must contain keys and values")
+            found |= content
+    return found
+
+
+@lru_cache(4096)
+def _parsed_once(text: str) -> Any:
+    return yaml.load(text, Loader=yaml.CSafeLoader)  # safe, and ten times as fast
 
 
 def _changes(settings: Mapping[str, Any]) -> list[str]:

@@ -221,7 +221,7 @@ class _Pictures(L.LightningDataModule):
         numbers = range(min(rank, len(self.files) - 1), len(self.files), world)
         workers = min(getattr(self.data, "num_workers", 0), os.cpu_count() or 1) if len(numbers) > _FEW else 0
         return DataLoader(
-            _Samples(self.files, numbers, self.data),
+            _Files(self.files, numbers, self.data),
             batch_size=max(1, getattr(self.data, "batch_size", 64) // world),
             num_workers=workers,
             collate_fn=partial(_stack, self.data.pipeline.joined if isinstance(self.data, ImageData) else _stacked),
@@ -229,7 +229,7 @@ class _Pictures(L.LightningDataModule):
         )
 
 
-class _Samples(Dataset[_Sample]):
+class _Files(Dataset[_Sample]):
     def __init__(self, files: list[str], numbers: range, data: Any) -> None:
         self.files, self.numbers, self.data = files, numbers, data
 

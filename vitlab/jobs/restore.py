@@ -4,7 +4,6 @@ import importlib
 import inspect
 import shutil
 import tempfile
-import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,14 +18,12 @@ from vitlab.config.trust import check_import
 from vitlab.data.base import ImageData
 from vitlab.data.photos import Photos
 from vitlab.data.record import TRAINED_ON
-from vitlab.errors import UsageError
-from vitlab.interface import answering, network
+from vitlab.interface import answering
+from vitlab.jobs.checkpoint import load_checkpoint
 from vitlab.jobs.rebuild import evaluation_args, former_ways
-from vitlab.jobs.train.facts import has_grid
-from vitlab.models.weights_file import check_readable, read_weights
+from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import check_whole
-from vitlab.runs.shards import read_checkpoint
 from vitlab.shipped import find_file
 from vitlab.tasks import Regressor
 from vitlab.tasks.base import Task
@@ -71,29 +68,6 @@ def restore(
         load_checkpoint(cli.model, checkpoint)
     cli.model.eval()
     return cli
-
-
-def load_checkpoint(task: Any, checkpoint: Path) -> None:
-    """Load the weights of a checkpoint into a module."""
-    try:
-        if has_grid(task) or checkpoint.suffix == ".safetensors":
-            network(task).load_state_dict(read_weights(checkpoint).state_dict)
-        else:  # a module of the user's may have weights outside of its network
-            check_readable(checkpoint)
-            content = read_checkpoint(checkpoint, map_location="cpu")
-            task.load_state_dict(content["state_dict"])
-    except RuntimeError as error:
-        raise misfit(checkpoint, error) from error
-
-
-def misfit(checkpoint: Path | None, error: RuntimeError) -> UsageError:
-    """Return the message for weights that do not fit the network; re-raise other errors."""
-    if "loading state_dict" not in str(error):
-        raise error
-    differences = textwrap.shorten(str(error).partition("\n")[2], 400, placeholder=" ...")
-    return UsageError(
-        f"{checkpoint or 'the given object'} does not fit the network of the configuration: {differences}"
-    )
 
 
 def _without_files(run: RunDir, facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import yaml
 
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import calibration_error, reliability
-from vitlab.analysis.outcomes.classes import confusion
+from vitlab.class_metrics import confusion
 from vitlab.config.keys import dotted
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir

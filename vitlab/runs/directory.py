@@ -177,7 +177,7 @@ class RunDir:
 
     def write(self, file: str, content: Any) -> None:
         """Write a JSON file atomically, so that no reader and no crash sees half of it."""
-        self.write_text(file, json.dumps(content, indent=1, default=str) + "\n")
+        write_json(self.path / file, content, self.fence)
 
     def write_text(self, file: str, text: str) -> None:
         """Write a text file atomically, if this process may write."""
@@ -257,6 +257,11 @@ def write_text(path: Path, text: str, sync: bool = False, fence: Fence | None = 
         if sync:
             file.flush()
             os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Any, fence: Fence | None = None) -> None:
+    """Write a JSON file atomically, also across a power failure; a reader sees all of it or nothing."""
+    write_text(path, json.dumps(content, indent=1, default=str) + "\n", sync=True, fence=fence)
 
 
 def find_run(text: str) -> tuple[RunDir, Path]:

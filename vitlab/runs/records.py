@@ -3,6 +3,7 @@
 import json
 import types
 import typing
+from functools import cache
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -176,7 +177,7 @@ def read_record(path: Path, kind: type) -> Any:
     """
     try:
         content = read_json(path)
-        for name, expected in typing.get_type_hints(kind).items() if content else ():
+        for name, expected in _hints(kind).items() if content else ():
             if name in content and not _is(content[name], expected):
                 raise UsageError(f"{path} is damaged: `{name}` must not be {type(content[name]).__name__}")
             if name in kind.__required_keys__ - content.keys():  # type: ignore[attr-defined]
@@ -186,7 +187,12 @@ def read_record(path: Path, kind: type) -> Any:
     return content
 
 
+_hints = cache(typing.get_type_hints)  # hundreds of runs are listed at once
+
+
 def _is(value: Any, expected: Any) -> bool:
+    if type(expected) is type:  # not a generic alias, nor a record
+        return isinstance(value, (int, float) if expected is float else expected)
     origin, parts = typing.get_origin(expected), typing.get_args(expected)
     if expected is Any:
         return True
@@ -197,9 +203,7 @@ def _is(value: Any, expected: Any) -> bool:
     if origin is dict:
         return isinstance(value, dict) and all(_is(part, parts[1]) for part in value.values())
     if typing.is_typeddict(expected):
-        hints = typing.get_type_hints(expected)
+        hints = _hints(expected)
         whole = isinstance(value, dict) and expected.__required_keys__ <= value.keys()
         return whole and all(_is(value[name], hints[name]) for name in hints if name in value)
-    if expected is float:
-        return isinstance(value, int | float)
     return isinstance(value, expected)

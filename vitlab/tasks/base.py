@@ -1,41 +1,30 @@
 """The base of all tasks: network, optimizer, schedule, and the sums behind its metrics."""
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Unpack, cast
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, Unpack
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torchmetrics import MetricCollection
 
 from vitlab.class_paths import ClassSpec
-from vitlab.interface import LINKED, Weighted, image_fact, trained
+from vitlab.interface import Weighted
 from vitlab.layers.compiled import CompileMode, compile_parts
 from vitlab.lightning_overhead import FastHookName, with_cached_signature
 from vitlab.models.arguments import NetworkArgs
 from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
-from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName
 from vitlab.packed_batch import Packed
-from vitlab.tasks.draws import seed_step
 from vitlab.tasks.meter import Meter, add_metrics
-from vitlab.tasks.optimizer import (
-    SchedulerSpec,
-    build_optimizer,
-    build_scheduler,
-    check_recipe,
-    freeze_parts,
-    schedule,
-    step_plateaus,
-    step_scheduler,
-)
+from vitlab.tasks.optimizer import Optimized, SchedulerSpec, check_recipe, freeze_parts, step_plateaus
+from vitlab.tasks.sizes import SizedByData
 
 
-class Task(Named, FastHookName, L.LightningModule):
+class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
     """Train a Vision Transformer, by default with AdamW, linear warm-up and a cosine schedule, both by step.
 
     Args:
@@ -65,7 +54,6 @@ class Task(Named, FastHookName, L.LightningModule):
     """
 
     _built_from = (VisionTransformer,)
-    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
     old_names = OLD
     kind = "number"  # kind of targets: numbers (number), classes (class) or several labels (multilabel)
     monitor: tuple[Literal["min", "max"], str]  # what the best epoch minimizes or maximizes
@@ -102,41 +90,8 @@ class Task(Named, FastHookName, L.LightningModule):
         self.val_meter, self.test_meter = Meter(all_metrics), Meter(all_metrics)
         check_recipe(self)  # refuse a wrong recipe now, not at the first step
         self.train_sums: dict[str, Tensor | int] = {}
-        self.grad_norm: Tensor | None = None  # of the last step if gradients are clipped; on the device
+        self.grad_norm = None
         self._stream_seed = 0
-
-    def on_built(self) -> None:
-        """Remember the initial weights, so that it can be told whether somebody has changed them."""
-        self._built = self._weights_seen()
-
-    def is_as_built(self) -> bool:
-        """Return whether all weights are still the initial ones."""
-        return self._built == self._weights_seen()
-
-    def _weights_seen(self) -> list[tuple[int, bool, int]]:
-        return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in self.parameters()]
-
-    def take_sizes(self, data: Any) -> None:
-        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
-
-        Raises:
-            ValueError: The network was built for other sizes, and its weights have been changed since.
-        """
-        taken, (args, given) = inspect.signature(type(self)).parameters, self._given
-        known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
-        news = {k: v for k, v in known.items() if v is not None and v not in (now := self.hparams.get(k), [now, now])}
-        targets = news.pop("targets", None) or {}
-        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind == "number")
-        if not news and not (is_other and self.is_as_built()):
-            return
-        if not self.is_as_built():
-            wanted = ", ".join(f"{name}={value!r}" for name, value in news.items())
-            raise ValueError(
-                f"{type(self).__name__} was built for other images than {type(data).__name__} has, and its weights "
-                f"have been changed since: build it with {wanted}"
-            )
-        twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
-        vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
 
     def forward(self, images: Tensor) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
@@ -233,55 +188,6 @@ class Task(Named, FastHookName, L.LightningModule):
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> Tensor:
         return self(batch if isinstance(batch, Tensor) else batch[0])
 
-    def configure_optimizers(self) -> Any:
-        factor = self.batch_factor(self._global_batch())
-        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
-        slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
-        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        step_scheduler(scheduler, self.current_epoch, self.global_step)
-
-    def sum_of_learning_rates(self) -> float | None:
-        """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown."""
-        if not (factor := self._schedule()):
-            return None
-        peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
-        return peak * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
-
-    def _schedule(self) -> Callable[[float], float] | None:
-        return schedule(self.hparams, float(self.trainer.estimated_stepping_batches), self.trainer.max_epochs or 0)
-
-    def _global_batch(self) -> int:
-        data: Any = getattr(self.trainer, "datamodule", None)
-        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
-
-    def batch_factor(self, batch: int) -> float:
-        """Return the factor on the learning rate for a global batch of ``batch`` images."""
-        return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
-        if gradient_clip_val is not None:
-            self.grad_norm = _full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
-        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
-            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
-
-    def gradient_norm(self) -> Tensor:
-        """Return the norm of all gradients together."""
-        return _full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
-
-    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
-        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
-        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
-        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
-
     def _evaluate(self, batch: tuple[Tensor, Tensor], meter: Meter) -> Tensor:
         outputs, targets = self.net(batch[0]), self.as_targets(batch[1])
         loss, outputs = self.eval_loss(outputs, targets), self.in_units(outputs)
@@ -289,5 +195,10 @@ class Task(Named, FastHookName, L.LightningModule):
         return outputs
 
 
-def _full_tensor(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
+def seed_step(seed: int, epoch: int, batch: int, rank: int, device: torch.device) -> None:
+    """Make dropout and drop path depend only on (seed, epoch, batch, rank), so that a resumed run draws the same."""
+    key = f"{seed}:{epoch}:{batch}:{rank}".encode()
+    step_seed = int.from_bytes(hashlib.blake2b(key, digest_size=7).digest())
+    torch.default_generator.manual_seed(step_seed)  # without a GPU, torch.manual_seed queues a call at every step
+    if device.type == "cuda":
+        torch.cuda.manual_seed(step_seed)

@@ -1,18 +1,21 @@
-"""Build optimizers and schedulers from a name, a class of torch or timm, or a class path."""
+"""How a task changes weights: optimizers and schedules from a name, a class of torch or timm, or a class path."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from vitlab.class_paths import ClassSpec, build, find_class, name_and_args
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import better, is_loadable
+from vitlab.interface import better, is_loadable, trained
+from vitlab.optim import param_groups, slow_earlier_blocks
 from vitlab.optim.schedule import ScheduleName, warmed_up
 from vitlab.ranges import check_ranges
 
@@ -208,3 +211,68 @@ def check_recipe(task: Any) -> None:
     check_ranges("model", task.hparams)
     check_optimizer(task.hparams["opt"], task.optimizer_groups())
     check_schedule(task)
+
+
+if TYPE_CHECKING:  # a half of a task is none by itself
+    _OfTask = L.LightningModule
+else:
+    _OfTask = object
+
+
+class Optimized(_OfTask):
+    """The half of a task that changes weights, as its hyper-parameters say: groups, optimizer, schedule, clipping."""
+
+    grad_norm: Tensor | None  # of the last step if gradients are clipped; on the device
+
+    def configure_optimizers(self) -> Any:
+        factor = self.batch_factor(self._global_batch())
+        optimizer = build_optimizer(self.hparams["opt"], self.optimizer_groups(factor), trained(self))
+        slow_earlier_blocks(optimizer, trained(self), self.hparams["layer_decay"])
+        scheduler = build_scheduler(self, optimizer, self.trainer.estimated_stepping_batches, self._schedule())
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        step_scheduler(scheduler, self.current_epoch, self.global_step)
+
+    def sum_of_learning_rates(self) -> float | None:
+        """Return the sum of the learning rates of all steps, about how far Adam can move a weight; None if unknown."""
+        if not (factor := self._schedule()):
+            return None
+        peak = self.hparams["lr"] * self.batch_factor(self._global_batch())
+        return peak * sum(factor(step) for step in range(int(self.trainer.estimated_stepping_batches)))
+
+    def _schedule(self) -> Callable[[float], float] | None:
+        return schedule(self.hparams, float(self.trainer.estimated_stepping_batches), self.trainer.max_epochs or 0)
+
+    def _global_batch(self) -> int:
+        data: Any = getattr(self.trainer, "datamodule", None)
+        return getattr(data, "batch_size", self.hparams["lr_batch"]) * self.trainer.accumulate_grad_batches
+
+    def batch_factor(self, batch: int) -> float:
+        """Return the factor on the learning rate for a global batch of ``batch`` images."""
+        return (batch / self.hparams["lr_batch"]) ** {"none": 0, "linear": 1, "sqrt": 0.5}[self.hparams["lr_scale"]]
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        # Lightning refuses to clip with a fused optimizer, only because of float16 scalers.
+        if gradient_clip_val is not None:
+            self.grad_norm = _full_tensor(torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val))
+        if self.hparams["nan_loss"] == "skip" and not self.gradient_norm().isfinite():  # over all processes
+            optimizer.zero_grad()  # without gradients, an optimizer changes neither weights nor moments
+
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of all gradients together."""
+        return _full_tensor(torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None]))
+
+    def optimizer_groups(self, factor: float = 1.0) -> list[dict[str, Any]]:
+        """Return the parameter groups, see :func:`vitlab.optim.param_groups`; ``factor`` scales every rate."""
+        names = ("weight_decay", "layer_decay", "pos_embed_lr_mult", "head_lr_mult")
+        return param_groups(trained(self), self.hparams["lr"] * factor, **{name: self.hparams[name] for name in names})
+
+
+def _full_tensor(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value

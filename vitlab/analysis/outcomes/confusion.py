@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from vitlab.analysis.figures import COLORS, finish
-from vitlab.analysis.intervals import share_interval
-from vitlab.analysis.outcomes.classes import Matrix, confusion, macro_intervals, of_counts, over_classes
+from vitlab.analysis.intervals import share_interval, wilson
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.class_metrics import Matrix, confusion, of_counts, over_classes
 from vitlab.errors import UsageError
 
 _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has room for
@@ -92,3 +92,23 @@ def _bars(axes: Axes, table: pd.DataFrame, what: str) -> None:
     axes.set_xlim(0, 1)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=7, frameon=False)
     finish(axes, "share", "" if len(worst) == len(table) else f"{_NAMED} of {len(table):,}", legend=False)
+
+
+def macro_intervals(matrix: Matrix, draws: int = 200) -> dict[str, tuple[float, float]]:
+    """Return 95 % intervals of :func:`over_classes` over images: Wilson's, for the number of images whose share would
+    vary as much as bootstraps within each class do.
+
+    So there is a width where all answers are right, which no bootstrap has.
+
+    >>> {name: np.round(ends, 2).tolist() for name, ends in macro_intervals(np.array([[2, 0], [0, 1]])).items()}
+    {'acc1_macro': [0.41, 1.0], 'f1_macro': [0.41, 1.0]}
+    """
+    rng, images = np.random.default_rng(0), matrix.sum(1)
+    shares, there = matrix / np.maximum(images, 1)[:, None], images[images > 0]
+    drawn = [over_classes(rng.multinomial(images, shares)) for _ in range(draws)]
+    ends = {}
+    for name, value in over_classes(matrix).items():
+        variance = float(np.var([each[name] for each in drawn], ddof=1))
+        fewest = len(there) ** 2 / float((1 / there).sum())  # if all classes had the same share
+        ends[name] = wilson(value, value * (1 - value) / variance if variance > 0 else fewest)
+    return ends

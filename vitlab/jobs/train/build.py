@@ -1,60 +1,130 @@
 """Build task, data and trainer of ``vitlab fit`` in a run directory."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
 from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from vitlab.callbacks.console import Console
-from vitlab.callbacks.progress import Progress
-from vitlab.callbacks.record import RunRecord, now_utc
+from vitlab.callbacks.deadline import Deadline
+from vitlab.callbacks.record import RunRecord
 from vitlab.callbacks.stop import StopOnSignal
 from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.callbacks import check_callbacks, redirect_into_run
 from vitlab.config.keys import check_same_config, flatten_as_typed, recipe_name
 from vitlab.config.options import FitOptions
-from vitlab.config.parser import VitlabCLI, class_at, settings, user_mistakes
+from vitlab.config.parser import VitlabCLI, class_at, user_mistakes
 from vitlab.config.parts import as_mappings
 from vitlab.config.strategies import check_strategy
 from vitlab.data.base import ImageData
 from vitlab.data.timm_images import images_of_timm
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, recipe
-from vitlab.jobs.rebuild import stored_config
-from vitlab.jobs.terminal import print_error, say
+from vitlab.jobs.checkpoint import misfit
+from vitlab.jobs.rebuild import stored_config, training_args
+from vitlab.jobs.terminal import open_terminal, say
 from vitlab.jobs.train.describe import header
+from vitlab.jobs.train.endings import building, hung, lost_process
 from vitlab.jobs.train.facts import check_crops, check_module, model_facts
-from vitlab.jobs.train.files import describe
-from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.job import GIVEN, Job
+from vitlab.jobs.train.start import write_facts
 from vitlab.jobs.train.wandb import SafeWandbLogger, place_loggers
+from vitlab.lazy import quick_imports
+from vitlab.models.create import load_timm
+from vitlab.models.load import load_weights, network_args
 from vitlab.models.old_names import new_name, upgrade
-from vitlab.runs.choose import choose_run
-from vitlab.runs.directory import RunDir
-from vitlab.runs.manifest import last_saved
+from vitlab.runs.choose import choose_run, run_to_continue
+from vitlab.runs.directory import RunDir, find_run
+from vitlab.runs.manifest import check_whole
 from vitlab.tasks.base import Task
+from vitlab.tasks.distillation import Distillation
 
 
-def build_job(arguments: list[str], options: FitOptions, run: RunDir | None) -> Job:
-    """Build the job that ``arguments`` configure, without writing anything.
+def build_job(arguments: list[str], options: FitOptions) -> Job:
+    """Build the job that ``arguments`` configure, with its initial weights, without writing anything.
 
     Args:
         arguments: Arguments of the configuration.
-        options: Options of the run.
-        run: The run to continue, or None for a new one.
+        options: Options of the run, which tell whether one is continued.
+
+    Raises:
+        UsageError: The configuration is wrong, or not that of the run to continue.
     """
-    cli = FitCLI(arguments, options, run)
+    run = run_to_continue(options)
+    open_terminal(options.quiet)
+    with building(), quick_imports():  # of logger, data and the user's code
+        cli = FitCLI(training_args(run, arguments, auto=not options.resume), options, run)
     if cli.moved and run is None:
         say("note   options moved: " + ", ".join(f"model.{name} -> model.{new_name(name)}" for name in cli.moved))
+    _load_first_weights(cli.job)
     return cli.job
+
+
+def rehearse(job: Job) -> None:
+    """Set up the data and print the header, as a dry run does."""
+    with user_mistakes():
+        job.data.prepare_data()
+        job.data.setup("fit")
+        job.data.train_dataloader()
+        if is_overridden("val_dataloader", job.data, L.LightningDataModule):
+            job.data.val_dataloader()
+        if isinstance(job.task, Task):
+            job.task.check_targets()
+        if isinstance(job.task, Distillation):
+            job.task.find_teacher(job.data)
+    say(header(job) + "\n\ndry run: everything can be built; nothing was written")
+
+
+def _load_first_weights(job: Job) -> None:
+    """Load the weights that a run starts with, unless it goes on from a checkpoint of its own."""
+    options = job.options
+    if not job.resumed and options.init_from:
+        _load_weights_of(job, options.init_from, options.resize, options.init_grid)
+    elif not job.resumed and options.start is not None:
+        _load_given_weights(job, options.start)
+    elif job.resumed and not job.run.has_checkpoint() and (source := job.run.record.get("init_from")):
+        _load_weights_of(job, source, job.run.record.get("resize"), job.run.record.get("init_grid"))
+
+
+def _load_given_weights(job: Job, state: Mapping[str, Any]) -> None:
+    """Load the weights of the object that a Python caller gave as the model."""
+    try:
+        job.task.load_state_dict(state)
+    except RuntimeError as error:
+        raise misfit(None, error) from error
+    say(f"init   weights of {GIVEN}, and not of `seed_everything`: give the class to draw new ones")
+
+
+def _load_weights_of(job: Job, source: str, resize: str | None, grid: str | None) -> None:
+    """Load weights of another model into the network, and print what was changed to make them fit."""
+    if source == GIVEN:
+        raise UsageError(f"{job.run.path} has no checkpoint yet, and its weights were those of an object: fit it again")
+    how = {"resize": resize or "usual", "grid": [int(side) for side in grid.split(",")] if grid else None}
+    with user_mistakes():
+        if source.startswith("timm:"):
+            sentences = load_timm(job.task.net, source, network_args(job.task.hparams), **how)
+        else:
+            path = Path(source) if Path(source).is_file() else find_run(source)[1]
+            check_whole(path)
+            sentences = load_weights(job.task.net, path, **how)  # type: ignore[arg-type]
+    for sentence in [f"weights of {source}", *sentences]:
+        say(f"init   {sentence}")
 
 
 class FitCLI(VitlabCLI):
     """Build task, data and trainer for training in a run directory; ``job`` holds them.
+
+    LightningCLI calls, in this order: the parser; :meth:`before_instantiate_classes`, which chooses run directory and
+    loggers; the constructors of data and task; :meth:`instantiate_trainer`, which adds vitlab's callbacks.
 
     Args:
         args: Arguments of the configuration.
@@ -120,9 +190,7 @@ class FitCLI(VitlabCLI):
         with user_mistakes():
             taken = signature(cls).parameters
             self.known = {k: v for k, v in images_of_timm(source).items() if k in taken}
-        given = [pair for content in self.contents for pair in flatten_as_typed(content).items()] + settings(
-            self.arguments
-        )
+        given = self.given_settings()
         self.asked = {key.split(".")[-1] for key, value in given if key.startswith("data.") and value is not None}
         for name in {"crop_mode", "interpolation"} & self.known.keys() - self.asked:
             self.config.data.init_args[name] = self.known[name]
@@ -147,12 +215,12 @@ class FitCLI(VitlabCLI):
         saves = self.config.trainer.enable_checkpointing is not False
         keeper = self.config_init.checkpoint if saves else None
         console = Console(self.record, quiet=self.options.quiet)
-        watch = Watch(self._on_lost_process)
-        progress = Progress(self.run.path / "train.log", self.options.deadline, keeper, self._on_hang)
+        watch = Watch(partial(lost_process, self.run))
+        deadline = Deadline(self.run.path / "train.log", self.options.deadline, keeper, self._hung)
         self.added_callbacks = [
             self.record,
             watch,
-            progress,
+            deadline,
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),
@@ -194,18 +262,7 @@ class FitCLI(VitlabCLI):
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
         say(header(self.job))
-        describe(self.job)
+        write_facts(self.job)
 
-    def _on_hang(self, what: str) -> None:
-        print_error(f"{last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        if self.trainer.is_global_zero:
-            self._record_failure("preempted", what)
-
-    def _on_lost_process(self, what: str) -> None:
-        print_error(f"\n{what}; the run ends. {last_saved(self.run.checkpoints)} `vitlab fit --resume {self.run.path}`")
-        self._record_failure("failed", what)
-
-    def _record_failure(self, status: str, what: str) -> None:
-        if self.run.exists():
-            ending = {"why": "error", "text": what}
-            self.run.update("run.json", status=status, ended=now_utc(), error=what, ending=ending)
+    def _hung(self, what: str) -> None:
+        hung(self.run, what, self.trainer.is_global_zero)

@@ -1,31 +1,23 @@
 """Close a finished run: write weights and results, print the last lines."""
 
-import json
 import math
-from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors.torch import save_file
 
 from vitlab.data.base import ImageData
 from vitlab.interface import fingerprint, recipe
+from vitlab.jobs.checkpoint import checkpoint_facts, save_weights
 from vitlab.jobs.terminal import say
-from vitlab.jobs.train.job import Job
+from vitlab.jobs.train.endings import closing
+from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.wandb import SafeWandbLogger
-from vitlab.models.weights_file import weights_digest
-from vitlab.runs.directory import as_umask, atomic_write
-from vitlab.runs.fence import Fence
-from vitlab.runs.shards import read_checkpoint
-from vitlab.runs.standing import checksum
 from vitlab.tasks import Classifier
 
 FAR = 10  # times the loss of guessing, above which a loss has exploded
 
 
-def log_summary(job: Job) -> None:
+def log_summary(job: Job, reached: Reached) -> None:
     """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint."""
-    best, ending = best_row(job), job.run.record.get("ending")
+    best, ending = reached.best, reached.ending
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
     values |= {"ending": ending["why"] if ending else None}
     for logger in job.trainer.loggers:
@@ -35,16 +27,23 @@ def log_summary(job: Job) -> None:
                 logger.keep_checkpoint(job.run.checkpoint(), ["latest", *(["best"] if best else [])], at_end=True)
 
 
-def best_row(job: Job) -> dict[str, Any]:
-    """Return the validation metrics of the best epoch; empty if there is none."""
-    keeper = job.keeper
-    rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]
-    return rows[-1] if rows else {}
+def close(job: Job, reached: Reached, seconds: float) -> None:
+    """Write the weights and results of a finished run, and print them.
+
+    Args:
+        job: What was built.
+        reached: What its training has reached.
+        seconds: How long all of it took.
+
+    Raises:
+        RunFailed: They could not be written, as on a full disk.
+    """
+    with closing(job.run):
+        _close(job, reached, seconds)
 
 
-def close(job: Job, seconds: float) -> None:
-    """Write the weights and results of a finished run, and print them."""
-    keeper, ending = job.keeper, job.run.record.get("ending")
+def _close(job: Job, reached: Reached, seconds: float) -> None:
+    keeper, ending = job.keeper, reached.ending
     end = f"end   {ending['why']}: {ending['text']}" if ending else ""
     if keeper is None or job.config.trainer.fast_dev_run:
         say(end)
@@ -54,7 +53,7 @@ def close(job: Job, seconds: float) -> None:
         if (job.run.checkpoints / f"{name}.ckpt").is_file():
             save_weights(job.run.checkpoints / f"{name}.ckpt", job.run.weights / f"{name}.safetensors", job.run.fence)
     lines = []
-    if best := best_row(job):
+    if best := reached.best:
         path = job.run.checkpoint()
         values = {k.removeprefix("val/"): v for k, v in best.items() if k not in ("step", "epoch", "attempt")}
         facts = {**checkpoint_facts(path), **protocol_of(job.data), "epoch": keeper.best_epoch}
@@ -99,26 +98,6 @@ def metrics_text(values: dict[str, float], images: str) -> str:
     return f"{shown} on {values['n']:.0f} {images}" if "n" in values else shown
 
 
-def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """Return what identifies the weights that a result was measured with."""
-    averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    return {"checkpoint": path.name, "sha256": checksum(path), "weights": "ema" if averaged else "raw"}
-
-
 def protocol_of(data: Any) -> dict[str, Any]:
     """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
     return {"images": data.pipeline.protocol()} if isinstance(data, ImageData) else {}
-
-
-def save_weights(checkpoint: Path, path: Path, fence: Fence | None = None) -> None:
-    """Write the network of a checkpoint as safetensors."""
-    content = read_checkpoint(checkpoint, map_location="cpu")
-    state = content["state_dict"]
-    inside = {k.removeprefix("net."): v for k, v in state.items() if k.startswith("net.")} or state
-    weights = {k: v.clone(memory_format=torch.contiguous_format) for k, v in inside.items()}  # tied ones apart
-    arguments = json.dumps(content.get("hyper_parameters", {}), default=str)
-    digests = {"sha256": weights_digest(weights, arguments), "checkpoint": str(checksum(checkpoint))}
-    metadata = {"format": "pt", "hyper_parameters": arguments, **digests}
-    with atomic_write(path, fence) as beside:
-        save_file(weights, beside, metadata=metadata)
-        as_umask(beside)

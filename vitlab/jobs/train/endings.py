@@ -1,21 +1,148 @@
-"""Explain in one line why a training ended early and how to continue."""
+"""Why a training, or what goes before and after it, ended early, in one line each with the way on.
+
+One context manager a step of ``vitlab fit``: :func:`building`, :func:`explained` around the training, :func:`closing`.
+"""
 
 import errno
 import os
+import shutil
+import signal
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NoReturn
 from urllib.error import URLError
 
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from safetensors import SafetensorError
+from torch import Tensor
 
+from vitlab.callbacks.record import now_utc
 from vitlab.data.files.decode import ImageError
+from vitlab.errors import RunFailed, Stopped, UsageError
+from vitlab.interface import deals_samples, path_of
+from vitlab.jobs.terminal import close_log, print_error, say
+from vitlab.jobs.train.job import Job
 from vitlab.runs.directory import RunDir
 from vitlab.runs.fence import Fenced, RunGone
 from vitlab.runs.generations import NotSaved
+from vitlab.runs.manifest import last_saved
+from vitlab.shipped import HERE
+from vitlab.tasks.base import Task
 
 OUT_OF_MEMORY = (
     "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
     "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
 )
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
+
+
+@contextmanager
+def building() -> Iterator[None]:
+    """Say of a network that does not fit the memory that it is too large."""
+    try:
+        yield
+    except UsageError as error:
+        if is_out_of_memory(error):
+            raise UsageError(f"out of memory: the network does not fit; make it smaller ({error})") from error
+        raise
+
+
+@contextmanager
+def explained(job: Job) -> Iterator[None]:
+    """Say why the training inside ended early: each cause in its place, from a signal to a bug.
+
+    Raises:
+        Stopped: A signal ended it, or a loader that hangs, after which it can be tried again.
+        RunFailed: The cause lies outside, such as a full disk.
+        UsageError: The user's mistake, before the first step; a new run's directory is removed.
+    """
+    try:
+        yield
+    except Stopped as stopped:
+        _say_stopped(job, stopped)
+        raise
+    except Exception as error:
+        sentence = explain_exception(error, job.run, job.batch, job.trainer.world_size)
+        if _is_hanging_loader(error):
+            print_error(f"\n{sentence}")
+            ended = Stopped(signal.SIGTERM)
+            ended.said = True
+            raise ended from error
+        if isinstance(error, RunGone):
+            close_log()  # it may belong to another process now
+        if sentence:
+            if job.run.fence:
+                job.run.fence.told = True
+            _fail(sentence, error)
+        _refuse(job, error)
+        raise
+
+
+@contextmanager
+def closing(run: RunDir) -> Iterator[None]:
+    """Say that the training is done, and only its weights and results are not written."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        what = f"the training is done, but weights and results could not be written: {error}"
+        _fail(f"{what}; make room, then `vitlab fit --resume {run.path}`", error)
+
+
+def end_joining(job: Job, reason: str) -> None:
+    """Record that the processes did not come together, and end those that Lightning has started from this one."""
+    if job.run.fence:
+        with suppress(OSError):
+            job.run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
+    for child in getattr(job.trainer.strategy.launcher, "procs", []):
+        child.kill()
+
+
+def hung(run: RunDir, what: str, is_first: bool) -> None:
+    """Say how to go on from a hang that the main thread does not leave; the first process records it."""
+    print_error(f"{last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    if is_first:
+        _record_failure(run, "preempted", what)
+
+
+def lost_process(run: RunDir, what: str) -> None:
+    """Say and record that another process of the run is gone."""
+    print_error(f"\n{what}; the run ends. {last_saved(run.checkpoints)} `vitlab fit --resume {run.path}`")
+    _record_failure(run, "failed", what)
+
+
+def _record_failure(run: RunDir, status: str, what: str) -> None:
+    if run.exists():
+        run.update("run.json", status=status, ended=now_utc(), error=what, ending={"why": "error", "text": what})
+
+
+def _say_stopped(job: Job, stopped: Stopped) -> None:
+    if job.trainer.is_global_zero:
+        when = "" if job.record.started else " before the first step"
+        way_on = f"continue with `vitlab fit --resume {job.run.path}`"
+        why = "" if len(stopped.args) > 1 else f" by {signal.Signals(stopped.args[0]).name}"
+        say(f"\nstopped{why}{when}; {way_on}")
+    stopped.said = True
+
+
+def _refuse(job: Job, error: Exception) -> None:
+    """Raise what is a mistake of the user's as one; return if it is none."""
+    sentence = explain_mismatch(error, job.task, job.data) if job.trainer.global_step == 0 else None
+    if not sentence and (job.record.started or not isinstance(error, ValueError | MisconfigurationException)):
+        return
+    if not job.resumed and job.trainer.is_global_zero:
+        shutil.rmtree(job.run.path, ignore_errors=True)
+    if "parameter group" in str(error):  # an older version grouped them differently, as with `layer_decay`
+        way_on = f"resume with the vitlab of its commit (run.json), or start a new run --init_from {job.run.path}"
+        sentence = f"{job.run.path} has other parameter groups than this vitlab: {way_on}"
+    raise UsageError(sentence or " ".join(str(error).split())) from error
+
+
+def _fail(sentence: str, error: Exception) -> NoReturn:
+    print_error(f"\n{sentence}")
+    raise RunFailed(sentence) from error
 
 
 def explain_exception(error: Exception, run: RunDir, batch: int | None, processes: int) -> str | None:
@@ -53,13 +180,69 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return " ".join(str(error).split())
         case RuntimeError() if "loading state_dict" in str(error):
             return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
-        case RuntimeError() if "DataLoader worker" in str(error) or "DataLoader timed out" in str(error):
+        case RuntimeError() if "DataLoader worker" in str(error) or _is_hanging_loader(error):
             what = " ".join(str(error).split()).split(". ")[0]
             return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"
     return None
+
+
+def _is_hanging_loader(error: Exception) -> bool:
+    return "DataLoader timed out" in str(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether the host's memory ran out: in Python, in torch's allocator, or for a worker or shared memory."""
     words = ("DefaultCPUAllocator: ", os.strerror(errno.ENOMEM))
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def explain_mismatch(error: Exception, task: Any, data: Any) -> str | None:
+    """Return where the first step failed and what a batch holds; None if it is not a mismatch of task and data.
+
+    Args:
+        error: The error of the first step.
+        task: The LightningModule.
+        data: The LightningDataModule.
+    """
+    if isinstance(task, Task) and deals_samples(data):
+        return None
+    what = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+    if frames:
+        return f"{frames[-1].filename}, line {frames[-1].lineno}, `{frames[-1].line}`: {what}"
+    if not isinstance(error, TypeError | ValueError | LookupError | AttributeError | RuntimeError | AssertionError):
+        return None
+    if isinstance(task, Task):
+        return (
+            f"{type(task).__name__} takes batches of images (B, C, H, W) and targets (B,), and the first of "
+            f"{path_of(data)} is {_first(data)}: {what}"
+        )
+    return f"{path_of(task)} does not train on {path_of(data)}: {what}"
+
+
+def _is_own(file: str) -> bool:
+    path = Path(file)
+    return path.is_file() and "site-packages" not in path.parts and HERE not in path.parents
+
+
+def _first(data: Any) -> str:
+    try:
+        return structure_of(next(iter(data.train_dataloader())))
+    except Exception as error:  # the user's code may raise anything
+        return f"not available ({type(error).__name__})"
+
+
+def structure_of(batch: Any) -> str:
+    """Return the structure of a batch in short.
+
+    >>> import torch
+    >>> shape_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})
+    '{image: tensor (4, 3, 8, 8), label: list}'
+    """
+    if isinstance(batch, Tensor):
+        return f"tensor {tuple(batch.shape)}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {structure_of(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, list | tuple) and any(isinstance(part, Tensor) for part in batch):
+        return f"({', '.join(map(structure_of, batch))})"
+    return type(batch).__name__

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
-from vitlab.interface import image_fact, is_loadable, network, path_of, recipe, trained
+from vitlab.interface import answering, as_outputs, image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.features import check_packed
 from vitlab.models.vit import VisionTransformer
@@ -58,7 +58,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
             "in_chans": image_fact(getattr(first, "proj", 0), "in_channels"),
         }
         images = {name: image_fact(net, name) or image_fact(data, name) or timms[name] for name in timms}
-        return facts | images | _operations(_macs_of_forward(net, **images)) if all(images.values()) else facts
+        return facts | images | _operations(_macs_of_forward(task, **images)) if all(images.values()) else facts
     return {
         **facts,
         **_operations(count_macs(net)),
@@ -137,12 +137,26 @@ def _operations(macs: int | None) -> dict[str, int]:
     return {} if macs is None else {"macs": macs, "flops": 2 * macs}
 
 
-def _macs_of_forward(net: nn.Module, img_size: list[int], in_chans: int) -> int | None:
-    """Count on the meta device; None if the forward pass does not take images or depends on values."""
-    meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
+def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | None:
+    """Count on the meta device; None if the forward pass does not take images or depends on values.
+
+    Raises:
+        UsageError: The module returns several outputs for images, which could be neither predicted nor exported.
+    """
     images = torch.empty(1, in_chans, *img_size, device="meta")
-    counter = FlopCounterMode(display=False)
-    with suppress(Exception), torch.no_grad(), counter:  # the user's code may raise anything
-        functional_call(net, meta, (images,))
-        return sum(counter.get_flop_counts()["Global"].values()) // 2
-    return None
+    counter, net, macs = FlopCounterMode(display=False), network(task), None
+    outputs: Any = None
+    with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # the user's code may raise anything
+        with counter:
+            outputs = _on_meta(net, images)
+        macs = sum(counter.get_flop_counts()["Global"].values()) // 2
+        outputs = outputs if (asked := answering(task)) is net else _on_meta(asked, images)
+    if isinstance(outputs, tuple | list):
+        as_outputs(outputs, task)
+    return macs
+
+
+def _on_meta(net: nn.Module, images: torch.Tensor) -> Any:
+    """Return the outputs of a network whose weights are on the meta device for a while."""
+    meta = {n: torch.empty_like(v, device="meta") for n, v in (*net.named_parameters(), *net.named_buffers())}
+    return functional_call(net, meta, (images,))

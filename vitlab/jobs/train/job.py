@@ -1,4 +1,4 @@
-"""Everything that is built before a training starts."""
+"""What the steps of ``vitlab fit`` hand on: what was built, and what its training has reached."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +10,9 @@ from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.record import RunRecord
 from vitlab.config.options import FitOptions
 from vitlab.runs.directory import RunDir
+from vitlab.runs.records import Ending
+
+GIVEN = "the object given to vitlab.fit"  # as `init_from` of run.json
 
 
 @dataclass
@@ -21,6 +24,7 @@ class Job:
         data: The LightningDataModule.
         trainer: The Trainer.
         config: The resolved configuration.
+        config_text: The same as text, as ``config.yaml`` holds it.
         arguments: The arguments of the command line that gave it.
         options: Options of the run.
         run: The run directory.
@@ -54,3 +58,23 @@ class Job:
         """Images per optimizer step over all processes; None if unknown."""
         size = getattr(self.data, "batch_size", None)
         return size * self.trainer.accumulate_grad_batches if isinstance(size, int) else None
+
+
+@dataclass
+class Reached:
+    """What a training has reached, read from the files that it has written.
+
+    Args:
+        best: Row of the best epoch's validation, with its epoch; empty if there is none.
+        ending: Why the training ended; None if the run does not say.
+    """
+
+    best: dict[str, Any]
+    ending: Ending | None
+
+    @classmethod
+    def of(cls, job: Job) -> "Reached":
+        """Return what a job has reached, once its training has ended without an error."""
+        keeper = job.keeper
+        rows = [row for row in job.run.rows() if keeper and keeper.monitor in row and row["epoch"] == keeper.best_epoch]
+        return cls(rows[-1] if rows else {}, job.run.record.get("ending"))

@@ -33,7 +33,7 @@ GRACE = 20.0  # seconds that the main thread has to leave
 WAKE = signal.SIGURG  # not used by others, and ignored by default
 
 
-class Progress(Callback):
+class Deadline(Callback):
     """End a run whose step, validation batch or loader hangs; a thread checks.
 
     The limit of a phase is 20 times its median duration, at least ``floor``. The error names the phase and stopped

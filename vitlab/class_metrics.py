@@ -6,8 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlab.analysis.intervals import wilson
-
 Matrix = NDArray[np.int64]  # (K, K): rows are true classes, columns predicted ones
 
 
@@ -49,23 +47,3 @@ def over_classes(matrix: Matrix) -> dict[str, float]:
     """
     there, found = matrix.sum(1) > 0, by_class(matrix)
     return {"acc1_macro": float(found["recall"][there].mean()), "f1_macro": float(found["f1"][there].mean())}
-
-
-def macro_intervals(matrix: Matrix, draws: int = 200) -> dict[str, tuple[float, float]]:
-    """Return 95 % intervals of :func:`over_classes` over images: Wilson's, for the number of images whose share would
-    vary as much as bootstraps within each class do.
-
-    So there is a width where all answers are right, which no bootstrap has.
-
-    >>> {name: np.round(ends, 2).tolist() for name, ends in macro_intervals(np.array([[2, 0], [0, 1]])).items()}
-    {'acc1_macro': [0.41, 1.0], 'f1_macro': [0.41, 1.0]}
-    """
-    rng, images = np.random.default_rng(0), matrix.sum(1)
-    shares, there = matrix / np.maximum(images, 1)[:, None], images[images > 0]
-    drawn = [over_classes(rng.multinomial(images, shares)) for _ in range(draws)]
-    ends = {}
-    for name, value in over_classes(matrix).items():
-        variance = float(np.var([each[name] for each in drawn], ddof=1))
-        fewest = len(there) ** 2 / float((1 / there).sum())  # if all classes had the same share
-        ends[name] = wilson(value, value * (1 - value) / variance if variance > 0 else fewest)
-    return ends

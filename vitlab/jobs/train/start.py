@@ -1,10 +1,13 @@
-"""The files of a run before its first step: what it needs to be resumed, and facts about network, data and devices."""
+"""What lies in a run's directory before its first step, and what is open while it trains."""
 
 import hashlib
 import importlib.metadata
 import math
+import os
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -13,6 +16,7 @@ import torch
 import yaml
 from lightning.pytorch.loggers import WandbLogger
 
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import now_utc
 from vitlab.config.arguments import config_paths
 from vitlab.config.parser import settings
@@ -21,13 +25,16 @@ from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
 from vitlab.errors import UsageError
 from vitlab.interface import deals_samples, fingerprint
-from vitlab.jobs.terminal import log_to, print_error
-from vitlab.jobs.train.job import Job
-from vitlab.jobs.train.weights import GIVEN
+from vitlab.jobs.checkpoint import checkpoint_to_resume
+from vitlab.jobs.terminal import close_log, log_to, print_error
+from vitlab.jobs.train.job import GIVEN, Job
+from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.hold import is_leader, prepare
+from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.machine import cpu_name, git
 from vitlab.tasks.base import Task
 
@@ -35,8 +42,14 @@ PACKAGES = ("vitlab", "torch", "torchvision", "lightning", "torchmetrics", "timm
 
 
 def begin(job: Job) -> None:
-    """Write what a run needs to be resumed, before data, loggers or anything else is touched."""
+    """Prepare the directory, and write what resuming needs, before data, loggers or anything else is touched.
+
+    The first process of a launch does it; the directory is locked by it.
+    """
+    if not is_leader():
+        return
     run = job.run
+    prepare(run, job.options.overwrite, job.resumed, sum(p.nbytes for p in job.task.parameters()))
     for text in run.set_aside_damaged():
         print_error(text)
     run.take_over()
@@ -45,7 +58,35 @@ def begin(job: Job) -> None:
     run.write_text("config.yaml", job.config_text)
     _keep_classes(job)
     log_to(run.path / "train.log")
-    record = run.record
+    run.write("run.json", _first_record(job))
+
+
+@contextmanager
+def running(job: Job) -> Iterator[Path | None]:
+    """Yield the checkpoint that the training goes on from, if any, with all its processes at one place.
+
+    In the end, what would outlive the training is closed: its watch for what hangs, its W&B run, its log.
+    """
+    announce_run(job.run.path)
+    failed = True
+    try:
+        checkpoint = checkpoint_to_resume(job.run) if job.resumed else None
+        join_group_store()
+        yield checkpoint
+        failed = False
+    finally:
+        del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
+        for part in job.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(part, Deadline):  # still running after an error during error handling
+                part.stop()
+        if job.wandb_line:
+            finish_run(failed)
+        close_log()
+
+
+def _first_record(job: Job) -> dict[str, Any]:
+    """Return the content of run.json at the start of an attempt; what earlier attempts have written stays."""
+    record = job.run.record
     first = {
         "recipe": job.recipe,
         "init_from": job.options.init_from if job.options.start is None else GIVEN,
@@ -60,7 +101,7 @@ def begin(job: Job) -> None:
         "argv": ["vitlab", "fit", *map(redact, job.arguments)],
     }
     now |= {"ending": None, "error": None, "wandb_id": job.wandb_id if job.wandb_line else None}
-    run.write("run.json", {**first, **record, **now, **_changes(job)})
+    return {**first, **record, **now, **_changes(job)}
 
 
 def _keep_classes(job: Job) -> None:
@@ -87,7 +128,7 @@ def _changes(job: Job) -> dict[str, Any]:
     return {"changes": [*changes, new]} if new else {}
 
 
-def describe(job: Job) -> None:
+def write_facts(job: Job) -> None:
     """Write facts about network, data and devices once they are known."""
     run = job.run
     if isinstance(task := job.task, Task):

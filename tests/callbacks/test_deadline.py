@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny import fit, loader, task, trainer
 
-from vitlab.callbacks import progress as watched
+from vitlab.callbacks import deadline as watched
 from vitlab.callbacks.checkpoint import Checkpoint
+from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.ema import EMA
-from vitlab.callbacks.progress import Progress
 from vitlab.errors import Stopped
 
 FLOOR = 1.0
@@ -70,7 +70,7 @@ def ends(folder, keeper, *callbacks, model=None, late=None):
     batches = Batches(late)
     start = time.monotonic()
     with pytest.raises(Stopped) as stopped:
-        fit(folder, Progress(folder / "train.log", FLOOR, keeper), keeper, *callbacks, model=model, train=batches)
+        fit(folder, Deadline(folder / "train.log", FLOOR, keeper), keeper, *callbacks, model=model, train=batches)
     assert time.monotonic() - start < 40
     return stopped.value.args[1]
 
@@ -116,8 +116,8 @@ import sys; sys.path.insert(0, {str(__file__.rpartition("/")[0])!r})
 import multiprocessing
 import threading, time, warnings; warnings.simplefilter("ignore")
 from pathlib import Path
-from vitlab.callbacks import progress
-progress.LOOK, progress.FIRST, progress.GRACE = 0.1, 1.0, 1.0
+from vitlab.callbacks import deadline
+deadline.LOOK, deadline.FIRST, deadline.GRACE = 0.1, 1.0, 1.0
 from tiny import fit, task
 model = task()
 loss = model.train_loss
@@ -131,7 +131,7 @@ def stuck(*given):
     return loss(*given)
 model.train_loss = stuck
 place = Path({str(tmp_path)!r})
-fit(place, progress.Progress(place / "log", 1.0, None, lambda what: print("told", what, flush=True)), model=model)
+fit(place, deadline.Deadline(place / "log", 1.0, None, lambda what: print("told", what, flush=True)), model=model)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 75, done.stderr
@@ -139,31 +139,31 @@ fit(place, progress.Progress(place / "log", 1.0, None, lambda what: print("told"
 
 
 def test_limits_follow_the_median_and_the_floor(tmp_path):
-    progress = Progress(tmp_path / "log", 10.0, None)
-    assert progress.limit("step") == 10.0  # the first; here as long as others
-    progress._times["step"] = [0.1, 0.2, 0.1]
-    assert progress.limit("step") == 10.0
-    progress._times["step"] = [2.0, 3.0, 100.0]
-    assert progress.limit("step") == 60.0
-    progress._alone = False  # who waits for another speaks later than who hangs
-    assert progress.limit("step") == 75.0
+    deadline = Deadline(tmp_path / "log", 10.0, None)
+    assert deadline.limit("step") == 10.0  # the first; here as long as others
+    deadline._times["step"] = [0.1, 0.2, 0.1]
+    assert deadline.limit("step") == 10.0
+    deadline._times["step"] = [2.0, 3.0, 100.0]
+    assert deadline.limit("step") == 60.0
+    deadline._alone = False  # who waits for another speaks later than who hangs
+    assert deadline.limit("step") == 75.0
 
 
 def test_without_a_floor_nothing_is_looked_at(tmp_path):
-    progress = Progress(tmp_path / "log", 0.0, None)
-    fit(tmp_path, progress)
-    assert not progress._place
+    deadline = Deadline(tmp_path / "log", 0.0, None)
+    fit(tmp_path, deadline)
+    assert not deadline._place
 
 
 def test_the_death_of_a_worker_that_is_killed_raises_nothing(tmp_path):
     def raises(*given):
         raise RuntimeError("DataLoader worker is killed by signal")  # as torch's handler does
 
-    before, progress = signal.signal(signal.SIGCHLD, raises), Progress(tmp_path / "log", FLOOR, None)
+    before, deadline = signal.signal(signal.SIGCHLD, raises), Deadline(tmp_path / "log", FLOOR, None)
     worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
     worker.start()
     try:
-        progress._kill_workers()
+        deadline._kill_workers()
         assert not worker.is_alive() and signal.getsignal(signal.SIGCHLD) is raises
     finally:
         signal.signal(signal.SIGCHLD, before)

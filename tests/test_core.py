@@ -1,0 +1,49 @@
+"""The core stands alone: without analyses, ablations and pages it trains, measures and exports."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitlab
+
+PACKAGE = Path(vitlab.__file__).parent
+BESIDE = ("analysis", "ablation", "look")  # rooms that the core does not need
+RUN = """
+import sys
+from vitlab.cli.main import main
+small = ["--model.depth=1", "--data.subset=0.1", "--trainer.max_epochs=1", "--trainer.logger=false", "--quiet"]
+assert main(["fit", "--help"]) == 0
+assert main(["fit", "--config", "vit", "--name", "a", *small]) == 0
+assert main(["test", "a"]) == 0
+assert main(["export", "a", "--to", "safetensors"]) == 0
+assert main(["runs", "show", "a"]) == 0
+import vitlab
+assert vitlab.Run("a").test()["acc1"] == vitlab.Run("a").results["test"]["acc1"]
+assert vitlab.__file__.startswith(sys.argv[1]), vitlab.__file__
+"""
+
+
+def test_nothing_of_the_core_imports_the_rooms_beside_it_when_it_is_imported():
+    pattern = re.compile(rf"^from vitlab\.({'|'.join(BESIDE)})\b|^import vitlab\.({'|'.join(BESIDE)})\b", re.M)
+    users = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if pattern.search(path.read_text())}
+    own = {user for user in users if user.split("/")[0] not in BESIDE}
+    assert own == {"cli/ablate.py", "cli/analyze.py", "jobs/analyze.py", "jobs/find_subject.py"}  # their doors
+
+
+@pytest.mark.slow
+def test_the_core_trains_measures_and_exports_without_the_rooms_beside_it(tmp_path):
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PACKAGE, tmp_path / "vitlab", ignore=left_out)
+    shutil.copytree(PACKAGE.parent / "configs", tmp_path / "configs", ignore=left_out)
+    for room in BESIDE:
+        shutil.rmtree(tmp_path / "vitlab" / room)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-P", "-c", RUN, str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert "best.safetensors" in done.stdout and "test/acc1" in done.stdout

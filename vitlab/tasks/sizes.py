@@ -1,0 +1,53 @@
+"""What a task that was built by hand learns from its data; alone, as no step of a training needs it."""
+
+import inspect
+from typing import TYPE_CHECKING, Any, cast
+
+import lightning as L
+
+from vitlab.interface import LINKED, image_fact
+
+if TYPE_CHECKING:  # a part of a task is none by itself
+    _OfTask = L.LightningModule
+else:
+    _OfTask = object
+
+
+class SizedByData(_OfTask):
+    """The part of a task that knows how it was built, and can be built again as long as nobody has changed it."""
+
+    _given: tuple[tuple[Any, ...], dict[str, Any]]  # the arguments that it was built with
+    kind: str
+
+    def on_built(self) -> None:
+        """Remember the initial weights, so that it can be told whether somebody has changed them."""
+        self._built = self._weights_seen()
+
+    def is_as_built(self) -> bool:
+        """Return whether all weights are still the initial ones."""
+        return self._built == self._weights_seen()
+
+    def _weights_seen(self) -> list[tuple[int, bool, int]]:
+        return [(id(p), p.requires_grad, 0 if p.is_inference() else p._version) for p in self.parameters()]
+
+    def take_sizes(self, data: Any) -> None:
+        """Build the network again for the sizes and targets of ``data`` that nobody gave, as the commands do.
+
+        Raises:
+            ValueError: The network was built for other sizes, and its weights have been changed since.
+        """
+        taken, (args, given) = inspect.signature(type(self)).parameters, self._given
+        known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
+        news = {k: v for k, v in known.items() if v is not None and v not in (now := self.hparams.get(k), [now, now])}
+        targets = news.pop("targets", None) or {}
+        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind == "number")
+        if not news and not (is_other and self.is_as_built()):
+            return
+        if not self.is_as_built():
+            wanted = ", ".join(f"{name}={value!r}" for name, value in news.items())
+            raise ValueError(
+                f"{type(self).__name__} was built for other images than {type(data).__name__} has, and its weights "
+                f"have been changed since: build it with {wanted}"
+            )
+        twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
+        vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
