@@ -17,7 +17,7 @@ from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, DenseBlock, LayerScale
 from vitlab.layers.mlp import Mlp
 from vitlab.layers.pos_embed import PosEmbed
-from vitlab.look.sketch import Box, Row, Skip, draw, plus, through
+from vitlab.look.sketch import Box, Row, Skip, plus, svg_of, through
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked
@@ -60,11 +60,11 @@ def architecture(net: Asked, name: str = "", level: Level = "network", key: str 
     title = f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}"
     if level == "network":
         steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net, key and f"#{key}-")
-        return draw(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key or "vl")
+        return svg_of(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key or "vl")
     assert isinstance(net, VisionTransformer)
     words = f"{title}, {'block 1 of ' + str(len(net.blocks)) if level == 'block' else TITLES[level]}"
     rows, skips = {"tokens": _inside_tokens, "block": _inside_block, "head": _inside_head}[level](net)
-    return draw(words, rows, skips, key=f"{key or 'vl'}-{level}")
+    return svg_of(words, rows, skips, key=f"{key or 'vl'}-{level}")
 
 
 def explorer(net: Asked, name: str, key: str) -> str:

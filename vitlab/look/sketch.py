@@ -47,7 +47,7 @@ def plus() -> list[tuple[Box, int]]:
     return [(Box("+", kind=PLUS), 1)]
 
 
-def draw(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str = "vl") -> str:
+def svg_of(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str = "vl") -> str:
     """Return rows of boxes from top to bottom as SVG, each joined to those below it.
 
     Args:
@@ -57,7 +57,7 @@ def draw(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str =
         key: Prefix of the ids in the drawing, so that several can stand in a page.
 
     Example:
-        >>> drawing = draw("two steps", [[(Box("image", shape="3 x 8 x 8"), 1)], [(Box("tokens", shape="4 x 16"), 1)]])
+        >>> drawing = svg_of("two steps", [[(Box("image", shape="3 x 8 x 8"), 1)], [(Box("tokens", shape="4 x 16"), 1)]])
         >>> drawing.count("<rect"), "4 x 16" in drawing
         (2, True)
     """
