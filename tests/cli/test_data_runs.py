@@ -270,6 +270,9 @@ def test_only_a_run_of_old_has_the_former_crop(tmp_path):
     assert former_ways(run) == {}  # a recipe
     (tmp_path / "run.json").write_text("{}")
     assert former_ways(run) == {"crop_mode": "box"}
+    stated = {**data["init_args"], "max_pixels": 10**6, "crop_mode": "center"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {**data, "init_args": stated}}))
+    assert former_ways(run) == {"color_profile": "ignore"}
     for changes in (
         {"crop_mode": "center"},
         {"class_path": "subprocess.Popen"},

@@ -37,11 +37,18 @@ class Packed(Photos):
                 raise ValueError(
                     f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; pack again"
                 )
+        way = header.get("color_profile", "ignore")
+        if photos.get("color_profile") == "ignore" != way:
+            raise ValueError(f"{root} was packed with color_profile {way}, got `data.color_profile` ignore; pack again")
+        before = way == "ignore" != photos.get("color_profile", "srgb")
+        photos["color_profile"] = way
         sizes = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
         super().__init__(
             place=root, parts=header["parts"], class_names=self.packed_names,
             sizes=[(h, w) for h, w in sizes], **photos,
         )  # fmt: skip
+        if before:
+            self.notes.append("photos were packed without their ICC profiles: to convert them to sRGB, pack again")
         shrunk = header["size"] is not None and bool((self.rows["facts"]["size"].min(axis=1) == header["size"]).any())
         if shrunk and (way := self._way_to_the_files(header["size"] if header.get("rounded") == ROUNDED else None)):
             self.notes.append(

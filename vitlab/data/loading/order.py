@@ -106,7 +106,7 @@ def spread_copies(samples: Indices) -> Indices:
         samples: ``(B,)`` sample indices.
 
     >>> batch = np.array([7, 7, 7, 4, 4, 4, 5, 5, 5, 9, 9, 9])
-    >>> batch[spread(batch)].reshape(3, 2, 2).tolist()
+    >>> batch[spread_copies(batch)].reshape(3, 2, 2).tolist()
     [[[7, 4], [5, 9]], [[7, 5], [4, 9]], [[7, 9], [4, 5]]]
     """
     _, first, sample, counts = np.unique(samples, return_index=True, return_inverse=True, return_counts=True)

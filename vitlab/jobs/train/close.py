@@ -107,7 +107,9 @@ def checkpoint_facts(path: Path) -> dict[str, Any]:
 
 def protocol_of(data: Any) -> dict[str, Any]:
     """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
-    return {"images": data.pipeline.protocol()} if isinstance(data, ImageData) else {}
+    if not isinstance(data, ImageData):
+        return {}
+    return {"images": {**data.pipeline.protocol(), "color_profile": data.decoding.color_profile}}
 
 
 def save_weights(checkpoint: Path, path: Path, fence: Fence | None = None) -> None:
