@@ -177,8 +177,11 @@ class ImageData(Named, L.LightningDataModule):
         return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split."""
+        """Return the readable images of a split, and note the others in `unreadable`."""
         return images
+
+    def check_readable(self) -> None:
+        """Refuse more unreadable files than are allowed."""
 
     def ready(self, images: Images) -> Images:
         """Return the images of a split as loaders read them, such as decoded in memory."""
@@ -202,8 +205,12 @@ class ImageData(Named, L.LightningDataModule):
         division.read_block(self, wanted)
 
     def compare_with_test(self) -> None:
-        """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
+        """Read the checksums of the test split, and nothing else, to report duplicates of training images.
+
+        Its unreadable files count like those of the other splits, so that training does not begin in vain.
+        """
         division.compare_with_test(self)
+        self.check_readable()
 
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
