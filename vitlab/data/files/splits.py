@@ -54,16 +54,23 @@ class SplitRule:
         self.seed, self.file = split_seed, split_file
         self.fold = _parse_fold(fold)
         self.by: Literal["hash", "time"] = "hash"
+        self.named_fold: str | None = None  # validate on the rows of a table with this value in its column of folds
 
     def facts(self) -> dict[str, object]:
         """Return the settings that determine the splits, for the record of a run."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return facts if self.by == "time" else {name: facts[name] for name in facts if name != "by"}  # as ever
+        unused = [] if self.by == "time" else ["by"]
+        unused += [] if self.named_fold else ["named_fold"]
+        return {name: value for name, value in facts.items() if name not in unused}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
         """Return the reason why a split has no images, for messages."""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
+        if name == "test" and self.named_fold is not None and not has_test_split:
+            return (
+                ": the column of folds divides all rows into training and validation; name test rows in a column split"
+            )
         if name == "test":
             return "" if has_test_split else f": `data.test_share` is {self.test_share:g}"
         if self.test_share == 1 and not has_test_split:
