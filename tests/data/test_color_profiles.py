@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image, ImageCms
 
-from vitlab.data import ImageFolder, Packed
+from vitlab.data import ImageFolder, Packed, Table
 from vitlab.data.files.decode import Decoding, decode_bytes, to_srgb
 from vitlab.data.pack.write import pack
 
@@ -194,3 +194,12 @@ def test_an_image_that_a_user_opens_is_seen_as_the_file_is(photos):
     for i, file in enumerate(data.splits["test"].files):
         direct = data.eval_transform(Image.open(photos / file))
         assert torch.equal(direct, data.pipeline.eval_file(photos / file, data.decoding, 3, data.statistics())), i
+
+
+def test_every_data_set_takes_the_options_of_the_command_line():
+    import jsonargparse
+
+    for kind, names in ((Packed, {"color_profile", "max_pixels"}), (Table, {"fold", "missing", "fold_column"})):
+        parser = jsonargparse.ArgumentParser()
+        parser.add_class_arguments(kind, "data")
+        assert {f"data.{name}" for name in names} <= {action.dest for action in parser._actions}

@@ -83,7 +83,7 @@ def test_test_rows_of_a_split_column_stay_apart_and_need_no_fold(table):
         ({"y": [None] * N}, {"missing": "drop"}, r"every row has an empty target among y, z"),
         ({"y": [1.5, "low"] + [2] * (N - 2)}, {"target_type": "number"}, r"row 2: the column y must hold numbers"),
         ({"y": [1.5, None, "low"] + [2] * (N - 3)}, {"target_type": "number", "missing": "drop"}, r"row 3: the column"),
-        ({"y": [0, None] + [1] * (N - 2), "z": [1] * N}, {"missing": "mask"}, r"row 2: the column y is empty; --data.miss"),
+        ({"y": [0, None] + [1] * (N - 2), "z": [1] * N}, {"missing": "mask"}, r"row 2: the column y is empty"),
         ({}, {"missing": "skip"}, r"`data.missing` must be one of refuse, drop, mask, got 'skip'"),
         ({}, {"targets": ["y", "x"]}, r"must have the column x; there are path, y, z, fold"),
     ],

@@ -48,10 +48,8 @@ class Listed(Photos):
         parts = _parts(rows)
         stands_for = {name: part for part, name in parts.items()}
         self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
-        self.folds, named = rows.folds(), "" if photos.get("fold") is None else str(photos["fold"])
-        if named and "/" not in named:
-            self._check_fold(named, photos, split_by)
-            photos["fold"] = None
+        self.folds = rows.folds()
+        named = self._take_fold(photos, split_by)
         if arrays:
             self._check_arrays(photos)
         super().__init__(
@@ -62,9 +60,8 @@ class Listed(Photos):
         if self.times is not None:
             self._check_time(photos)
             self.rule.by = "time"
-        if named and "/" not in named:
-            self.rule.named_fold = named
-        elif self.folds:
+        self.rule.named_fold = named
+        if named is None and self.folds:
             known = ", ".join(distinct_folds(self.folds)[:12])
             self.notes.append(
                 f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
@@ -200,6 +197,15 @@ class Listed(Photos):
             raise ValueError(f"`data.split_by: time` divides the rows, and so does {other}: leave one of them out")
         if not self.times.any():  # type: ignore[union-attr]
             raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
+
+    def _take_fold(self, photos: TableArgs, split_by: str) -> str | None:
+        """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
+        named = photos.get("fold")
+        if named is None or "/" in str(named):
+            return None
+        self._check_fold(str(named), photos, split_by)
+        photos["fold"] = None
+        return str(named)
 
     def _check_fold(self, fold: str, photos: TableArgs, split_by: str) -> None:
         file, column = self.table.file, self.table.columns.get("fold")

@@ -24,7 +24,8 @@ class SplitRule:
         test_share: Share of all images for the test split, if none is given.
         val_share: Share of the other images for the validation split.
         split_seed: Seed of the division.
-        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`.
+        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`; of a
+            table also a value of its column of folds, whose rows are then for validation.
         subset: Share of the training split to train on; smaller subsets are contained in larger ones.
         split_file: JSON file with lists of indices or paths: train, val and test.
 
@@ -38,7 +39,7 @@ class SplitRule:
         test_share: float = 0.2,
         val_share: float = 0.2,
         split_seed: int = 0,
-        fold: str | None = None,
+        fold: int | str | None = None,
         subset: float = 1.0,
         split_file: str | None = None,
     ) -> None:
@@ -155,10 +156,10 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
     return f"{total % 2**64:016x}"
 
 
-def _parse_fold(fold: str | None) -> tuple[int, int] | None:
+def _parse_fold(fold: int | str | None) -> tuple[int, int] | None:
     if fold is None:
         return None
-    k, slash, n = fold.partition("/")
+    k, slash, n = str(fold).partition("/")
     if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n) and int(n) >= 2):
         raise ValueError(f"`data.fold` must be k/n with 1 <= k <= n and n >= 2, such as 1/5, got {fold!r}")
     return int(k), int(n)
