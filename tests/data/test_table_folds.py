@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from vitlab.ablation.folds import _named
+from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
 from vitlab.data.files.rows import read_table
 from vitlab.tasks import Regressor
@@ -177,8 +177,8 @@ def test_columnar_files_are_read_by_column(table, suffix):
 def test_cross_validation_goes_through_the_folds_of_a_table(table):
     path = table(fold=[("b/1", "a", 10)[i % 3] for i in range(N)])
     settings = [("data", "Table"), ("data.path", path)]
-    assert _named([], settings) == {"fold-10": "10", "fold-a": "a", "fold-b-1": "b/1"}
-    assert _named([], [*settings, ("data.fold_column", "z")]) and not _named(
+    assert folds_of_config([], settings) == {"fold-10": "10", "fold-a": "a", "fold-b-1": "b/1"}
+    assert folds_of_config([], [*settings, ("data.fold_column", "z")]) and not folds_of_config(
         [], [*settings, ("data.fold_column", None)]
     )
-    assert not _named([], [("data", "ImageFolder"), ("data.path", path)])
+    assert not folds_of_config([], [("data", "ImageFolder"), ("data.path", path)])

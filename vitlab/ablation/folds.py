@@ -3,7 +3,6 @@
 import csv
 import io
 import math
-import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +15,7 @@ from vitlab.ablation.execution.resolve import known, nested
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.lab import Lab
-from vitlab.config.explain import read_yaml
-from vitlab.data.files.rows import folds_of
+from vitlab.config.table_folds import folds_of_config
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
 from vitlab.shipped import find_file
@@ -103,7 +101,7 @@ def cross_validate(
         raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
     files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
     drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
-    arms = drawn if folds else _named(files, settings) or drawn
+    arms = drawn if folds else folds_of_config(files, settings) or drawn
     lab = Lab(_file(files, settings, arms, seed, name), "cv")
     folder = lab.ablation.file.path.parent
     status = lab.run(workers, retry_failed=retry_failed, say=say)
@@ -120,30 +118,6 @@ def cross_validate(
     csv.writer(table, lineterminator="\n").writerows([keys, *(row.values() for row in rows)])
     write_text(folder / "folds.csv", table.getvalue())
     return Folds(status, rows, folder / "folds.csv")
-
-
-def _named(files: Sequence[str], settings: Sequence[tuple[str, Any]]) -> dict[str, str]:
-    """Return the name of an arm and the value of `data.fold` for each fold that the table of the data names."""
-    given: dict[str, Any] = {}
-    for file in files:
-        part = read_yaml(file).get("data") or {}
-        given |= {"class_path": part} if isinstance(part, str) else {**part, **(part.get("init_args") or {})}
-    for key, value in settings:
-        given |= (
-            {"class_path": value}
-            if key == "data"
-            else {key.removeprefix("data.init_args.").removeprefix("data."): value}
-        )
-    path, column = given.get("path"), given.get("fold_column", "fold")
-    if str(given.get("class_path")).rpartition(".")[2] != "Table" or not path or not column or Path(path).is_dir():
-        return {}
-    try:
-        folds = folds_of(str(path), str(column))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if len(folds) == 1:
-        raise UsageError(f"{path}: the column {column} has only the fold {folds[0]}; --folds=5 draws folds instead")
-    return {f"fold-{re.sub(r'[^0-9A-Za-z_.-]', '-', fold)}": fold for fold in folds}
 
 
 def _file(
