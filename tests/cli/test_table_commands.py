@@ -26,7 +26,7 @@ def test_a_table_with_folds_and_empty_cells_is_trained_cross_validated_and_predi
     table["side"][[1, 2, 6]] = np.nan
     pd.DataFrame(table).to_csv("plates.csv", index=False)
     page = PAGE.read_text()
-    block = re.search(r"```bash\n(vitlab fit [^`]*plates\.csv[^`]*)```", page)[1]
+    block = re.search(r"```\n(vitlab fit [^`]*vitlab cv [^`]*)```", page)[1]
     fit, cv, predict = (shlex.split(line)[1:] for line in block.strip().splitlines())
 
     assert main([*fit, *SMALL]) == 0
