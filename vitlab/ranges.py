@@ -33,7 +33,7 @@ _INTERVALS = {  # [ and ] include the limit, ( and ) do not
         "[1, 1e6]": "batch_size num_classes",
         "[0, 1e6]": "img_size_schedule",
         "[1, 1e10]": "n max_pixels",
-        "[0, 1e9]": "max_unreadable",
+        "[0, 1e9]": "max_unreadable fold",
         "[-1e18, 1e18]": "split_seed value_range mean",
         "(0, 1e18]": "std",
     },

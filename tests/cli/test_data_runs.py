@@ -237,6 +237,7 @@ def test_results_state_the_crop_and_a_run_of_old_keeps_its_own(tmp_path, capsys)
             _as_of_old(run.path)
         assert main(["test", name]) == 0 and main(["predict", name, str(root / "test"), "-o", f"{name}.csv"]) == 0
         stated = {"img_size": [20, 20], "crop": name, "crop_pct": 0.8, "interpolation": "bicubic"}
+        stated["color_profile"] = "srgb"
         assert run.measured("test")["images"] == run.measured("val")["images"] == stated
         numbers[name] = Path(f"{name}.csv").read_text(), run.measured("test")["loss"]
         assert main(["export", name, "--to", "safetensors", "-o", f"{name}.safetensors"]) == 0
@@ -270,6 +271,9 @@ def test_only_a_run_of_old_has_the_former_crop(tmp_path):
     assert former_ways(run) == {}  # a recipe
     (tmp_path / "run.json").write_text("{}")
     assert former_ways(run) == {"crop_mode": "box"}
+    stated = {**data["init_args"], "max_pixels": 10**6, "crop_mode": "center"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": {**data, "init_args": stated}}))
+    assert former_ways(run) == {"color_profile": "ignore"}
     for changes in (
         {"crop_mode": "center"},
         {"class_path": "subprocess.Popen"},

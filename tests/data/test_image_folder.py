@@ -89,7 +89,7 @@ def test_the_test_part_of_one_folder_is_never_opened_by_fit(tmp_path):
     for file in held_back:
         (root / file).write_bytes(b"broken")
     _open(root, "fit", "validate").fingerprint()
-    with pytest.raises(ValueError, match="4 files cannot be read"):
+    with pytest.raises(ValueError, match=r"4 files cannot be read"):
         _open(root, "test")
 
 
@@ -255,3 +255,41 @@ def test_photos_without_labels_are_one_class_flat_or_nested_and_packed(tmp_path)
     assert Packed(str(tmp_path / "packed"), img_size=8).class_names == ["unlabeled"]
     with pytest.raises(ValueError, match="the data has one; --model=MAE or DINO need none"):
         Classifier(num_classes=1)
+
+
+def test_damage_in_any_split_stops_the_training_before_it_begins_and_is_listed_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    for part in ("train", "val", "test"):
+        for k, name in enumerate(("cat", "dog")):
+            (tmp_path / part / name).mkdir(parents=True)
+            for i in range(3):
+                pixels = np.random.default_rng(i + 3 * k).integers(0, 256, (150, 150, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / part / name / f"{i}.jpg")
+    cut, empty, page, gone = (
+        tmp_path / x for x in ("train/cat/0.jpg", "val/dog/1.jpg", "test/cat/2.jpg", "test/dog/0")
+    )
+    cut.write_bytes(cut.read_bytes()[:5000])
+    empty.write_bytes(b"")
+    page.write_text("<html>404 Not Found</html>")
+    gone.symlink_to(tmp_path / "nowhere")
+    damaged = {cut: "truncated", empty: "the file is empty", page: "not one of JPEG", gone: "No such file"}
+    how = {"img_size": 32, "num_workers": 0, "batch_size": 2}
+    with pytest.raises(ValueError, match=r"4 files cannot be read, `data.max_unreadable` allows 1") as refused:
+        ImageFolder(str(tmp_path), max_unreadable=1, **how).setup("fit")
+    for file, reason in damaged.items():
+        (told,) = [line for line in str(refused.value).split("; ") if str(file) in line]
+        assert reason in told
+    data = ImageFolder(str(tmp_path), max_unreadable=4, **how)
+    data.setup("fit")
+    data.compare_with_test()
+    assert set(data.fingerprint()["unreadable"]) == set(map(str, damaged))
+    for file in (cut, empty):
+        file.unlink()
+    data = ImageFolder(str(tmp_path), **how)
+    data.setup("fit")
+    with pytest.raises(ValueError, match="2 files cannot be read"):
+        data.compare_with_test()
+    data = ImageFolder(str(tmp_path), max_unreadable=2, **how)
+    data.setup("fit")
+    data.setup("test")
+    assert [len(data.splits[name]) for name in ("train", "val", "test")] == [5, 5, 5]

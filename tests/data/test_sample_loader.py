@@ -108,6 +108,43 @@ def test_what_replaces_a_file_that_vanished_is_not_mixed_with_itself(folder):
     assert data.unreadable
 
 
+def _by_processes(data, world, epoch):
+    """Return the images, classes and samples of an epoch's batches, joined over processes."""
+    parts = []
+    for rank in range(world):
+        data._place = lambda rank=rank: (rank, world)
+        loader = data.train_dataloader()
+        loader.sampler.set_epoch(epoch)
+        mixed = [(*data.on_after_batch_transfer(batch, 0), data.step.indices) for batch in loader]
+        rows = np.r_[np.arange(0, len(mixed[0][2]), 2), np.arange(1, len(mixed[0][2]), 2)[::-1]].argsort()
+        parts.append([(images[rows], targets[rows], indices) for images, targets, indices in mixed])
+    return [
+        [torch.cat([torch.as_tensor(part[k]) for part in step]) for k in range(3)] for step in zip(*parts, strict=True)
+    ]
+
+
+def test_batches_with_files_that_vanished_are_the_same_for_any_number_of_processes(folder):
+    settings = {"batch_size": 8, "augment": "crop-flip", "mixup": 0.2, "max_unreadable": 4}
+    whole = _by_processes(_data(folder, **settings), 1, 0)
+    data = _data(folder, **settings)
+    gone = whole[0][2][torch.tensor([1, 6])].tolist()
+    for index in gone:
+        (folder / data.splits["train"].files[index]).unlink()
+    one, two, four = (_by_processes(data, world, 0) for world in (1, 2, 4))
+    assert _equal(one, two) and _equal(one, four)
+    others = [x for x in range(8) if x not in (0, 1, 6, 7)]  # neither replaced nor mixed with what was
+    assert torch.equal(one[0][2][others], whole[0][2][others])
+    assert not set(gone) & set(torch.cat([step[2] for step in one]).tolist())
+
+
+def test_what_cannot_be_replaced_stops_the_training(folder):
+    data = _data(folder, max_unreadable=100)
+    for file in data.splits["train"].files:
+        (folder / file).unlink()
+    with pytest.raises(ValueError, match="nor can others be read that could replace it"):
+        _epochs(data)
+
+
 def test_a_file_that_vanishes_is_left_out_of_evaluation(folder):
     data = _data(folder, max_unreadable=1)
     (folder / data.splits["val"].files[0]).unlink()

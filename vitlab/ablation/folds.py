@@ -15,6 +15,7 @@ from vitlab.ablation.execution.resolve import known, nested
 from vitlab.ablation.execution.status import Status
 from vitlab.ablation.inference.measured import NO_METRICS, bounds_of, collect
 from vitlab.ablation.lab import Lab
+from vitlab.config.table_folds import folds_of_config
 from vitlab.errors import UsageError
 from vitlab.runs.directory import RUNS, write_text
 from vitlab.shipped import find_file
@@ -61,7 +62,7 @@ def _interval(name: str, values: Sequence[float]) -> str:
 def cross_validate(
     configs: Sequence[str],
     settings: Sequence[tuple[str, Any]] = (),
-    folds: int = 5,
+    folds: int | None = None,
     seed: int = 0,
     name: str | None = None,
     workers: int | None = None,
@@ -70,13 +71,14 @@ def cross_validate(
 ) -> Folds:
     """Train each unfinished fold and measure it on its part; the test split is not used.
 
-    Folds are drawn within classes by the hash of each image's name; groups of a table stay together. They share
+    Folds are those that a table names, or are drawn within classes by the hash of each image's name, groups of a table
+    together. They share
     training images, so the interval over them is only a guide (Bengio and Grandvalet 2004).
 
     Args:
         configs: Config files or shipped names.
         settings: Dotted keys and values over them.
-        folds: Number of folds.
+        folds: Number of folds to draw; default: those that the table of the data names in its column of folds, else 5.
         seed: Seed of every fold.
         name: Of the directory ``runs/ablations/NAME``; default: ``cv-`` and the last config.
         workers: Folds at a time; default: one per GPU, or half of the cores.
@@ -92,12 +94,15 @@ def cross_validate(
             ...
         vitlab.errors.UsageError: `--folds` must be at least 2, got 1
     """
-    if folds < 2:
+    if folds is not None and folds < 2:
         raise UsageError(f"`--folds` must be at least 2, got {folds}")
     if owned := [key for key, _ in settings if key in _OWNED]:
         what = "use `--seed`" if owned[0] == "seed_everything" else "the folds define the validation images"
         raise UsageError(f"`{owned[0]}` is set by cross-validation: {what}")
-    lab = Lab(_file(configs, settings, folds, seed, name), "cv")
+    files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
+    drawn = {f"fold{k}of{folds or 5}": f"{k}/{folds or 5}" for k in range(1, (folds or 5) + 1)}
+    arms = drawn if folds else folds_of_config(files, settings) or drawn
+    lab = Lab(_file(files, settings, arms, seed, name), "cv")
     folder = lab.ablation.file.path.parent
     status = lab.run(workers, retry_failed=retry_failed, say=say)
     results = collect(lab.ablation, [arm for arm in known(lab.ablation) if arm])
@@ -115,13 +120,14 @@ def cross_validate(
     return Folds(status, rows, folder / "folds.csv")
 
 
-def _file(configs: Sequence[str], settings: Sequence[tuple[str, Any]], folds: int, seed: int, name: str | None) -> Path:
+def _file(
+    files: Sequence[str], settings: Sequence[tuple[str, Any]], folds: dict[str, str], seed: int, name: str | None
+) -> Path:
     """Write the file of the ablation."""
-    files = [str(Path(find_file(config, "cv")).resolve()) for config in configs]
     name = name or f"cv-{Path(files[-1]).stem.lower()}"
     folder = RUNS / "ablations" / name
     write_text(folder / "settings.yaml", yaml.safe_dump(nested(dict(settings)), sort_keys=False))
-    arms = {f"fold{k}of{folds}": {"data.fold": f"{k}/{folds}"} for k in range(1, folds + 1)}
+    arms = {arm: {"data.fold": fold} for arm, fold in folds.items()}
     content = {
         "name": name, "base": [*files, str((folder / "settings.yaml").resolve())], "axes": {"fold": arms},
         "seeds": [seed], "baseline": {"fold": next(iter(arms))}, "metric": {"primary": "loss", "mode": "min"},

@@ -192,7 +192,9 @@ def cv(argv: list[str]) -> int:
         allow_abbrev=False,
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name; later ones override")
-    parser.add_argument("--folds", type=int, default=5, metavar="K", help="number of folds (default: %(default)s)")
+    parser.add_argument(
+        "--folds", type=int, metavar="K", help="folds to draw (default: those in the table's column fold, else 5)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of every fold (default: %(default)s)")
     parser.add_argument("--name", help="of the directory runs/ablations/NAME (default: cv- and the config's name)")
     parser.add_argument(

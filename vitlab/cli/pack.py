@@ -27,6 +27,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--value_range", type=float, nargs=2, metavar=("LOW", "HIGH"), help="for files of more than 8 "
                         "bits: values that map to black and white (default: each file's own range)")  # fmt: skip
     parser.add_argument("--max_pixels", type=int, default=50_000_000, help="refuse larger files (default: %(default)s)")
+    parser.add_argument("--color_profile", choices=["srgb", "ignore"], default="srgb", help="convert photos with an "
+                        "ICC profile to sRGB, or take their values as they are (default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
     from vitlab.data.pack.write import pack
 
@@ -34,7 +36,7 @@ def main(argv: list[str]) -> int:
     try:
         done = pack(
             options.source, options.target, None if options.keep else options.size, options.max_unreadable,
-            options.num_workers, options.value_range, options.max_pixels,
+            options.num_workers, options.value_range, options.max_pixels, options.color_profile,
         )  # fmt: skip
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -2,6 +2,7 @@
 
 from typing import Literal, TypedDict
 
+from vitlab.data.files.decode import ColorProfile
 from vitlab.data.loading.order import Sampling
 from vitlab.data.loading.transforms import Augment, CropMode, Interpolation
 
@@ -11,7 +12,7 @@ class FixedTestRuleArgs(TypedDict, total=False):
 
     split_seed: int
     split_file: str | None
-    fold: str | None
+    fold: int | str | None
     subset: float
 
 
@@ -41,6 +42,7 @@ class FrameArgs(FixedTestRuleArgs, total=False):
     std: list[float] | None
     value_range: list[float] | None
     max_pixels: int
+    color_profile: ColorProfile
 
 
 class FixedTestArgs(FrameArgs, total=False):

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitlab.data import division
 from vitlab.data.arguments import RuleArgs
 from vitlab.data.division import Part
-from vitlab.data.files.decode import Decoding, ImageError
+from vitlab.data.files.decode import ColorProfile, Decoding, ImageError, to_srgb
 from vitlab.data.files.sets import Images, Statistics
 from vitlab.data.files.splits import Indices, SplitName, SplitRule
 from vitlab.data.loading.loader import Batch, Loader
@@ -66,6 +66,8 @@ class ImageData(Named, L.LightningDataModule):
         std: Standard deviation of each channel; given together with the mean.
         value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
         max_pixels: Largest number of pixels of a file.
+        color_profile: srgb converts photos with an embedded ICC profile, such as CMYK ones, to sRGB; ignore takes
+            their values as they are, as runs of vitlab before this option.
         **split: Passed to :class:`SplitRule`.
 
     >>> from vitlab.data import Digits
@@ -113,6 +115,7 @@ class ImageData(Named, L.LightningDataModule):
         std: list[float] | None = None,
         value_range: list[float] | None = None,
         max_pixels: int = 50_000_000,
+        color_profile: ColorProfile = "srgb",
         **split: Unpack[RuleArgs],
     ) -> None:
         super().__init__()
@@ -120,7 +123,7 @@ class ImageData(Named, L.LightningDataModule):
         check_data_at_least(1, batch_size=batch_size, repeats=repeats)
         check_data_at_least(0, num_workers=num_workers)
         self.img_size, self.in_chans, self.class_names = as_size(img_size, native_size), in_chans, list(class_names)
-        self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels)
+        self.decoding = Decoding("L" if in_chans == 1 else "RGB", value_range, max_pixels, color_profile)
         self.batch_size, self.num_workers, self.repeats, self.sampling = batch_size, num_workers, repeats, sampling
         cuts, self.rule = (augment, crop_scale, crop_pct, interpolation, img_size_schedule), SplitRule(**split)
         mixes = {"mixup": mixup, "cutmix": cutmix, "random_erasing": random_erasing, "crop_pct": crop_pct}
@@ -174,8 +177,11 @@ class ImageData(Named, L.LightningDataModule):
         return self.rule.indices(images.ids, images.labels.numpy(), cut_test=not self.has_test_split)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split."""
+        """Return the readable images of a split, and note the others in `unreadable`."""
         return images
+
+    def check_readable(self) -> None:
+        """Refuse more unreadable files than are allowed."""
 
     def ready(self, images: Images) -> Images:
         """Return the images of a split as loaders read them, such as decoded in memory."""
@@ -199,8 +205,12 @@ class ImageData(Named, L.LightningDataModule):
         division.read_block(self, wanted)
 
     def compare_with_test(self) -> None:
-        """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
+        """Read the checksums of the test split, and nothing else, to report duplicates of training images.
+
+        Its unreadable files count like those of the other splits, so that training does not begin in vain.
+        """
         division.compare_with_test(self)
+        self.check_readable()
 
     def train_dataloader(self) -> Loader:
         """Return the training batches of this process."""
@@ -238,13 +248,15 @@ class ImageData(Named, L.LightningDataModule):
 
     def eval_transform(self, image: Image.Image) -> Tensor:
         """Map one decoded image to a normalized ``(C, H, W)``, as in evaluation."""
+        image = to_srgb(image) if self.decoding.color_profile == "srgb" else image
         return self.pipeline.eval_image(image.convert(self.decoding.mode), self.statistics())
 
     def preparation(self) -> dict[str, Any]:
         """Return how images are normalized and cut in evaluation, as plain values, for files of weights."""
         how = {name: getattr(self.pipeline, name) for name in ("native_size", "crop_pct", "crop_mode", "interpolation")}
         size = how["native_size"] and list(how["native_size"])
-        return {"mean": list(self.mean), "std": list(self.std), **how, "native_size": size}
+        profile = self.decoding.color_profile
+        return {"mean": list(self.mean), "std": list(self.std), **how, "native_size": size, "color_profile": profile}
 
     @property
     def seed(self) -> int:

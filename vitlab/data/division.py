@@ -17,6 +17,7 @@ class Source(Protocol):
     splits: dict[SplitName, Images]
     held_back: dict[SplitName, Images]  # the test split during training, only for its checksums
     notes: list[str]
+    unreadable: dict[str, str]
     num_workers: int
 
     def read(self, part: Part) -> Images:
@@ -26,15 +27,20 @@ class Source(Protocol):
         """Divide block 1 or all."""
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the readable images of a split."""
+        """Return the readable images of a split, and note the others in ``unreadable``."""
+
+    def check_readable(self) -> None:
+        """Refuse more unreadable files than are allowed."""
 
 
 def read_block(data: Source, wanted: SplitName) -> None:
     """Read the block that a split belongs to, unless it has been read; refuse a split without images."""
     if wanted in data.splits:
         return
-    for name, images in _divided(data, ("test",) if wanted == "test" else ("train", "val")).items():
-        images = data.filter_readable(images)
+    names: tuple[SplitName, ...] = ("test",) if wanted == "test" else ("train", "val")
+    readable = {name: data.filter_readable(images) for name, images in _divided(data, names).items()}
+    data.check_readable()
+    for name, images in readable.items():
         if not len(images) and (name == wanted or wanted == "train"):
             raise ValueError(f"the {name} split has no image{data.rule.why_empty(name, data.has_test_split)}")
         data.splits[name] = images
@@ -43,12 +49,14 @@ def read_block(data: Source, wanted: SplitName) -> None:
 
 
 def compare_with_test(data: Source) -> None:
-    """Read the checksums of the test split, and nothing else, to report duplicates of training images."""
+    """Read the checksums of the test split, and nothing else, to report duplicates of training images, and damage."""
     if "test" in data.splits or data.held_back:
         return
     try:
         (images,) = _divided(data, ("test",)).values()
-        images = images.scanned(data.num_workers)[0] if isinstance(images, FileImages) else images
+        if isinstance(images, FileImages):
+            images, reasons = images.scanned(data.num_workers)
+            data.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
     except (ValueError, OSError) as error:
         note = f"the test split cannot be read: {error}"
     else:

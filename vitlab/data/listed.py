@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.division import Part
-from vitlab.data.files.rows import Rows, split_by_group
+from vitlab.data.files.rows import Rows, distinct_folds, split_by_group
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
@@ -48,6 +48,8 @@ class Listed(Photos):
         parts = _parts(rows)
         stands_for = {name: part for part, name in parts.items()}
         self.part_of = np.array([stands_for[name] for name in rows.splits or ["train"] * len(rows.paths)])
+        self.folds = rows.folds()
+        named = self._take_fold(photos, split_by)
         if arrays:
             self._check_arrays(photos)
         super().__init__(
@@ -58,9 +60,16 @@ class Listed(Photos):
         if self.times is not None:
             self._check_time(photos)
             self.rule.by = "time"
+        self.rule.named_fold = named
+        if named is None and self.folds:
+            known = ", ".join(distinct_folds(self.folds)[:12])
+            self.notes.append(
+                f"the column {rows.columns['fold']} ({known}) is not used: --data.fold=VALUE validates on its rows, "
+                "and `vitlab cv` goes through all values"
+            )
         self._check_groups()
         self.targets = self._facts(self._train_rows)
-        self.notes.append(f"targets are {self._in_words()}, {rows.why}")
+        self.notes += [f"targets are {self._in_words()}, {rows.why}", *rows.notes]
         if rows.weights() is not None:
             self.notes.append(f"rows are weighted in the training loss by the column {rows.columns['weight']}")
 
@@ -122,6 +131,10 @@ class Listed(Photos):
     def _division(self) -> dict[SplitName, Indices]:
         """The sorted indices of each split among these rows; cached, as identities may need all image files."""
         rows, cut_test = self._divided, not self.has_test_split
+        if self.rule.named_fold is not None:
+            ids = [self.identity(self.table.paths[i]) for i in rows]
+            chosen = np.array(self.folds)[rows] == self.rule.named_fold
+            return self.rule.indices(ids, self._strata(rows), chosen, cut_test=False)
         if self.times is not None:
             return by_time(self.times[rows], self.rule, cut_test)
         ids = [self.identity(self.table.paths[i]) for i in rows]
@@ -130,8 +143,8 @@ class Listed(Photos):
         if self.table.groups is None or (given is not None and not self.rule.fold) or self.rule.file is not None:
             return self.rule.indices(ids, labels, given, cut_test)
         names, labels, group_of = split_by_group([self.table.groups[i] for i in rows], labels)
-        chosen = self.rule.indices(names, labels, None, cut_test)
-        return {split: np.flatnonzero(np.isin(group_of, groups)) for split, groups in chosen.items()}
+        parts = self.rule.indices(names, labels, None, cut_test)
+        return {split: np.flatnonzero(np.isin(group_of, groups)) for split, groups in parts.items()}
 
     def _strata(self, rows: Indices) -> Indices:
         """Return the stratum of each row: its class, or its rarest label."""
@@ -152,9 +165,16 @@ class Listed(Photos):
         if self.table.kind != "number":
             return {"kind": self.table.kind}
         chosen = self.table.values[train].astype(np.float64)
-        std = chosen.std(axis=0)
-        scale = {"mean": chosen.mean(axis=0).tolist(), "std": np.where(std > 0, std, 1.0).tolist()}
-        return {"kind": "number", "names": self.table.targets, **scale}
+        present = ~np.isnan(chosen)
+        if len(absent := np.flatnonzero(~present.any(axis=0))) and len(train):
+            raise ValueError(f"{self.table.file}: no training row has a value of {self.table.targets[absent[0]]}")
+        if present.all():
+            mean, std = chosen.mean(axis=0), chosen.std(axis=0)
+        else:
+            mean, std = np.nanmean(chosen, axis=0), np.nanstd(chosen, axis=0)
+        scale = {"mean": mean.tolist(), "std": np.where(std > 0, std, 1.0).tolist()}
+        masked = {} if not np.isnan(self.table.values).any() else {"present": float(present.mean())}
+        return {"kind": "number", "names": self.table.targets, **scale, **masked}
 
     def _in_words(self) -> str:
         names = ", ".join(self.table.targets)
@@ -177,6 +197,35 @@ class Listed(Photos):
             raise ValueError(f"`data.split_by: time` divides the rows, and so does {other}: leave one of them out")
         if not self.times.any():  # type: ignore[union-attr]
             raise ValueError(f"`data.split_by: time`: all rows of {self.table.file} are of one time")
+
+    def _take_fold(self, photos: TableArgs, split_by: str) -> str | None:
+        """Take a value of the column of folds out of ``photos``; None if there is none, or k/n."""
+        named = photos.get("fold")
+        if named is None or "/" in str(named):
+            return None
+        self._check_fold(str(named), photos, split_by)
+        photos["fold"] = None
+        return str(named)
+
+    def _check_fold(self, fold: str, photos: TableArgs, split_by: str) -> None:
+        file, column = self.table.file, self.table.columns.get("fold")
+        if self.folds is None:
+            raise ValueError(f"`data.fold` is {fold}, and {file} has no column {column}; k/n, such as 1/5, draws folds")
+        if fold not in (known := distinct_folds(self.folds)):
+            raise ValueError(f"`data.fold` is {fold}, and the column {column} of {file} has {', '.join(known[:20])}")
+        if split_by == "time" or photos.get("split_file"):
+            other = "`data.split_by: time`" if split_by == "time" else "`data.split_file`"
+            raise ValueError(
+                f"`data.fold` {fold} divides the rows of {file}, and so does {other}: leave one of them out"
+            )
+        inside = self.part_of != "test"
+        if len(empty := np.flatnonzero(inside & (np.array(self.folds) == ""))):
+            place = f"{file}, row {self.table.table.index[empty[0]] + 1}"
+            raise ValueError(f"{place}: the column {column} names no fold; only rows of the split test may do so")
+        first: dict[str, str] = {}
+        for group, value, used in zip(self.table.groups or [], self.folds, inside.tolist(), strict=False):
+            if used and first.setdefault(group, value) != value:
+                raise ValueError(f"{file}: the group {group} is in the folds {first[group]} and {value}")
 
     def _check_groups(self) -> None:
         first: dict[str, str] = {}

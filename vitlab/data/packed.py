@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
+from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.pack.shards import PARTS, ROUNDED, PackedStore, facts_of, read_index
 from vitlab.data.photos import Photos
@@ -37,17 +38,30 @@ class Packed(Photos):
                 raise ValueError(
                     f"{root} was packed with {name} {header[name]}, got `data.{name}` {photos[name]}; pack again"
                 )
+        before = self._take_profile(header.get("color_profile", "ignore"), photos)
         sizes = np.unique(self.rows["facts"]["size"][self.rows["part"] == 0], axis=0).tolist()
         super().__init__(
             place=root, parts=header["parts"], class_names=self.packed_names,
             sizes=[(h, w) for h, w in sizes], **photos,
         )  # fmt: skip
+        if before:
+            self.notes.append("photos were packed without their ICC profiles: to convert them to sRGB, pack again")
         shrunk = header["size"] is not None and bool((self.rows["facts"]["size"].min(axis=1) == header["size"]).any())
         if shrunk and (way := self._way_to_the_files(header["size"] if header.get("rounded") == ROUNDED else None)):
             self.notes.append(
                 f"photos were shrunk to {header['size']} pixels on the shorter side, and evaluation resizes again: "
                 f"its pixels are not those of the files; for that, pack with {way}"
             )
+
+    def _take_profile(self, way: ColorProfile, photos: PhotoArgs) -> bool:
+        """Read photos in the way in which they were packed; return whether another one was expected."""
+        if photos.get("color_profile") == "ignore" != way:
+            raise ValueError(
+                f"{self.root} was packed with color_profile {way}, got `data.color_profile` ignore; pack again"
+            )
+        before = way == "ignore" != photos.get("color_profile", "srgb")
+        photos["color_profile"] = way
+        return before
 
     def _way_to_the_files(self, size: int | None) -> str:
         """Return how to pack so that evaluation sees the pixels of the files; empty if it does at ``size``."""

@@ -8,6 +8,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
+from vitlab.data import division
 from vitlab.data.arguments import EncodedArgs
 from vitlab.data.base import ImageData, Part
 from vitlab.data.files.decode import ImageError
@@ -38,7 +39,7 @@ class Photos(ImageData):
         sizes: Height and width of a sample of the images.
         img_size: Side, or height and width, of the network's input, in pixels; default: 224, or that of small images.
         in_chans: 3 for RGB, 1 for gray.
-        max_unreadable: Number of unreadable files that may be left out.
+        max_unreadable: Number of unreadable files that may be left out, of all splits together.
         class_map: JSON file that maps other names of folders or labels to classes.
         crop_scale: Smallest share of the area of a random crop; default: .08, or shifts for small images.
         crop_pct: Share of the shorter side that evaluation uses; default: .875, or 1 for small images.
@@ -92,7 +93,9 @@ class Photos(ImageData):
     def prepare_data(self) -> None:
         """Scan all files in one process; the others then use its cache."""
         if self.trainer is not None and self.trainer.world_size > 1:
-            self.setup(self.trainer.state.fn or "fit")
+            self.setup(stage := self.trainer.state.fn or "fit")
+            if stage == "fit":
+                self.compare_with_test()
 
     def read(self, part: Part) -> Images:
         """Return the files of a part, unopened; `val` belongs to block 1."""
@@ -120,11 +123,10 @@ class Photos(ImageData):
         return images.in_memory(self.num_workers)
 
     def filter_readable(self, images: Images) -> Images:
-        """Return the readable files; raise a ValueError if more are unreadable than allowed."""
+        """Return the readable files, and note the others in `unreadable`."""
         assert isinstance(images, FileImages)
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
-        refuse_unreadable(self.unreadable, self.max_unreadable)
         native = self.pipeline.native_size
         other = np.flatnonzero((readable.known["size"] != (native or 0)).any(1))
         if native and len(other):
@@ -134,6 +136,12 @@ class Photos(ImageData):
                 f"{native[0]}x{native[1]}: give `data.crop_scale`, `data.crop_pct` and `data.img_size`, as for photos"
             )
         return readable
+
+    def check_readable(self) -> None:
+        """Raise a ValueError that lists the unreadable files of all splits, if there are more than allowed."""
+        if len(self.unreadable) > self.max_unreadable and "test" not in self.splits:
+            division.compare_with_test(self)
+        refuse_unreadable(self.unreadable, self.max_unreadable)
 
     def on_unreadable(self, error: ImageError) -> None:
         """Count a file that has become unreadable since the scan; raise an ImageError if there are too many."""

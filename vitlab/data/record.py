@@ -37,6 +37,7 @@ def data_record(data: Any) -> dict[str, Any]:
         "in_chans": data.in_chans,
         **({"arrays": True} if data.arrays else {}),
         **data.pipeline.facts(),
+        "color_profile": data.decoding.color_profile,
         "split_rule": data.rule.facts(),
     }
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.files.array_images import is_array, read_array
-from vitlab.data.files.rows import Kind, Rows, read_table
+from vitlab.data.files.rows import Kind, Missing, Rows, read_table
 from vitlab.data.files.scan import Folder, Store, sizes_of
 from vitlab.data.files.sets import FileImages, Images, TensorImages
 from vitlab.data.files.splits import Indices
@@ -20,7 +20,7 @@ _MOST = 2**34  # bytes of arrays
 
 
 class Table(Listed):
-    """Images listed in a CSV, TSV or Parquet file, or in a Hugging Face data set, with targets.
+    """Images listed in a CSV, TSV, Parquet or Arrow file, or in a Hugging Face data set, with targets.
 
     Images are photos, or C x H x W arrays of one shape (.npy, or TIFF with C pages), which are kept as floats in
     memory. Rows of one group are never in two splits.
@@ -33,10 +33,13 @@ class Table(Listed):
         label_separator: Separator of the labels in a column of text, for `target_type` multilabel.
         path_column: Column of the paths, relative to the folder of the table, or of the images of a data set.
         split_column: Column with train, val or test; optional.
+        fold_column: Column of folds; `fold` then names one of its values, whose rows are for validation.
         group_column: Column of groups that must stay together, such as patients; optional.
         weight_column: Column of weights in the training loss; optional; null ignores it.
         time_column: Column of numbers or dates for `split_by`.
         split_by: hash, or time: the latest rows are for test, those before for validation; groups stay together.
+        missing: Empty targets are refused; drop leaves their rows out; mask leaves the cells out of loss and metrics,
+            for several numbers.
         in_chans: 3 for RGB, 1 for gray; for arrays it follows from the files.
         **photos: Passed to :class:`Photos`.
 
@@ -54,26 +57,28 @@ class Table(Listed):
         label_separator: str = ";",
         path_column: str = "path",
         split_column: str | None = "split",
+        fold_column: str | None = "fold",
         group_column: str | None = "group",
         weight_column: str | None = "weight",
         time_column: str | None = "time",
         split_by: Literal["hash", "time"] = "hash",
+        missing: Missing = "refuse",
         in_chans: int | None = None,
         **photos: Unpack[TableArgs],
     ) -> None:
+        names = [targets] if isinstance(targets, str) else targets
+        columns = {
+            "path": path_column, "split": split_column, "fold": fold_column, "group": group_column,
+            "weight": weight_column, "time": time_column,
+        }  # fmt: skip
         self.folder = Path(path)
         self.store: Store = Folder(self.folder.parent)
         if self.folder.is_dir():
             table, self.store = rows_of(path, path_column)
         else:
             self.folder = self.folder.parent
-            table = read_table(path)
-        names = [targets] if isinstance(targets, str) else targets
-        columns = {
-            "path": path_column, "split": split_column, "group": group_column, "weight": weight_column,
-            "time": time_column,
-        }  # fmt: skip
-        rows = Rows(path, table, names, columns, target_type, label_separator)
+            table = read_table(path, [*names, *filter(None, columns.values())], required=[path_column, *names])
+        rows = Rows(path, table, names, columns, target_type, label_separator, missing)
         arrays = isinstance(self.store, Folder) and is_array(self.folder / rows.paths[0])
         if arrays:
             shape = read_array(self.folder / rows.paths[0]).shape

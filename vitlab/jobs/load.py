@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from vitlab.config.images import find_images
 from vitlab.config.parser import user_mistakes
 from vitlab.config.parts import import_parts
-from vitlab.data.files.decode import ImageError, decode
+from vitlab.data.files.decode import ImageError, decode, to_srgb
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
@@ -107,10 +107,11 @@ def _prepared(net: Any, images: Mapping[str, Any]) -> Loaded:
     how = images["crop_pct"], images["interpolation"], None, None, images.get("crop_mode", "box")  # as it once was
     pipeline = Pipeline(native and tuple(native), net.img_size, "none", 1.0, *how)
     mode = "L" if net.in_chans == 1 else "RGB"
+    in_srgb = images.get("color_profile", "ignore") == "srgb"  # as it once was not
 
     def transform(image: Image.Image) -> Tensor:
         with torch.no_grad():
-            return pipeline.eval_image(image.convert(mode), statistics)
+            return pipeline.eval_image((to_srgb(image) if in_srgb else image).convert(mode), statistics)
 
     return Loaded(net, transform)
 

@@ -17,6 +17,8 @@ from vitlab.runs.directory import RunDir
 
 NO_OUTPUT = ("--trainer.logger=false", "--trainer.profiler=null", "--trainer.enable_checkpointing=false")
 
+_FORMER = {"crop_mode": "box", "color_profile": "ignore"}  # what was the way before there was the option
+
 
 def stored_config(run: RunDir) -> dict[str, Any] | None:
     """Return the configuration of a run; None if it is missing or damaged."""
@@ -32,15 +34,16 @@ def former_ways(run: RunDir) -> dict[str, Any]:
     """Return arguments of the data that an older run does not state and that had another default when it was trained.
 
     A run, unlike a recipe, states all arguments that its data set takes. Without `data.crop_mode` it is of a time when
-    photos were cut before they were resized.
+    photos were cut before they were resized, and without `data.color_profile` of one when ICC profiles were ignored.
     """
     with suppress(UsageError):
         data = read_yaml(run.config).get("data") if (run.path / "run.json").is_file() else None
         given = data.get("init_args") if isinstance(data, dict) else None
-        if isinstance(data, dict) and isinstance(given, dict) and "crop_pct" in given and "crop_mode" not in given:
+        if isinstance(data, dict) and isinstance(given, dict) and (missing := _FORMER.keys() - given.keys()):
             path = str(data.get("class_path"))
-            if may_import(path) and "crop_mode" in inspect.signature(class_at(path)).parameters:
-                return {"crop_mode": "box"}
+            taken = inspect.signature(class_at(path)).parameters if may_import(path) else ()
+            told = {"crop_mode": "crop_pct", "color_profile": "max_pixels"}  # stated by every such run
+            return {key: value for key, value in _FORMER.items() if key in missing & {*taken} and told[key] in given}
     return {}
 
 

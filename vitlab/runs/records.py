@@ -110,6 +110,7 @@ class DataFacts(TypedDict):
     statistics_from: NotRequired[str]
     crop_pct: NotRequired[float]
     crop_mode: NotRequired[str]
+    color_profile: NotRequired[str]
     interpolation: NotRequired[str]
     img_size: NotRequired[list[int]]
     native_size: NotRequired[list[int] | None]

@@ -17,7 +17,8 @@ class Regressor(Task):
     """Train a Vision Transformer to predict one or several numbers, with the mean squared error as loss.
 
     The network is trained on standardized targets: minus the mean of the training split, divided by its standard
-    deviation. Metrics and predictions are in the original units.
+    deviation. Metrics and predictions are in the original units. Targets that are NaN do not count: the loss is divided
+    by the share of the others in the training split, so that batches add up whatever they lack.
 
     Args:
         num_targets: Number of targets T per image; by default that of the data.
@@ -38,6 +39,9 @@ class Regressor(Task):
         self, num_targets: int | None = None, targets: dict[str, Any] | None = None, **task: Unpack[TaskArgs]
     ) -> None:
         facts = targets if targets and targets["kind"] == "number" else {}
+        self.present: float | None = facts.get("present")  # share of the training targets with a value; None: all have
+        if self.present is not None and task.get("metrics"):
+            raise ValueError("`metrics` cannot leave out empty targets: leave them away, or take --data.missing=drop")
         names = facts.get("names", [str(i + 1) for i in range(num_targets or 1)])
         if num_targets not in (None, len(names)):
             raise ValueError(f"`num_targets` is {num_targets}, the data has {len(names)}: {', '.join(names)}")
@@ -74,8 +78,12 @@ class Regressor(Task):
         return net
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the mean squared error of standardized targets."""
+        """Return the mean squared error of standardized targets, of those that have a value."""
         targets = (targets - self.target_mean) / self.target_std
+        if self.present is not None:
+            known = ~targets.isnan()
+            error = torch.where(known, outputs - targets.nan_to_num(), 0.0).square().mean(dim=1) / self.present
+            return (error if weights is None else error * weights).mean()
         if weights is None:
             return F.mse_loss(outputs, targets)
         return (F.mse_loss(outputs, targets, reduction="none").mean(dim=1) * weights).mean()
@@ -85,6 +93,8 @@ class Regressor(Task):
 
 class Errors(Metric):
     """Mean absolute error, root mean squared error and R2 (explained share of the variance), also for each target.
+
+    Targets that are NaN do not count, and a target without any value is left out of the averages.
 
     Args:
         names: Names of the T targets.
@@ -111,14 +121,15 @@ class Errors(Metric):
         self.names = names
         for name, values in (("mean", mean), ("std", std)):
             self.register_buffer(name, torch.tensor(values), persistent=False)
-        self.add_state("n", torch.zeros(()), dist_reduce_fx="sum")
-        for name in ("absolute", "squared", "first", "second"):
+        for name in ("n", "absolute", "squared", "first", "second"):
             self.add_state(name, torch.zeros(len(names)), dist_reduce_fx="sum")
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add ``(B, T)`` predictions and targets."""
+        known = ~targets.isnan()
         error, standardized = (outputs - targets) / self.std, (targets - self.mean) / self.std
-        self.n += len(targets)
+        error, standardized = (torch.where(known, x, 0.0) for x in (error, standardized))
+        self.n += known.sum(0)
         self.absolute += error.abs().sum(0)
         self.squared += error.square().sum(0)
         self.first += standardized.sum(0)
@@ -132,7 +143,7 @@ class Errors(Metric):
             "rmse": (self.squared / self.n).sqrt() * self.std,
             "r2": 1 - self.squared / variance,
         }
-        metrics = {name: value.mean() for name, value in values.items()}
+        metrics = {name: value[self.n > 0].mean() for name, value in values.items()}
         if len(self.names) > 1:
             metrics |= {f"{k}/{name}": value[i] for k, value in values.items() for i, name in enumerate(self.names)}
         return metrics

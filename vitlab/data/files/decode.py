@@ -4,9 +4,11 @@ import contextlib
 import io
 import os
 import re
+import typing
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +26,13 @@ else:
     _HEIF = ["HEIF"]
 
 Mode = Literal["RGB", "L"]
+ColorProfile = Literal["srgb", "ignore"]
 FORMATS = (  # recognized by content, not by suffix
     *("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF"),
     *(name for name, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if features.check(codec)),
     *_HEIF,
 )
+_SAME = 3  # largest difference in gray levels by which a profile counts as sRGB
 _DEEP = re.compile(r"(RGBA?);16([BLN])")  # raw modes of which Pillow keeps only the higher byte
 
 
@@ -40,6 +44,8 @@ class Decoding:
         mode: RGB, or L for gray.
         value_range: Values mapped to 0 and 255 in files with more than 8 bits; default: the range of each file.
         max_pixels: Largest number of pixels of an image.
+        color_profile: srgb converts images of 8 bits with an embedded ICC profile to sRGB; ignore takes their values
+            as they are.
 
     >>> Decoding("L", value_range=(0, 4095)).value_range
     (0, 4095)
@@ -48,8 +54,11 @@ class Decoding:
     mode: Mode = "RGB"
     value_range: Sequence[float] | None = None
     max_pixels: int = 50_000_000
+    color_profile: ColorProfile = "srgb"
 
     def __post_init__(self) -> None:
+        if self.color_profile not in (words := typing.get_args(ColorProfile)):
+            raise ValueError(f"`data.color_profile` must be one of {', '.join(words)}, got {self.color_profile!r}")
         limits = self.value_range
         if limits is not None and not (len(limits) == 2 and limits[0] < limits[1]):
             raise ValueError(f"`data.value_range` must be [low, high] with low < high, got {list(limits)}")
@@ -85,9 +94,10 @@ def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Im
 def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int | None = None) -> Image.Image:
     """Return the first frame of an encoded image: upright, opaque on white, 8 bits per channel.
 
-    Values of more than 8 bits are scaled to 0..255, from the given range or that of the image. Broken EXIF data is
-    ignored; any other fault raises an ImageError with ``name`` and the reason. With ``shrink``, a JPEG image may be
-    decoded at 1/2, 1/4 or 1/8 of its size, with no side shorter than ``shrink`` pixels.
+    Values of more than 8 bits are scaled to 0..255, from the given range or that of the image; others are converted to
+    sRGB, unless profiles are ignored. Broken EXIF data and profiles are ignored; any other fault raises an ImageError
+    with ``name`` and the reason. With ``shrink``, a JPEG image may be decoded at 1/2, 1/4 or 1/8 of its size, with no
+    side shorter than ``shrink`` pixels.
 
     >>> decode_bytes(b"P6 2 1 255 " + bytes(6), "black.ppm").size
     (2, 1)
@@ -107,6 +117,7 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
                 image.load()
                 if lower is not None:
                     _scale_16_bits(image, lower, how.value_range)
+                    image.info.pop("icc_profile", None)  # the scaled values are no colors of the profile
                 return _to_mode(_upright(image), how)
         except Image.UnidentifiedImageError:
             raise ImageError(name, f"not one of {', '.join(FORMATS)}") from None
@@ -126,7 +137,7 @@ def draft_scale(size: tuple[int, int], shrink: int) -> int:
 def image_header(data: bytes) -> tuple[str, tuple[int, int]]:
     """Return format and mode, such as "JPEG CMYK", and upright height and width of a file that can be decoded.
 
-    >>> header(b"P6 2 1 255 " + bytes(6))
+    >>> image_header(b"P6 2 1 255 " + bytes(6))
     ('PPM RGB', (1, 2))
     """
     with warnings.catch_warnings():
@@ -173,10 +184,57 @@ def _to_mode(image: Image.Image, how: Decoding) -> Image.Image:
     elif image.mode == "LAB":
         lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
         image = ImageCms.applyTransform(image, ImageCms.buildTransform(lab, srgb, "LAB", "RGB")) or image
+    elif how.color_profile == "srgb":
+        image = to_srgb(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB").convert(how.mode) if image.mode != how.mode else image.copy()
+
+
+def to_srgb(image: Image.Image) -> Image.Image:
+    """Return an image in sRGB by its embedded ICC profile, without which it is returned as it is.
+
+    The intent is relative colorimetric with black point compensation. A profile that is broken, or of another number of
+    channels than the image, is ignored. Opacity is kept, and gray stays gray.
+
+    >>> to_srgb(Image.new("CMYK", (2, 1))).mode
+    'CMYK'
+    """
+    profile = image.info.get("icc_profile")
+    if not profile:
+        return image
+    gray = image.mode in ("1", "L", "LA")
+    mode = "L" if gray else image.mode if image.mode == "CMYK" else "RGB"
+    transform = _srgb_transform(bytes(profile), mode)
+    if transform is None:
+        return image
+    opaque = image.convert("RGBA").getchannel("A") if image.has_transparency_data else None
+    done = ImageCms.applyTransform(image.convert(mode), transform)
+    assert done is not None  # as it is not in place
+    done = done.convert("L") if gray else done
+    if opaque is not None:
+        done.putalpha(opaque)
+    done.info = {key: value for key, value in image.info.items() if key not in ("icc_profile", "transparency")}
+    return done
+
+
+@lru_cache(16)
+def _srgb_transform(profile: bytes, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Return the transform of a profile to sRGB; None if it changes nothing, or does not fit the mode."""
+    intent, flags = ImageCms.Intent.RELATIVE_COLORIMETRIC, ImageCms.Flags.BLACKPOINTCOMPENSATION
+    try:
+        source, srgb = ImageCms.ImageCmsProfile(io.BytesIO(profile)), ImageCms.createProfile("sRGB")
+        transform = ImageCms.buildTransform(source, srgb, mode, "RGB", intent, flags)
+    except Exception:  # broken profiles fail in several ways
+        return None
+    if mode == "CMYK":
+        return transform
+    side = np.linspace(0, 255, 9).round().astype(np.uint8)
+    cube = np.stack(np.meshgrid(side, side, side), axis=-1).reshape(27, 27, 3)
+    tried = Image.fromarray(cube[..., 0] if mode == "L" else cube)
+    done = np.asarray(ImageCms.applyTransform(tried, transform)).astype(int)
+    return None if abs(done - np.asarray(tried.convert("RGB"))).max() <= _SAME else transform
 
 
 def _to_8_bits(image: Image.Image, value_range: Sequence[float] | None) -> Image.Image:

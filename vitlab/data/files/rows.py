@@ -1,8 +1,8 @@
-"""The rows of a table of images: paths, targets, and optional split, group, weight and time."""
+"""The rows of a table of images: paths, targets, and optional split, fold, group, weight and time."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,21 +11,27 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = Literal["class", "multilabel", "number"]
-_READERS = {".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet"}
+Missing = Literal["refuse", "drop", "mask"]
+_READERS = {
+    ".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet", ".arrow": "read_feather",
+    ".feather": "read_feather",
+}  # fmt: skip
 
 
 class Rows:
-    """The rows of a table: paths and targets, and optional split, group, weight and time.
+    """The rows of a table: paths and targets, and optional split, fold, group, weight and time.
 
     Args:
         file: Name of the table, for messages.
         table: The rows.
         targets: Columns to predict.
-        columns: Column of each of path, split, group, weight and time; all but path are optional under their default
-            names. A target column is none of them.
+        columns: Column of each of path, split, fold, group, weight and time; all but path are optional under their
+            default names. A target column is none of them.
         kind: Kind of the targets; None infers multilabel from lists and from several columns of 0 and 1, number from
             floats and other sets of columns, and class otherwise.
         separator: Separator of the labels in a column of text.
+        missing: What becomes of empty targets: they are refused; drop leaves their rows out; mask leaves them out of
+            loss and metrics, for several numbers, and drops rows without any.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -41,8 +47,11 @@ class Rows:
         columns: Mapping[str, str | None],
         kind: Kind | None = None,
         separator: str = ";",
+        missing: Missing = "refuse",
     ) -> None:
-        self.file, self.targets, self.table = file, list(targets), table
+        if missing not in (words := get_args(Missing)):
+            raise ValueError(f"`data.missing` must be one of {', '.join(words)}, got {missing!r}")
+        self.file, self.targets, self.missing = file, list(targets), missing
         self.columns = {part: name for part, name in {"path": "path", **columns}.items()
                         if part == "path" or name not in targets}  # fmt: skip
         for name in (self.columns["path"], *targets, *(n for part, n in self.columns.items() if n not in (part, None))):
@@ -52,21 +61,26 @@ class Rows:
             raise ValueError(f"{file} must have a column in `data.targets`; there are {', '.join(map(str, table))}")
         if not len(table):
             raise ValueError(f"{file} has no rows")
+        self.notes: list[str] = []
+        self.table = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
         seen, why = _kind(cells)
         self.kind: Kind = kind or seen
         self.why = "as declared" if kind else why
-        for part in self.columns:
+        for part in self.columns.keys() - {"fold"}:
             self._refuse_empty(self._column(part))
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
         self.names: list[str] = []  # of the labels, or the class of each row
         if self.kind == "multilabel":
             self.names, self.values = self._labels(cells, separator)
             return
-        for column in cells:
-            self._refuse_empty(column)
+        masked = missing == "mask" and self.kind == "number"
+        for column in [] if masked else cells:
+            self._refuse_empty(column, target=True)
         if self.kind == "number":
-            self.values = np.stack([self._numbers(column) for column in cells], axis=1)
+            self.values = np.stack([self._numbers(column, masked) for column in cells], axis=1)
+            if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
+                self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
         elif len(cells) > 1:
             raise ValueError(f"`data.targets` must be one column of classes, got {', '.join(targets)}")
         else:
@@ -76,6 +90,17 @@ class Rows:
     def class_names(self) -> list[str]:
         """The classes or labels; empty for numbers."""
         return [] if self.kind == "number" else self.names if self.kind == "multilabel" else sorted(set(self.names))
+
+    def folds(self) -> list[str] | None:
+        """Return the fold of each row, or None; it is empty where the column is.
+
+        >>> import pandas as pd
+        >>> table = {"path": list("abc"), "y": [1.0, 2, 3], "fold": [0, 1, None]}
+        >>> Rows("a.csv", pd.DataFrame(table), ["y"], {"fold": "fold"}).folds()
+        ['0', '1', '']
+        """
+        column = self._column("fold")
+        return None if column is None else fold_names(column)
 
     def weights(self) -> NDArray[np.float32] | None:
         """Return the weight of each row, or None."""
@@ -120,6 +145,8 @@ class Rows:
 
     def _labels(self, cells: list["pd.Series"], separator: str) -> tuple[list[str], NDArray[np.uint8]]:
         if len(cells) > 1:
+            for column in cells:
+                self._refuse_empty(column, target=True)
             values = np.stack([self._numbers(column) for column in cells], axis=1)
             if not np.isin(values, (0, 1)).all():
                 wrong = self.targets[int(np.flatnonzero(~np.isin(values, (0, 1)).all(0))[0])]
@@ -133,23 +160,47 @@ class Rows:
             raise ValueError(f"{self.file}: the column {cells[0].name} has {one}; {apart}")
         return names, np.array([[name in found for name in names] for found in sets], dtype=np.uint8)
 
-    def _refuse_empty(self, column: "pd.Series | None") -> None:
-        if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
-            raise ValueError(f"{self.file}, row {empty[0] + 1}: the column {column.name} is empty")
+    def _without_empty(self, table: "pd.DataFrame") -> "pd.DataFrame":
+        """Leave out rows with an empty target, or, for masks, with none but empty ones; whole numbers stay whole."""
+        empty = table[self.targets].isna()
+        dropped = (empty.all(axis=1) if self.missing == "mask" else empty.any(axis=1)).to_numpy()
+        if dropped.all():
+            raise ValueError(f"{self.file}: every row has an empty target among {', '.join(self.targets)}")
+        if n := int(dropped.sum()):
+            what = "without any target" if self.missing == "mask" else "with an empty target"
+            self.notes.append(f"{n:,} of {len(table):,} rows {what} are left out (`data.missing: {self.missing}`)")
+        table = table[~dropped].copy()
+        for name in (name for name in self.targets if empty[name].any() and table[name].dtype.kind == "f"):
+            if (table[name].dropna() % 1 == 0).all():  # pandas reads whole numbers with gaps as floats
+                table[name] = table[name].astype("int64" if not table[name].isna().any() else "Int64")
+        return table
 
-    def _numbers(self, column: "pd.Series") -> NDArray[np.float32]:
-        try:
-            values = column.to_numpy(dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.file}: the column {column.name} must hold numbers: {error}") from None
-        if len(wrong := np.flatnonzero(~np.isfinite(values))):
-            raise ValueError(f"{self.file}, row {wrong[0] + 1}: {column.name} is {column.iloc[wrong[0]]}, not finite")
-        return values
+    def _row(self, i: int) -> str:
+        """Return a row's place in the table, for messages."""
+        return f"{self.file}, row {self.table.index[i] + 1}"
+
+    def _refuse_empty(self, column: "pd.Series | None", target: bool = False) -> None:
+        if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
+            ways = "; --data.missing=drop leaves such rows out" if target else ""
+            ways += ", mask leaves out the cell" if target and self.kind == "number" and len(self.targets) > 1 else ""
+            raise ValueError(f"{self._row(empty[0])}: the column {column.name} is empty{ways}")
+
+    def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
+        import pandas as pd
+
+        found = pd.to_numeric(column, errors="coerce").astype("float64").to_numpy(dtype=np.float32, na_value=np.nan)
+        empty = column.isna().to_numpy()
+        if len(wrong := np.flatnonzero(np.isnan(found) & ~empty)):
+            cell = column.iloc[wrong[0]]
+            raise ValueError(f"{self._row(wrong[0])}: the column {column.name} must hold numbers, got {cell!r}")
+        if len(wrong := np.flatnonzero(~np.isfinite(found) & ~(empty & masked))):
+            raise ValueError(f"{self._row(wrong[0])}: {column.name} is {column.iloc[wrong[0]]}, not finite")
+        return found
 
 
 def _kind(cells: list["pd.Series"]) -> tuple[Kind, str]:
     if len(cells) > 1:
-        binary = all(column.dtype.kind in "biu" and column.isin([0, 1]).all() for column in cells)
+        binary = all(column.dtype.kind in "biu" and column.dropna().isin([0, 1]).all() for column in cells)
         return ("multilabel", "by their values, 0 and 1") if binary else ("number", "by their number")
     if isinstance(cells[0].iloc[0], list | tuple | np.ndarray):
         return "multilabel", "by its lists"
@@ -162,20 +213,70 @@ def _set(cell: Any, separator: str) -> set[str]:
     return {name for part in parts if (name := str(part).strip())}
 
 
-def read_table(file: str) -> "pd.DataFrame":
-    """Return the rows of a CSV, TSV or Parquet file."""
+def fold_names(column: "pd.Series") -> list[str]:
+    """Return the cells of a column of folds as words; empty cells and -1, which count as no fold, are empty.
+
+    >>> import pandas as pd
+    >>> fold_names(pd.Series([0.0, 4.0, None, -1])), fold_names(pd.Series(["a", "b"]))
+    (['0', '4', '', ''], ['a', 'b'])
+    """
+    values = ["" if value != value or value is None else value for value in column.tolist()]
+    names = [str(int(x)) if isinstance(x, float) and x.is_integer() else str(x) for x in values]
+    return ["" if name == "-1" else name for name in names]
+
+
+def distinct_folds(names: Sequence[str]) -> list[str]:
+    """Return the folds in order, numbers by their size.
+
+    >>> distinct_folds(["10", "9", "", "9"])
+    ['9', '10']
+    """
+    folds = sorted({*names} - {""})
+    return sorted(folds, key=int) if all(fold.isdecimal() for fold in folds) else folds
+
+
+def folds_of(file: str, column: str = "fold") -> list[str]:
+    """Return the folds that a table names in a column, in order; empty if it has no such column."""
+    table = read_table(file, [column])
+    return distinct_folds(fold_names(table[column])) if column in table else []
+
+
+def read_table(file: str, columns: Sequence[str] | None = None, required: Sequence[str] = ()) -> "pd.DataFrame":
+    """Return the rows of a CSV, TSV, Parquet or Arrow file (Feather is Arrow's file format).
+
+    Args:
+        file: The table.
+        columns: Columns to read of a Parquet or Arrow file, those that it has; default: all.
+        required: Columns without which all are returned, and no row.
+    """
     import pandas as pd
 
     suffix = Path(file).suffix.lower()
     if suffix not in _READERS:
         raise ValueError(f"`data.path` must end in {', '.join(_READERS)}, or be a Hugging Face data set, got {file}")
     try:
-        options = {"sep": "\t"} if suffix == ".tsv" else {}
+        options: dict[str, Any] = {"sep": "\t"} if suffix == ".tsv" else {}
+        if columns is not None and _READERS[suffix] != "read_csv":
+            names = _names(file, suffix)
+            if not {*required} <= {*names}:
+                return pd.DataFrame(columns=names)
+            options["columns"] = [name for name in names if name in columns]
         return getattr(pd, _READERS[suffix])(file, **options)
     except FileNotFoundError:
         raise ValueError(f"`data.path` must be a table, and there is no {file}") from None
     except Exception as error:  # pandas and pyarrow can raise anything for a broken file
         raise ValueError(f"`data.path` {file} cannot be read: {error}") from None
+
+
+def _names(file: str, suffix: str) -> list[str]:
+    """Return the columns of a Parquet or Arrow file, of which only the end is read."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    if suffix == ".parquet":
+        return pyarrow.parquet.read_schema(file).names
+    with pa.memory_map(file) as source:
+        return pa.ipc.open_file(source).schema.names
 
 
 def split_by_group(

@@ -32,7 +32,7 @@ FACTS = np.dtype(
         ("moments", "f4", (2, 4)),  # mean and mean square of red, green, blue and luma, of values in [0, 1]
     ]
 )
-_USUAL = (None, Decoding().max_pixels)
+_USUAL = (None, Decoding().max_pixels, "ignore")  # caches of before there were profiles are of images without them
 _LEVELS = np.arange(256) / 255
 LOOKED = 224  # smallest shorter side in pixels at which the scan decodes a JPEG image
 _MANY = 1000  # files from which a progress bar is shown
@@ -222,7 +222,8 @@ def moments(image: Image.Image) -> np.ndarray:
 
 
 def _cache_file(store: Store, how: Decoding) -> Path:
-    place = store.place + "".join(f"\n{value}" for value in (how.value_range, how.max_pixels) if value not in _USUAL)
+    values = (how.value_range, how.max_pixels, how.color_profile)
+    place = store.place + "".join(f"\n{value}" for value in values if value not in _USUAL)
     return archive.cache() / f"scan-{hashlib.blake2b(os.fsencode(place), digest_size=12).hexdigest()}.npz"
 
 

@@ -24,7 +24,8 @@ class SplitRule:
         test_share: Share of all images for the test split, if none is given.
         val_share: Share of the other images for the validation split.
         split_seed: Seed of the division.
-        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`.
+        fold: k/n: validate on the k-th of n parts of the images outside the test split, instead of `val_share`; of a
+            table also a value of its column of folds, whose rows are then for validation.
         subset: Share of the training split to train on; smaller subsets are contained in larger ones.
         split_file: JSON file with lists of indices or paths: train, val and test.
 
@@ -38,7 +39,7 @@ class SplitRule:
         test_share: float = 0.2,
         val_share: float = 0.2,
         split_seed: int = 0,
-        fold: str | None = None,
+        fold: int | str | None = None,
         subset: float = 1.0,
         split_file: str | None = None,
     ) -> None:
@@ -54,16 +55,23 @@ class SplitRule:
         self.seed, self.file = split_seed, split_file
         self.fold = _parse_fold(fold)
         self.by: Literal["hash", "time"] = "hash"
+        self.named_fold: str | None = None  # validate on the rows of a table with this value in its column of folds
 
     def facts(self) -> dict[str, object]:
         """Return the settings that determine the splits, for the record of a run."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
-        return facts if self.by == "time" else {name: facts[name] for name in facts if name != "by"}  # as ever
+        unused = [] if self.by == "time" else ["by"]
+        unused += [] if self.named_fold else ["named_fold"]
+        return {name: value for name, value in facts.items() if name not in unused}  # as ever
 
     def why_empty(self, name: SplitName, has_test_split: bool) -> str:
         """Return the reason why a split has no images, for messages."""
         if self.file is not None:
             return f": `data.split_file` {self.file} lists none under {name}"
+        if name == "test" and self.named_fold is not None and not has_test_split:
+            return (
+                ": the column of folds divides all rows into training and validation; name test rows in a column split"
+            )
         if name == "test":
             return "" if has_test_split else f": `data.test_share` is {self.test_share:g}"
         if self.test_share == 1 and not has_test_split:
@@ -148,10 +156,10 @@ def split_hash(ids: Sequence[bytes], labels: Indices) -> str:
     return f"{total % 2**64:016x}"
 
 
-def _parse_fold(fold: str | None) -> tuple[int, int] | None:
+def _parse_fold(fold: int | str | None) -> tuple[int, int] | None:
     if fold is None:
         return None
-    k, slash, n = fold.partition("/")
+    k, slash, n = str(fold).partition("/")
     if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n) and int(n) >= 2):
         raise ValueError(f"`data.fold` must be k/n with 1 <= k <= n and n >= 2, such as 1/5, got {fold!r}")
     return int(k), int(n)

@@ -40,12 +40,13 @@ def duplicates(splits: Mapping[SplitName, Images]) -> Pairs:
 
 def contradictions(splits: Mapping[SplitName, Images]) -> Pairs:
     """Return pairs of images with the same content under different labels."""
-    seen: dict[bytes, tuple[object, str]] = {}
+    seen: dict[bytes, tuple[str, str]] = {}
     pairs: Pairs = []
     for split, images in splits.items():
         for i, (digest, label) in enumerate(zip(images.digests, images.labels.tolist(), strict=True)):
-            first = seen.setdefault(digest, (label, name_of(split, images, i)))
-            if first[0] != label:
+            text = str(label)  # as a target that is not given, NaN, equals nothing
+            first = seen.setdefault(digest, (text, name_of(split, images, i)))
+            if first[0] != text:
                 pairs.append([first[1], name_of(split, images, i)])
     return pairs
 

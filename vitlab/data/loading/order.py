@@ -10,7 +10,18 @@ from torch import Tensor
 
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.native import Tokens
-from vitlab.data.loading.streams import AUGMENT, MASK, MIX, ORDER, Seeds, generator, shuffled_indices, stream, uniforms
+from vitlab.data.loading.streams import (
+    AUGMENT,
+    MASK,
+    MIX,
+    ORDER,
+    REPLACE,
+    Seeds,
+    generator,
+    shuffled_indices,
+    stream,
+    uniforms,
+)
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
@@ -23,6 +34,7 @@ class Step(NamedTuple):
     seeds: Seeds
     mix_seed: int | None  # seed for the whole batch; None in evaluation
     epoch: int = 0
+    partners: Indices | None = None  # (b,) the sample that mixup and cutmix mix with each; None in evaluation
 
     def shuffled(self, grid_size: tuple[int, int], block: int = 1) -> Indices:
         """Return ``(b, N)`` token indices in a random order for each sample, the same in every evaluation."""
@@ -79,6 +91,7 @@ class Draw:
         return indices, copies
 
 
+_STAND_INS = 16  # samples tried in place of an unreadable one
 _MATCHES = np.array([[0, 1, 2, 3], [0, 2, 1, 3], [0, 3, 1, 2]])  # the ways to make two pairs of four
 
 
@@ -93,7 +106,7 @@ def spread_copies(samples: Indices) -> Indices:
         samples: ``(B,)`` sample indices.
 
     >>> batch = np.array([7, 7, 7, 4, 4, 4, 5, 5, 5, 9, 9, 9])
-    >>> batch[spread(batch)].reshape(3, 2, 2).tolist()
+    >>> batch[spread_copies(batch)].reshape(3, 2, 2).tolist()
     [[[7, 4], [5, 9]], [[7, 5], [4, 9]], [[7, 9], [4, 5]]]
     """
     _, first, sample, counts = np.unique(samples, return_index=True, return_inverse=True, return_counts=True)
@@ -182,8 +195,32 @@ class TrainOrder:
         for step in range(start, len(self)):
             bounds = np.array(ends[step * self.world : (step + 1) * self.world + 1])  # of each process, in this batch
             rows = bounds[0] + spread_copies(indices[bounds[0] : bounds[-1]])
-            mine = rows[slice(*(bounds - bounds[0])[self.rank : self.rank + 2])]
-            yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch)
+            mine = np.arange(*(bounds - bounds[0])[self.rank : self.rank + 2])
+            partners = indices[rows[np.minimum(mine ^ 1, len(rows) - 1)]]
+            mine = rows[mine]
+            yield Step(indices[mine], seeds[mine], int(stream(self.seed, MIX, epoch, step)[0]), epoch, partners)
+
+    def stand_ins(self, index: int, seed: int, partner: int) -> list[int]:
+        """Return the samples that are tried in place of an unreadable one, the same in any process.
+
+        They are neither the sample itself nor the one that it is mixed with, and have at most its tokens.
+
+        Args:
+            index: The unreadable sample.
+            seed: Its seed.
+            partner: The sample that it is mixed with.
+
+        >>> 3 in TrainOrder(4, batch_size=4, seed=0).stand_ins(3, seed=7, partner=2)
+        False
+        """
+        pool = np.arange(self.n)
+        if self.tokens:
+            pool = pool[self.tokens.counts <= self.tokens.counts[index]]
+        pool = pool[(pool != index) & (pool != partner)]
+        if not len(pool):
+            return []
+        drawn = pool[(stream(seed, REPLACE, np.arange(_STAND_INS)) % np.uint64(len(pool))).astype(np.int64)]
+        return list(dict.fromkeys(drawn.tolist()))
 
 
 class EvalOrder:

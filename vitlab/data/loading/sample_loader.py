@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,23 +13,33 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vitlab.data.files.decode import ImageError
 from vitlab.data.files.sets import FileImages, Images
+from vitlab.data.files.splits import Indices
 from vitlab.data.loading.crops import MultiCrop
 from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
-from vitlab.data.loading.order import EvalOrder, Step, TrainOrder, spread_copies
+from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
 from vitlab.packed_batch import Packed
 
 OnUnreadable = Callable[[ImageError], None]  # counts an unreadable sample, or raises
-_Key = tuple[int, int]  # index and seed of a sample
-_Sample = tuple[Tensor, int] | ImageError  # image and class, or the error
+_Key = tuple[int, int, int]  # index and seed of a sample, and the sample that it is mixed with
+_Read = tuple[Tensor | Packed, Tensor, Indices, Indices, list[ImageError]]  # images, classes, rows, samples, errors
+
+
+class _Sample(NamedTuple):
+    """An image with its class and number, which are those of another sample if that of the key was unreadable."""
+
+    image: Tensor | None  # None: nothing could be read
+    label: Any
+    number: int
+    errors: list[ImageError]
 
 
 class SampleLoader(Loader):
     """Read and transform samples in worker processes; a sample's seed travels with its index.
 
-    An unreadable sample is reported. In training another sample of the batch replaces it, so that every process keeps
-    its batch size; in evaluation it is left out.
+    An unreadable sample is reported. In training another one replaces it, drawn from its seed, so that batches keep
+    their size and are the same for any number of processes; in evaluation it is left out.
 
     Args:
         images: The images.
@@ -52,7 +63,7 @@ class SampleLoader(Loader):
         self.on_unreadable = on_unreadable
         self.keys = _Keys(order)
         self.loader = DataLoader(
-            _Samples(images, transform),
+            _Samples(images, transform, order),
             batch_sampler=self.keys,
             collate_fn=partial(_stack, patch=patch),
             num_workers=num_workers,
@@ -67,28 +78,21 @@ class SampleLoader(Loader):
     def read(self, start: int) -> Iterator[Batch]:
         """Yield the batches from number ``start`` on."""
         self.keys.start = start
-        for step, (images, targets, rows, errors) in zip(self.sampler.steps(start), self._load(), strict=True):
+        for step, (images, targets, rows, samples, errors) in zip(self.sampler.steps(start), self._load(), strict=True):
             for error in errors:
                 self.on_unreadable(error)
-            if not errors:
+            if isinstance(self.sampler, TrainOrder) and len(rows) < len(step.indices):
+                raise ImageError(errors[-1].path, f"{errors[-1].reason}; nor can others be read that could replace it")
+            if errors:
+                step = step._replace(indices=samples, seeds=step.seeds[rows])
+            if len(rows):
                 yield images, targets, step
-            elif rows:
-                yield self._replace_unreadable(images, targets, step, rows)
 
-    def _load(self) -> Iterator[tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]]:
+    def _load(self) -> Iterator[_Read]:
         try:
             yield from self.loader
         except (EOFError, ConnectionError) as error:  # torch may see the broken connection before it misses the worker
             raise RuntimeError("DataLoader worker died while it sent a batch") from error
-
-    def _replace_unreadable(self, images: Tensor | Packed, targets: Tensor, step: Step, rows: list[int]) -> Batch:
-        chosen = list(range(len(rows)))
-        if isinstance(self.sampler, TrainOrder):
-            again = np.arange(len(step.indices)) % len(rows)
-            chosen = again[spread_copies(step.indices[rows][again])].tolist()
-        samples = [rows[i] for i in chosen]
-        step = step._replace(indices=step.indices[samples], seeds=step.seeds[samples])
-        return images[chosen], targets[chosen], step
 
 
 class _Keys:
@@ -100,29 +104,38 @@ class _Keys:
 
     def __iter__(self) -> Iterator[list[_Key]]:
         for step in self.order.steps(self.start):
-            yield list(zip(step.indices.tolist(), step.seeds.tolist(), strict=True))
+            partners = step.indices if step.partners is None else step.partners
+            yield list(zip(step.indices.tolist(), step.seeds.tolist(), partners.tolist(), strict=True))
 
 
 class _Samples(Dataset[_Sample]):
-    def __init__(self, images: Images, transform: Transform | MultiCrop | None) -> None:
-        self.images, self.transform = images, transform
+    def __init__(self, images: Images, transform: Transform | MultiCrop | None, order: TrainOrder | EvalOrder) -> None:
+        self.images, self.transform, self.order = images, transform, order
         self.labels = images.labels.tolist()
 
     def __getitems__(self, keys: list[_Key]) -> list[_Sample]:
         if isinstance(self.images, FileImages):
-            self.images.expect([index for index, _ in keys])
+            self.images.expect([index for index, *_ in keys])
         return [self[key] for key in keys]
 
     def __getitem__(self, key: _Key) -> _Sample:
+        index, seed, partner = key
         try:
-            if isinstance(self.transform, RandomCropFlip | NativeCropFlip | MultiCrop):
-                return self.transform.cut(self.images.pixels(key[0]), key[1]), self.labels[key[0]]
-            image = self.images.image(key[0])
+            return _Sample(self._read(index, seed), self.labels[index], index, [])
         except ImageError as error:
-            return error
-        if self.transform is not None:
-            image = self.transform(image, key[1])
-        return to_tensor(image), self.labels[key[0]]
+            errors = [error]
+        for other in self.order.stand_ins(index, seed, partner) if isinstance(self.order, TrainOrder) else []:
+            try:
+                return _Sample(self._read(other, seed), self.labels[other], other, errors)
+            except ImageError as error:
+                errors.append(error)
+        return _Sample(None, self.labels[index], index, errors)
+
+    def _read(self, index: int, seed: int) -> Tensor:
+        if isinstance(self.transform, RandomCropFlip | NativeCropFlip | MultiCrop):
+            return self.transform.cut(self.images.pixels(index), seed)
+        image = self.images.image(index)
+        return to_tensor(image if self.transform is None else self.transform(image, seed))
 
 
 def _leave_signals_to_the_trainer(worker: int) -> None:
@@ -133,12 +146,10 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _stack(
-    samples: list[_Sample], patch: int | None = None
-) -> tuple[Tensor | Packed, Tensor, list[int], list[ImageError]]:
-    rows = [i for i, sample in enumerate(samples) if not isinstance(sample, ImageError)]
-    readable = [sample for sample in samples if not isinstance(sample, ImageError)]
+def _stack(samples: list[_Sample], patch: int | None = None) -> _Read:
+    read = [(row, sample) for row, sample in enumerate(samples) if sample.image is not None]
     collate = default_collate if patch is None else partial(Packed.of, patch=patch)  # the former uses shared memory
-    images = collate([image for image, _ in readable]) if readable else torch.empty(0)
-    labels = torch.tensor([label for _, label in readable])
-    return images, labels, rows, [sample for sample in samples if isinstance(sample, ImageError)]
+    images = collate([sample.image for sample in samples if sample.image is not None]) if read else torch.empty(0)
+    labels = torch.tensor([sample.label for _, sample in read])
+    rows, indices = (np.array(x, dtype=np.int64) for x in ([row for row, _ in read], [s.number for _, s in read]))
+    return images, labels, rows, indices, [error for sample in samples for error in sample.errors]

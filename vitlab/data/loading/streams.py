@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-ORDER, AUGMENT, MIX, ERASE, MASK, VIEW = range(6)  # a stream for each purpose
+ORDER, AUGMENT, MIX, ERASE, MASK, VIEW, REPLACE = range(7)  # a stream for each purpose
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, the step of SplitMix64 (Steele et al. 2014)
 
 Seeds = NDArray[np.uint64]

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from vitlab.data.files import archive
+from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
@@ -38,6 +39,7 @@ def pack(
     num_workers: int = 2,
     value_range: list[float] | None = None,
     max_pixels: int = 50_000_000,
+    color_profile: ColorProfile = "srgb",
     shard_bytes: int = _SHARD,
 ) -> dict[str, Any]:
     """Write all photos of a folder into shards with an index, uncropped.
@@ -54,6 +56,7 @@ def pack(
         num_workers: Number of processes that decode.
         value_range: Values mapped to black and white in files of over 8 bits; default: the range of each file.
         max_pixels: Largest number of pixels of a file.
+        color_profile: srgb converts photos with an embedded ICC profile; ignore takes their values as they are.
         shard_bytes: Size in bytes at which a shard is complete.
     """
     if size is not None and size < 1:
@@ -61,7 +64,9 @@ def pack(
     place = Path(target)
     if place.exists():
         raise ValueError(f"{target} exists; remove it or choose another name")
-    settings: dict[str, Any] = {"value_range": value_range, "max_pixels": max_pixels}
+    settings: dict[str, Any] = {
+        "value_range": value_range, "max_pixels": max_pixels, "color_profile": color_profile,
+    }  # fmt: skip
     with held(place.parent / f".{place.name}.lock", f"packs {target}") as waited:
         if waited and place.exists():
             return _packed_by_another(place, size, settings)
@@ -72,7 +77,7 @@ def _packed_by_another(place: Path, size: int | None, settings: dict[str, Any]) 
     """Return the facts of a set that another process has finished while this one waited; refuse other settings."""
     facts, rows = archive.read_rows(place / INDEX)
     ours = json.loads(json.dumps({"size": size, **settings}))
-    if differences := [name for name, value in ours.items() if facts[name] != value]:
+    if differences := [name for name, value in ours.items() if facts.get(name, "ignore") != value]:
         raise ValueError(f"{place} was packed meanwhile with another {differences[0]}; choose another name")
     known = {"n": len(rows), "bytes": int(rows["length"].sum()), "classes": len(facts["class_names"])}
     return {**known, "continued": len(rows), "unreadable": {}}

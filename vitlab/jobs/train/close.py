@@ -100,4 +100,6 @@ def metrics_text(values: dict[str, float], images: str) -> str:
 
 def protocol_of(data: Any) -> dict[str, Any]:
     """Return how the images of a result were prepared; nothing for a data module that is not vitlab's."""
-    return {"images": data.pipeline.protocol()} if isinstance(data, ImageData) else {}
+    if not isinstance(data, ImageData):
+        return {}
+    return {"images": {**data.pipeline.protocol(), "color_profile": data.decoding.color_profile}}
