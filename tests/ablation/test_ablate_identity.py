@@ -2,7 +2,7 @@
 
 import pytest
 
-from vitlab.ablation.execution.identity import code_digest, effective, environment, json_digest
+from vitlab.ablation.execution.identity import code_digest, effective, json_digest, versions_in_use
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 
@@ -55,7 +55,7 @@ def test_code_that_no_cell_runs_does_not_count(package, name):
 
 
 def test_the_environment_names_the_versions_of_what_computes():
-    assert {"python", "torch", "numpy", "lightning"} <= {part.split()[0] for part in environment().split(", ")}
+    assert {"python", "torch", "numpy", "lightning"} <= {part.split()[0] for part in versions_in_use().split(", ")}
 
 
 CONFIG = {"seed_everything": 0, "trainer": {"max_epochs": 2, "logger": {"class_path": "W"}}, "data": {}}

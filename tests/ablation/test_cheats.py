@@ -272,7 +272,7 @@ def test_other_code(toy, monkeypatch):
 def test_other_versions(toy, monkeypatch):
     change(toy / "toy.yaml", "seeds: 2", "seeds: 3")
     for module in ("resolve", "cells"):
-        monkeypatch.setattr(f"vitlab.ablation.execution.{module}.environment", lambda: "torch 1")
+        monkeypatch.setattr(f"vitlab.ablation.execution.{module}.versions_in_use", lambda: "torch 1")
     assert "4 with other environment" in str(started().status())
     assert not started().run(only=["pos_embed=none"]).failed  # three cells of one arm, with the other version
     monkeypatch.undo()

@@ -146,7 +146,10 @@ def _check(cell: Cell) -> tuple[list[str], int]:
     path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
     if words or not path.is_file():
         return words or [f"there is no {path.name} of predictions"], 0
-    found, stated = numbers_of(path, len(data.get("class_names") or [])), cell.run.measured(cell.ablation.evaluate)
+    found, stated = (
+        told_by_predictions(path, len(data.get("class_names") or [])),
+        cell.run.measured(cell.ablation.evaluate),
+    )
     both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
     words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if not _agree(a, b)]
     planned = (data.get("splits") or {}).get(cell.ablation.evaluate, {}).get("n")
@@ -254,7 +257,7 @@ def _agree(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE or (a != a and b != b)
 
 
-def numbers_of(path: Path, classes: int = 0) -> dict[str, Any]:
+def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
     """Return the metrics computed from a table of predictions.
 
     Args:

@@ -8,7 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.ablation.execution.identity import code_digest, effective, environment, initial_weights_digest, json_digest
+from vitlab.ablation.execution.identity import (
+    code_digest,
+    effective,
+    initial_weights_digest,
+    json_digest,
+    versions_in_use,
+)
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import key_of
@@ -213,7 +219,7 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
         ]
         if arm not in probed:  # nothing else is known of an arm that was not built since
             differing = ["code"] if parts["code"] != code else []
-            differing += ["environment"] if parts.get("environment") != environment() else []
+            differing += ["environment"] if parts.get("environment") != versions_in_use() else []
             differing = differing or ["config"]
         found[name] = " and ".join(differing) or "seed"
     return found

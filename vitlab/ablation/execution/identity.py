@@ -62,11 +62,11 @@ def _runs_in_a_cell(name: Path) -> bool:
 
 
 @lru_cache(1)
-def environment() -> str:
+def versions_in_use() -> str:
     """Return the versions that a cell runs with, as part of its identity: of Python and the libraries that compute.
 
     Example:
-        >>> environment().split(", ")[0].startswith("python ")
+        >>> versions_in_use().split(", ")[0].startswith("python ")
         True
     """
     found = {"python": platform.python_version()}

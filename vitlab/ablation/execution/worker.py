@@ -85,19 +85,21 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
     started = time.time()
     env = process.child_environment(workers, slot.device, **_wandb(cell))
     log, timeout = cell.sibling(".log"), cell.ablation.run.timeout
-    attempts = 0
+    attempts, is_new = 0, False
     while True:
         if cell.is_waiting():
             return Outcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
         words = _next_stage(cell)
         if (text := _other_data(cell)) and not cell.is_done():
             return _failed(cell, fit_command(cell), 0, "other data", [text], 1)
-        if _is_measured(cell) and not cell.is_done():
+        if _is_measured(cell) and (is_new or not cell.is_done()):
             _done(cell, started)
+            is_new = False
         if not words:
             return _finished(cell)
         if words == evaluate_command(cell):
             _count_reading(cell)
+            is_new = True  # even if an older measurement was recorded
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
         code, lines = process.run_to_end(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():

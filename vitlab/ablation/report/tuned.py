@@ -115,7 +115,7 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
         shown: Any = {"color": color, "ls": style(results, arm), "lw": 0.7}
         for row in mine:
             if row.get("diverged"):
-                low = {"transform": ax.get_xaxis_transform(), "clip_on": False, "mfc": "none", "mec": color}
+                low: Any = {"transform": ax.get_xaxis_transform(), "clip_on": False, "mfc": "none", "mec": color}
                 ax.plot([place[row[key]]], [0.0], "v", ms=6, **low)
                 continue
             form: Any = {"mew": 1.1} if row["stopped"] else {"mew": 0, "alpha": 0.8}
