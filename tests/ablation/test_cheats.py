@@ -339,6 +339,17 @@ def test_only_the_head_that_was_kept_elsewhere_tells_of_a_chain_that_is_written_
     assert found.is_green and found.head != head  # documented: nothing in the folder can tell
 
 
+def test_weights_and_a_training_tell_of_forged_predictions(toy):
+    found = started().verify(deep=True)
+    assert found.is_green and "weights of 4 of 4 cells evaluated again" in str(found)
+    forged = cell()
+    better(forged)
+    name = forged.relative_to(HOME).as_posix()
+    chain.append(HOME, "cell", cell=name, hashes=chain.hashes_of(RunDir(forged), "val"))
+    assert started().verify().is_green
+    assert "its weights, evaluated again: other predictions" in str(started().verify(deep=True))
+
+
 def test_the_page_has_a_row_for_each_cheat():
     text = (Path(__file__).parents[2] / "docs/ablation.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| (refused|shown|only an outside hash tells)", text, re.MULTILINE)

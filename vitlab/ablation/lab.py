@@ -171,11 +171,12 @@ class Lab:
         done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
         return register(self.ablation, done)
 
-    def verify(self, allow_missing: bool = False) -> "Verified":
+    def verify(self, allow_missing: bool = False, deep: bool = False) -> "Verified":
         """Recompute every number of the finished cells and of the linear model; report disagreements.
 
         Args:
             allow_missing: Whether cells of the plan may be missing; they are named all the same.
+            deep: Also evaluate kept weights again, and train one cell, drawn at random, again.
 
         Raises:
             UsageError: No cell is done, so that there is nothing to recompute.
@@ -187,6 +188,13 @@ class Lab:
         lost = given_up(self.ablation, tried) if tried else ()
         cells = cells_of(self.ablation, self._measured())
         found = verify_evidence(self.ablation, arms, cells, tried, allow_missing, [*lost])
+        if deep:
+            from vitlab.ablation.evidence.deep import verify_deep
+
+            self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
+            wrong, notes = verify_deep([cell for cell in cells if cell.state() == "done"])
+            problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
+            found = replace(found, problems=problems, notes=(*found.notes, *notes))
         if not found.checked and not found.problems:
             raise UsageError(
                 f"nothing to verify: no cell of {self.ablation.name} is done in {self.ablation.directory}; to verify "

@@ -79,6 +79,9 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("folder", metavar="DIR", help="a new folder")
         if word in ("verify", "export"):
             sub.add_argument("--allow-missing", action="store_true", help="accept that planned cells are missing")
+        if word == "verify":
+            sub.add_argument("--deep", action="store_true", help="evaluate kept weights, and train a cell, again")
+            sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
         if word == "report":
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
@@ -138,7 +141,7 @@ def _register(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _verify(lab: "Lab", options: argparse.Namespace) -> int:
-    found = lab.verify(options.allow_missing)
+    found = lab.verify(options.allow_missing, options.deep)
     _say(str(found))
     return 0 if found.is_green else 1
 
