@@ -2,14 +2,14 @@
 
 import pytest
 
-from vitlab.ablation.execution.identity import ROOMS, code_digest, effective, json_digest
+from vitlab.ablation.execution.identity import code_digest, effective, json_digest, versions_in_use
 
 MODULE = '"""A module."""\n\n\ndef f(x):\n    """Double."""\n    return 2 * x\n'
 
 
 @pytest.fixture
 def package(tmp_path):
-    for room in ROOMS:
+    for room in ("layers", "data", "callbacks", "jobs", "analysis", "runs", "config", "cli", "look", "ablation"):
         (tmp_path / room).mkdir()
     (tmp_path / "layers/a.py").write_text(MODULE)
     return tmp_path
@@ -30,18 +30,32 @@ def test_comments_docstrings_and_layout_do_not_change_the_code(package, same):
     assert code_digest(package) == before
 
 
-@pytest.mark.parametrize("change", [("layers/a.py", MODULE.replace("2 *", "3 *")), ("data/b.py", "x = 1\n")])
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("layers/a.py", MODULE.replace("2 *", "3 *")),
+        ("data/b.py", "x = 1\n"),
+        *((f"{room}/b.py", "x = 1\n") for room in ("callbacks", "jobs", "analysis", "runs", "config")),
+        ("packed.py", "x = 1\n"),
+        ("cli/fit.py", "x = 1\n"),
+    ],
+)
 def test_a_changed_number_and_a_new_file_change_the_code(package, change):
     before = code_digest(package)
     (package / change[0]).write_text(change[1])
     assert code_digest(package) != before
 
 
-def test_rooms_that_make_no_numbers_do_not_count(package):
+@pytest.mark.parametrize("name", ["cli/x.py", "look/page.py", "ablation/report.py"])
+def test_code_that_no_cell_runs_does_not_count(package, name):
     before = code_digest(package)
-    (package / "cli").mkdir()
-    (package / "cli/x.py").write_text("x = 1\n")
+    (package / name).write_text("x = 1\n")
+    (package / "layers/page.html").write_text("<p>")
     assert code_digest(package) == before
+
+
+def test_the_environment_names_the_versions_of_what_computes():
+    assert {"python", "torch", "numpy", "lightning"} <= {part.split()[0] for part in versions_in_use().split(", ")}
 
 
 CONFIG = {"seed_everything": 0, "trainer": {"max_epochs": 2, "logger": {"class_path": "W"}}, "data": {}}

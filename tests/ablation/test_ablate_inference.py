@@ -83,6 +83,36 @@ def test_of_twenty_reports_on_arms_at_the_margin_at_most_one_finds_an_equivalenc
     assert at_most(false, reports, 0.05), false
 
 
+POINT = 0.01  # of accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [pytest.param(3, marks=pytest.mark.rare), 4, pytest.param(5, marks=pytest.mark.rare), 10])
+def test_false_verdicts_of_each_kind_are_at_most_the_declared_level(tmp_path, n):
+    """From the numbers of cells to the words: 400 draws without an effect, then 400 with one of a point.
+
+    ``a1`` is better than ``a0`` by the effect and ``a2`` equals ``a0``; a point is the margin of equivalence.
+    """
+    claims = ["a1 > a0", "a2 > a0", f"a1 ~ a0 within {POINT}", f"a2 ~ a0 within {POINT}"]
+    results = results_of(tmp_path, ["a0", "a1", "a2"], n, claims, metric="acc1", margin=POINT)
+    draws, rng = 400, np.random.default_rng(n)
+    for effect in (0.0, POINT):
+        false = {"difference": 0, "equivalence": 0, "direction": 0, "no equivalence": 0}
+        for _ in range(draws):
+            values = 0.8 + draw(rng, [0.0, effect / 0.003, 0.0], n, 0.8) * 0.003
+            found = find(fill(results, values, "acc1"), all_at_once(n))
+            better, same, alike, equal = (v.word for v in found.verdicts)
+            by_arm = {row.arm: row.verdict for row in found.arms}
+            differs = [same in ("supported", "refuted"), by_arm["a2"].startswith(("higher", "lower"))]
+            differs += [better in ("supported", "refuted"), by_arm["a1"].startswith(("higher", "lower"))] * (not effect)
+            false["difference"] += any(differs)
+            false["direction"] += better == "refuted" or by_arm["a1"].startswith("lower")
+            within = alike == "supported" or better == "equivalent" or "equivalent" in by_arm["a1"]
+            false["equivalence"] += bool(effect) and within  # at the margin, where it is not within it
+            false["no equivalence"] += "refuted" in (alike, equal)  # at the margin at most
+        assert all(at_most(count, draws, 0.05) for count in false.values()), (effect, false)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("correlation", [pytest.param(0.0, marks=pytest.mark.rare), 0.9])
 @pytest.mark.parametrize(("arms", "n"), [(4, 3), (10, 5)])

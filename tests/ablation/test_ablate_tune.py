@@ -133,7 +133,14 @@ def test_an_arm_that_diverges_or_is_hopeless_is_given_up_and_the_others_are_meas
     monkeypatch.setenv("TOY", '{"learned 100": "diverge"}')
     assert sorted(toy().run().failed) == ["learned", "none"]
     assert len(configs(lab, "rope2d/s*")) == 1 and not configs(lab, "learned/s*") and not configs(lab, "none/s*")
-    page = toy().report().files[1].read_text()
+    report = toy().report()
+    page, drawn = report.files[1].read_text(), pd.read_csv(report.files[1].parent / "figures/tuning.csv")
+    assert len(drawn) == 6 and drawn.groupby("arm")["diverged"].sum().to_dict() == {
+        "learned": 2,
+        "none": 0,
+        "rope2d": 0,
+    }
+    assert "a triangle at the bottom diverged" in page
     assert "| learned | all | given up | all of its candidates diverged |" in page
     assert "`tune.floor` is 0.55" in page and page.count("| diverged |") == 2
 

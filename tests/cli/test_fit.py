@@ -132,6 +132,7 @@ def test_the_header_says_when_positions_rule_out_flash_attention(here, capsys):
 
 def test_a_finished_run_is_measured_without_a_config(run, capsys):
     assert main(["test", str(run)]) == 0
+    assert (run / "openings.jsonl").read_text().count('"split": "test"') == 1
     assert main(["validate", "last"]) == 0
     results = read(run / "results.json")
     assert results["test"]["n"] == 359

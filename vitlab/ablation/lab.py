@@ -16,7 +16,7 @@ from vitlab.ablation.execution.process import worker_count
 from vitlab.ablation.execution.resolve import known, resolve
 from vitlab.ablation.execution.slurm import needs_submission
 from vitlab.ablation.execution.status import Status, status_of
-from vitlab.ablation.execution.tuning import trials, tuned
+from vitlab.ablation.execution.tuning import given_up, trials, tuned
 from vitlab.ablation.file import spec
 from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
@@ -171,8 +171,12 @@ class Lab:
         done = sum(cell.state() == "done" for cell in cells_of(self.ablation, self._measured()))
         return register(self.ablation, done)
 
-    def verify(self) -> "Verified":
+    def verify(self, allow_missing: bool = False, deep: bool = False) -> "Verified":
         """Recompute every number of the finished cells and of the linear model; report disagreements.
+
+        Args:
+            allow_missing: Whether cells of the plan may be missing; they are named all the same.
+            deep: Also evaluate kept weights again, and train one cell, drawn at random, again.
 
         Raises:
             UsageError: No cell is done, so that there is nothing to recompute.
@@ -180,8 +184,17 @@ class Lab:
         from vitlab.ablation.evidence.verify import verify_evidence
 
         arms = self._known()
-        tried = [cell for trial in trials(self.ablation, arms) for cell in trial.cells]
-        found = verify_evidence(self.ablation, arms, [*cells_of(self.ablation, self._measured()), *tried])
+        tried = trials(self.ablation, arms)
+        lost = given_up(self.ablation, tried) if tried else ()
+        cells = cells_of(self.ablation, self._measured())
+        found = verify_evidence(self.ablation, arms, cells, tried, allow_missing, [*lost])
+        if deep:
+            from vitlab.ablation.evidence.deep import verify_deep
+
+            self._workers(None)  # refuses evidence without weights, and programs that nobody trusts
+            wrong, notes = verify_deep([cell for cell in cells if cell.state() == "done"])
+            problems = {k: [*found.problems.get(k, []), *wrong.get(k, [])] for k in {**found.problems, **wrong}}
+            found = replace(found, problems=problems, notes=(*found.notes, *notes))
         if not found.checked and not found.problems:
             raise UsageError(
                 f"nothing to verify: no cell of {self.ablation.name} is done in {self.ablation.directory}; to verify "
@@ -189,14 +202,25 @@ class Lab:
             )
         return found
 
-    def export(self, folder: str | Path) -> list[Path]:
+    def export(self, folder: str | Path, allow_missing: bool = False) -> list[Path]:
         """Write everything that the report needs into one folder, from which ``Lab(folder).report()`` writes it again.
 
-        Raises:
-            UsageError: The folder exists and is not empty.
-        """
-        from vitlab.ablation.evidence.bundle import export_bundle
+        Args:
+            folder: A new folder.
+            allow_missing: Whether cells of the plan may be missing.
 
+        Raises:
+            UsageError: The folder exists and is not empty, or the cells do not verify.
+        """
+        from vitlab.ablation.evidence.bundle import check_new, export_bundle
+
+        check_new(Path(folder))
+        found = self.verify(allow_missing)
+        if not found.is_green:
+            words = [f"{name}: {'; '.join(why)}" for name, why in found.problems.items()]
+            words += [f"{name}: {state}" for name, state in found.missing.items()]
+            way = "" if found.problems else "; --allow-missing accepts what is missing"
+            raise UsageError(f"nothing is exported that does not verify: {' | '.join(words)}{way}")
         return export_bundle(self.ablation, self._known(), Path(folder))
 
     def _known(self) -> list[Resolved]:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, list_ablations
@@ -83,6 +84,11 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--dry_run", action="store_true", help="print the cells' commands, or the batch script")
         if word == "export":
             sub.add_argument("folder", metavar="DIR", help="a new folder")
+        if word in ("verify", "export"):
+            sub.add_argument("--allow-missing", action="store_true", help="accept that planned cells are missing")
+        if word == "verify":
+            sub.add_argument("--deep", action="store_true", help="evaluate kept weights, and train a cell, again")
+            sub.add_argument("--trust_command", action="store_true", help="allow the program that `run.command` names")
         if word == "report":
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
@@ -151,14 +157,20 @@ def _register(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _verify(lab: "Lab", options: argparse.Namespace) -> int:
-    found = lab.verify()
+    found = lab.verify(options.allow_missing, options.deep)
     _say(str(found))
     return 0 if found.is_green else 1
 
 
 def _export(lab: "Lab", options: argparse.Namespace) -> int:
-    files = lab.export(options.folder)
+    from vitlab.ablation.evidence.bundle import seal_of
+    from vitlab.ablation.evidence.chain import read_chain
+
+    files = lab.export(options.folder, options.allow_missing)
     _say(f"{len(files)} files in {options.folder}; `vitlab ablate report --from {options.folder}` writes the report")
+    if chain := read_chain(lab.ablation.directory):
+        _say(chain.sentence())
+    _say(f"seal of the folder (sha256 of SHA256SUMS): {seal_of(Path(options.folder))}; keep it elsewhere")
     return 0
 
 

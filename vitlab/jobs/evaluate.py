@@ -25,6 +25,7 @@ from vitlab.jobs.train.wandb import add_result
 from vitlab.models.load import load_weights
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.openings import note_opening
 from vitlab.runs.shards import has_shards, read_checkpoint
 from vitlab.runs.standing import checksum
 
@@ -100,6 +101,8 @@ def evaluate(
             conditions |= {"resize": moved[-1]} if moved else {}
         else:
             path = None if _load_shards(cli, checkpoint) else checkpoint
+        if cli.trainer.is_global_zero and run.exists():
+            note_opening(run.path, split, checkpoint.name, conditions)
         _run(cli, command, path)
     table = predictions.table(getattr(cli.trainer, f"{split}_dataloaders"))
     if not cli.trainer.is_global_zero:

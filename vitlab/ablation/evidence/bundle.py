@@ -18,17 +18,27 @@ from vitlab.runs.directory import RunDir, write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
+    "chain.jsonl",
     "history/*.json",
     "linear.json",
     "looks.jsonl",
     "readings.jsonl",
     "registered.json",
+    "tune/chain.jsonl",
     "tune/*/*.failed.json",
     "tune/*/try*.json",
 )
 CURVES = ("step", "epoch", "train/loss", "images_per_second")  # of metrics.jsonl, and what begins with val/
 OF_A_CELL = (
-    *("*.json", "config.yaml", "metrics.jsonl", "predictions/*.parquet", "analysis/*.csv", "analysis/*.json"),
+    *(
+        "*.json",
+        "config.yaml",
+        "metrics.jsonl",
+        "openings.jsonl",
+        "predictions/*.parquet",
+        "analysis/*.csv",
+        "analysis/*.json",
+    ),
     "checkpoints/manifest.json",  # of which weights the numbers are
 )
 
@@ -39,8 +49,7 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
     Raises:
         UsageError: The folder exists and is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} exists and is not empty; export into a new folder")
+    check_new(folder)
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(ablation.file.path, folder / "ablation.yaml")
     seeds = (*ablation.seeds, *(ablation.tune.seeds if ablation.tune else ()))
@@ -67,6 +76,12 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
     return [*files, folder / SUMS]
 
 
+def check_new(folder: Path) -> None:
+    """Refuse a folder that has something in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} exists and is not empty; export into a new folder")
+
+
 def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
     """Return the ablation in an exported folder and its arms.
 
@@ -81,6 +96,12 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
         path = folder / name
         if not path.is_file() or _sum(path) != expected:
             wrong.append(name)
+    known = {line.partition("  ")[2] for line in (folder / SUMS).read_text().splitlines()}
+    if added := [name for name in _files(folder) if name not in known]:
+        more = f" and {len(added) - 4} more" if len(added) > 4 else ""
+        raise UsageError(
+            f"{folder}: these files were added since the export: {', '.join(added[:4])}{more}; remove them"
+        )
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
         raise UsageError(f"{folder}: these files changed since the export: {', '.join(wrong[:4])}{more}")
@@ -88,6 +109,18 @@ def load_bundle(folder: Path) -> tuple[Ablation, list[Resolved]]:
     arms = {arm.name: arm for arm in ablation.arms}
     facts = json.loads((folder / "arms.json").read_text())
     return ablation, [Resolved(**{**f, "arm": arms[f["arm"]], "groups": tuple(f["groups"])}) for f in facts]
+
+
+def _files(folder: Path) -> list[str]:
+    """Return the files of evidence, without the report that was written into it, hidden files and the checksums."""
+    names = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    shown = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return [name.as_posix() for name in shown if name.parts[0] != "report" and name.as_posix() != SUMS]
+
+
+def seal_of(folder: Path) -> str:
+    """Return the hash of the checksums of an exported folder, which holds every file of it."""
+    return _sum(folder / SUMS)
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:

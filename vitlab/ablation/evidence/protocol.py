@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError
@@ -34,11 +35,12 @@ def record_version(ablation: Ablation) -> str:
     folder = RunDir(ablation.directory / "history")
     if not (folder.path / f"{name}.json").is_file():
         folder.write(f"{name}.json", {"time": _now(), "commit": git("rev-parse", "HEAD"), "texts": present})
+        chain.append(ablation.directory, "version", digest=name)
     return name
 
 
 def register(ablation: Ablation, done: int) -> dict[str, Any]:
-    """Freeze claims and protocol; refuse if another version is registered and a cell of it was started.
+    """Freeze claims and protocol; refuse if another version is registered and a cell or candidate of it was started.
 
     Args:
         ablation: The ablation to register.
@@ -46,15 +48,29 @@ def register(ablation: Ablation, done: int) -> dict[str, Any]:
     """
     old = registered(ablation)
     name = record_version(ablation)
-    if old and old["digest"] != name and not any(ablation.directory.glob("*/s*-*/run.json")):
+    tried = _started(ablation.directory / "tune")
+    if old and old["digest"] != name and not tried and not _started(ablation.directory):
         old = {}  # a mistake that was found before a cell started
     if old and old["digest"] != name:
         text = f"{ablation.name} was registered at {old['time']} and has changed since; choose another `name`"
         raise UsageError(text)
     if not old:
         facts = {"digest": name, "time": _now(), "commit": git("rev-parse", "HEAD"), "cells_done": done}
+        facts |= {"candidates": tried} if tried else {}
+        chain.append(ablation.directory, "registered", digest=name)
         RunDir(ablation.directory).write("registered.json", facts)
     return registered(ablation)
+
+
+def _started(directory: Path) -> int:
+    """Return the number of cells of a folder that were started, even if they lie there no more."""
+    there = {path.parent.relative_to(directory).as_posix() for path in directory.glob("*/s*-*/run.json")}
+    there |= {
+        path.relative_to(directory).as_posix().removesuffix(".failed.json")
+        for path in directory.glob("*/s*-*.failed.json")
+    }
+    known = chain.read_chain(directory)
+    return len(there | {record["cell"] for record in (known.records if known else ()) if "cell" in record})
 
 
 def registered(ablation: Ablation) -> dict[str, Any]:
@@ -81,6 +97,8 @@ def sentences(ablation: Ablation) -> list[str]:
     words = []
     if old:
         there = f"{old['cells_done']} cells were done" if old["cells_done"] else "before any cell was done"
+        tried = old.get("candidates", 0)
+        there += f", AFTER {tried} candidates of the tuning were tried" if tried else ""
         words.append(f"registered at {old['time']}, commit {old['commit']}, digest {old['digest']}; {there}")
         later = [version["digest"] for version in kept]
         later = later[later.index(old["digest"]) :] if old["digest"] in later else later

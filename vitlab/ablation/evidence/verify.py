@@ -1,7 +1,8 @@
-"""Recompute the numbers of every cell from its predictions, and report disagreements."""
+"""Recompute the numbers of every cell from its predictions, and compare what evidence holds with its records."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,18 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from vitlab.ablation.evidence.chain import Chain, analyses_of, environment_of, hashes_of, read_chain
+from vitlab.ablation.evidence.protocol import registered
 from vitlab.ablation.execution.cells import Cell, Resolved
 from vitlab.ablation.execution.identity import json_digest
+from vitlab.ablation.execution.tuning import Trial
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
-from vitlab.ablation.inference.measured import unreadable
+from vitlab.ablation.inference.measured import NO_METRICS, unreadable
+from vitlab.analysis.outcomes.classes import confusion, over_classes
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order
+CHAIN = "the chain"  # what a problem of it is named by
 
 
 @dataclass(frozen=True)
@@ -26,41 +32,111 @@ class Verified:
     problems: dict[str, list[str]]  # cell: what is wrong
     numbers: int  # recomputed ones
     note: str = ""  # what could not be recomputed
+    missing: dict[str, str] = field(default_factory=dict)  # planned cell: its state, if that is not allowed
+    notes: tuple[str, ...] = ()  # what was not or cannot be checked
+    head: str = ""  # the sentence about the chain's head
 
     @property
     def is_green(self) -> bool:
-        """Whether every number agrees with its predictions."""
-        return not self.problems and self.checked > 0
+        """Whether every number agrees with its predictions, and none is missing."""
+        return not self.problems and not self.missing and self.checked > 0
 
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
+        lines += [f"{name}: {state}, and planned" for name, state in self.missing.items()]
         ending = f"{len(self.problems)} of them disagree" if self.problems else "all agree"
-        ending = ending if self.checked else "there was nothing to verify"
-        lines += [self.note] if self.note else []
+        ending = ending if self.numbers or self.problems else "none could be recomputed"
+        ending = ending if self.checked or self.problems else "there was nothing to verify"
+        ending += f"; {len(self.missing)} are missing (--allow-missing accepts that)" if self.missing else ""
+        lines += [line for line in (self.note, *self.notes, self.head) if line]
         return "\n".join([*lines, f"{self.checked} cells, {self.numbers} numbers recomputed: {ending}"])
 
 
-def verify_evidence(ablation: Ablation, resolved: list[Resolved], cells: Sequence[Cell]) -> Verified:
-    """Recompute every number of the finished cells from their predictions, refit the gate, and compare."""
-    problems: dict[str, list[str]] = {}
-    checked = numbers = 0
+@dataclass
+class _Found:
+    """What a verification has found so far."""
+
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    checked: int = 0
+    numbers: int = 0
+
+    def say(self, name: str, *words: str) -> None:
+        """Add what is wrong with a cell."""
+        self.problems[name] = self.problems.get(name, []) + list(words)
+
+
+def verify_evidence(
+    ablation: Ablation,
+    resolved: list[Resolved],
+    cells: Sequence[Cell],
+    tried: Sequence[Trial] = (),
+    allow_missing: bool = False,
+    given_up: Sequence[str] = (),
+) -> Verified:
+    """Recompute every number of the finished cells from their predictions, refit the gate, and compare.
+
+    Args:
+        ablation: The ablation.
+        resolved: Its arms, as they were probed.
+        cells: The cells of its measured arms.
+        tried: The candidates of its tuning.
+        allow_missing: Whether planned cells may be missing; they are named all the same.
+        given_up: Arms that the tuning has given up, whose cells are not planned any more.
+    """
+    found, done = _Found(), []
     for cell in cells:
-        state = cell.state()
-        if state not in ("done", "damaged"):
-            if text := cell.outlived():
-                checked, problems[cell.name] = checked + 1, [text]
-            continue
-        words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
-        checked, numbers = checked + 1, numbers + count
-        if words:
-            problems[cell.name] = words
+        done += _look_at(found, cell, cell.name)
+    for trial in tried:
+        if not trial.stopped:  # one that halving stopped has no result
+            for cell in trial.cells:
+                done += _look_at(found, cell, f"tune/{cell.name}")
+    there = {cell.arm.name for cell in cells} | {*given_up}
+    for arm in ablation.arms:
+        if arm.name not in there:
+            found.missing[arm.name] = "not built or not tuned"
+    main = [cell for cell in done if cell.ablation is ablation]
+    _compare_targets(found, main)
+    chain = read_chain(ablation.directory)
+    _compare_environments(found, main, chain)
+    _compare_chain(found, ablation, main, chain, "")
+    if tried:
+        inner = tried[0].cells[0].ablation
+        _compare_chain(
+            found, inner, [c for c in done if c.ablation is not ablation], read_chain(inner.directory), "tune/"
+        )
+    _name_the_rest(found, main)
+    if allow_missing and found.missing:
+        found.notes.append(f"missing, as allowed: {', '.join(f'{k} ({v})' for k, v in found.missing.items())}")
+        found.missing = {}
     fits, wrong, note = linear.check(ablation, resolved)
-    return Verified(checked, problems | ({linear.FILE: wrong} if wrong else {}), numbers + fits, note)
+    problems = found.problems | ({linear.FILE: wrong} if wrong else {})
+    head = chain.sentence() if chain else ""
+    return Verified(found.checked, problems, found.numbers + fits, note, found.missing, tuple(found.notes), head)
+
+
+def _look_at(found: _Found, cell: Cell, name: str) -> list[Cell]:
+    """Check a cell by itself; return it if it is done."""
+    state = cell.state()
+    if state not in ("done", "damaged"):
+        if text := cell.outlived():
+            found.checked += 1
+            found.say(name, text)
+        elif not (state == "diverged" and name.startswith("tune/")):  # a diverged candidate is one that lost
+            found.missing[name] = state
+        return []
+    words, count = ([cell.damage()], 0) if state == "damaged" else _check(cell)
+    found.checked, found.numbers = found.checked + 1, found.numbers + count
+    if words:
+        found.say(name, *words)
+    return [cell] if state == "done" else []
 
 
 def _check(cell: Cell) -> tuple[list[str], int]:
     words = [text] if (text := unreadable(cell.run, cell.ablation)) else []
-    if json_digest(cell.run.read("data.json")) != cell.parts["data"]:
+    data = cell.run.read("data.json")
+    if json_digest(data) != cell.parts["data"]:
         words.append("data.json differs from the plan: it was trained on other images")
     try:
         seed = yaml.safe_load(cell.run.config.read_text())["seed_everything"]
@@ -70,22 +146,132 @@ def _check(cell: Cell) -> tuple[list[str], int]:
     path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
     if words or not path.is_file():
         return words or [f"there is no {path.name} of predictions"], 0
-    found, stated = _numbers(path), cell.run.measured(cell.ablation.evaluate)
+    found, stated = (
+        told_by_predictions(path, len(data.get("class_names") or [])),
+        cell.run.measured(cell.ablation.evaluate),
+    )
     both = {name: (value, stated[name]) for name, value in found.items() if name in stated}
     words += [f"{n} is {b:.6g}, its predictions give {a:.6g}" for n, (a, b) in both.items() if not _agree(a, b)]
+    planned = (data.get("splits") or {}).get(cell.ablation.evaluate, {}).get("n")
+    if planned is not None and planned != found["n"]:
+        words.append(f"predictions of {found['n']:.0f} images, the split has {planned}")
     return words, len(both)
+
+
+def _compare_targets(found: _Found, done: Sequence[Cell]) -> None:
+    """Name the cells whose predictions are of other images, or of other classes of these, than those of the rest."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for cell in done:
+        path = cell.run.path / "predictions" / f"{cell.ablation.evaluate}.parquet"
+        if cell.name in found.problems or not path.is_file():
+            continue
+        table = pd.read_parquet(path)
+        named = [name for name in sorted(table.columns) if name in ("index", "target") or name.startswith("target_")]
+        table = table[named].sort_values("index", kind="stable") if "index" in named else table[named]
+        content = json_digest(pd.util.hash_pandas_object(table.astype(float), index=False).tolist())
+        groups.setdefault(cell.parts["data"], {}).setdefault(content, []).append(cell.name)
+    for kinds in groups.values():
+        usual = max(kinds, key=lambda kind: len(kinds[kind]))
+        for kind, names in kinds.items():
+            for name in names if kind != usual else []:
+                found.say(name, f"its images or their targets are not those of {kinds[usual][0]}")
+
+
+def _compare_environments(found: _Found, done: Sequence[Cell], chain: Chain | None) -> None:
+    """Name the cells that other versions trained than the rest."""
+    environments = {cell.name: environment_of(cell.run) for cell in done}
+    if len(set(environments.values())) < 2:
+        return
+    usual = Counter(environments.values()).most_common(1)[0][0]
+    names = [name for name, text in environments.items() if text != usual]
+    if chain is None:  # when a cell's identity did not hold its environment
+        found.notes.append(f"trained in other environments than the rest: {', '.join(names)}")
+        return
+    for name in names:
+        found.say(name, f"trained with {environments[name]}, the rest with {usual}")
+
+
+def _compare_chain(found: _Found, ablation: Ablation, done: Sequence[Cell], chain: Chain | None, prefix: str) -> None:
+    """Compare every file that a record of the chain holds the hash of."""
+    signed = [cell for cell in done if cell.run.read("done.json").get("record")]
+    if chain is None:
+        if signed:
+            found.say(f"{prefix}{CHAIN}", "chain.jsonl is gone, and the cells name their records in it")
+        elif done and not prefix:
+            found.notes.append(
+                "there is no chain of records (an older version made these cells): predictions that were exchanged "
+                "together with their results cannot be told"
+            )
+        return
+    if chain.broken:
+        found.say(f"{prefix}{CHAIN}", chain.broken)
+    records: dict[str, list[Mapping[str, Any]]] = {}
+    for record in chain.of("cell"):
+        records.setdefault(record["cell"], []).append(record)
+    tables = {record["cell"]: record["tables"] for record in chain.of("analyses")}
+    for cell in done:
+        if cell.name not in records:
+            found.say(f"{prefix}{cell.name}", "the chain has no record of it")
+            continue
+        last, now = records[cell.name][-1]["hashes"], hashes_of(cell.run, ablation.evaluate)
+        changed = [name for name in last if last[name] != now.get(name)]
+        changed += [n for n, h in tables.get(cell.name, {}).items() if analyses_of(cell.run).get(n) != h]
+        if changed:
+            found.say(f"{prefix}{cell.name}", f"not as it was recorded: {', '.join(changed)}")
+    _count_again(found, ablation, records, prefix)
+    if not prefix:
+        noted = [record["digest"] for record in chain.of("registered")]
+        if noted and registered(ablation).get("digest") != noted[-1]:
+            found.say(f"{prefix}{CHAIN}", "registered.json is not the registration that was recorded")
+
+
+def _count_again(
+    found: _Found, ablation: Ablation, records: Mapping[str, Sequence[Mapping[str, Any]]], prefix: str
+) -> None:
+    """Tell of cells that were measured with several results, and of those that lie there no more."""
+    for name, mine in records.items():
+        kinds = {record["hashes"]["result"] for record in mine}
+        if len(kinds) > 1:
+            found.notes.append(f"{prefix}{name}: measured {len(mine)} times, with {len(kinds)} different results")
+        if f"{prefix}{name}" in found.missing:
+            found.missing[f"{prefix}{name}"] = "measured and recorded, but its folder is gone"
+    gone = [name for name in records if not (ablation.directory / name / "done.json").is_file()]
+    gone = [f"{prefix}{name}" for name in gone if f"{prefix}{name}" not in found.missing]
+    if gone and (ablation.home is None or prefix):
+        found.missing |= dict.fromkeys(gone, "measured and recorded, but its folder is gone")
+    elif gone:
+        found.notes.append(f"recorded, but not in this plan and not exported: {', '.join(gone)}")
+
+
+def _name_the_rest(found: _Found, done: Sequence[Cell]) -> None:
+    """Say what of a result nothing recomputes."""
+    known = {"acc1", "mae", "acc1_macro", "f1_macro", *NO_METRICS}
+    stated = {name for c in done for name, v in c.run.measured(c.ablation.evaluate).items() if isinstance(v, float)}
+    rest = sorted(stated - known)
+    rest += [f"the analyses {', '.join(done[0].ablation.analyses)}"] if done and done[0].ablation.analyses else []
+    if rest:
+        found.notes.append(f"not recomputed, as predictions do not tell: {', '.join(rest)}")
 
 
 def _agree(a: float, b: float) -> bool:
     return abs(a - b) <= CLOSE or (a != a and b != b)
 
 
-def _numbers(path: Path) -> dict[str, Any]:
-    """Return the metrics computed from a table of predictions."""
+def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
+    """Return the metrics computed from a table of predictions.
+
+    Args:
+        path: The table.
+        classes: The number of classes, for the means over them; 0 leaves these out.
+    """
     table = pd.read_parquet(path)
     found = {"n": float(len(table))}
     if "target" in table:
-        return {**found, "acc1": float((table["target"] == table["prediction"]).mean())}
+        found["acc1"] = float((table["target"] == table["prediction"]).mean())
+        both = table[["target", "prediction"]].to_numpy()
+        if classes and len(table) and both.min() >= 0 and both.max() < classes:
+            found |= over_classes(confusion(both[:, 0], both[:, 1], classes))
+        return found
     targets = sorted(name for name in table.columns if name.startswith("target_"))
     gaps = [np.abs(table[name] - table[name.replace("target", "prediction")]) for name in targets]
     return {**found, "mae": float(np.mean(gaps))} if gaps else found

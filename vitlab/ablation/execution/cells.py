@@ -8,7 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.ablation.execution.identity import code_digest, effective, initial_weights_digest, json_digest
+from vitlab.ablation.execution.identity import (
+    code_digest,
+    effective,
+    initial_weights_digest,
+    json_digest,
+    versions_in_use,
+)
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import key_of
@@ -47,6 +53,7 @@ class Resolved:
     start: Mapping[str, float] = field(default_factory=dict)  # spread of tokens and positions by content, untrained
     peak_memory: Mapping[str, int] = field(default_factory=dict)  # bytes, of host and device
     weights: Mapping[str, str] = field(default_factory=dict)  # hashes of initial weights, where these are elsewhere
+    environment: str = ""  # versions that its cells run with; empty in evidence of 0.1, whose identities lack them
 
     @property
     def fingerprint(self) -> str:
@@ -79,7 +86,8 @@ class Cell:
         source = self.arm.weights(self.seed)
         start = {"init_from": self.resolved.digest_of(source)} if source else {}
         config = json_digest({**effective(self.resolved.config), "seed": self.seed, **start})
-        return {"config": config, "data": json_digest(self.resolved.data), "code": self.resolved.code}
+        parts = {"config": config, "data": json_digest(self.resolved.data), "code": self.resolved.code}
+        return parts | ({"environment": self.resolved.environment} if self.resolved.environment else {})
 
     @cached_property
     def id(self) -> str:
@@ -184,11 +192,12 @@ class Cell:
         return "stale" if self.stale() else "missing"
 
     def stale(self) -> RunDir | None:
-        """Return the finished run with the same configuration and data but other code, if there is one."""
+        """Return the finished run with the same configuration and data but other code or versions, if there is one."""
         for path in sorted(self.run.path.parent.glob(f"s{self.seed}-*/done.json")):
             run = RunDir(path.parent)
             parts = _parts(run)
-            if {**parts, "code": ""} == {**self.parts, "code": ""} and parts["code"] != self.parts["code"]:
+            same = all(parts.get(name) == self.parts[name] for name in ("config", "data"))
+            if same and parts != self.parts:
                 return run
         return None
 
@@ -205,9 +214,13 @@ def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str,
         if name in planned or arm not in names:
             continue
         same = [c for c in planned.values() if c.name.rpartition("-")[0] == name.rpartition("-")[0]]
-        differing = [k for k in ("config", "data", "code") if same and parts.get(k) != same[0].parts[k]]
+        differing = [
+            k for k in ("config", "data", "code", "environment") if same and parts.get(k) != same[0].parts.get(k)
+        ]
         if arm not in probed:  # nothing else is known of an arm that was not built since
-            differing = ["code" if parts["code"] != code else "config"]
+            differing = ["code"] if parts["code"] != code else []
+            differing += ["environment"] if parts.get("environment") != versions_in_use() else []
+            differing = differing or ["config"]
         found[name] = " and ".join(differing) or "seed"
     return found
 

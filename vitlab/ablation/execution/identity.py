@@ -4,10 +4,13 @@ import ast
 import hashlib
 import json
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,9 @@ from vitlab.runs.directory import find_run
 from vitlab.shipped import HERE
 
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-ROOMS = ("layers", "tokenizers", "models", "optim", "tasks", "data")  # the code that makes the numbers
+ASIDE = ("ablation", "look")  # rooms whose code runs beside cells, and draws what they left; all others count
+COMMANDS = ("cli/fit.py", "cli/evaluate.py", "cli/analyze.py")  # those of a cell, of all that the command line has
+LIBRARIES = ("torch", "torchvision", "timm", "lightning", "numpy")  # whose versions can change a number
 
 
 def json_digest(content: Any) -> str:
@@ -31,14 +36,15 @@ def effective(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
-    """Return the hash of the code that makes the numbers; comments, docstrings and layout do not count.
+    """Return the hash of the code that a cell runs; comments, docstrings and layout do not count.
 
     Args:
         package: Folder of vitlab.
         own: Packages and files of the user's, which are located but not imported.
     """
     package = package or HERE
-    files = [(path, path.relative_to(package)) for room in ROOMS for path in sorted((package / room).rglob("*.py"))]
+    files = [(path, path.relative_to(package)) for path in sorted(package.rglob("*.py"))]
+    files = [(path, name) for path, name in files if _runs_in_a_cell(name)]
     for name in own:
         if name.endswith(".py"):  # the classes of a notebook
             files += [(path, Path(path.name)) for path in [Path(name)] if path.is_file()]
@@ -49,6 +55,25 @@ def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
             paths = sorted(top.parent.rglob("*.py")) if found.submodule_search_locations else [top]
             files += [(path, path.relative_to(top.parent.parent)) for path in paths]
     return _digest(tuple((str(name), path.read_text()) for path, name in files))
+
+
+def _runs_in_a_cell(name: Path) -> bool:
+    return name.as_posix() in COMMANDS if name.parts[0] == "cli" else name.parts[0] not in ASIDE
+
+
+@lru_cache(1)
+def versions_in_use() -> str:
+    """Return the versions that a cell runs with, as part of its identity: of Python and the libraries that compute.
+
+    Example:
+        >>> versions_in_use().split(", ")[0].startswith("python ")
+        True
+    """
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return ", ".join(f"{name} {text}" for name, text in found.items())
 
 
 def initial_weights_digest(source: str) -> str:

@@ -16,7 +16,7 @@ import yaml
 
 from vitlab.ablation.execution.cells import Resolved, batch_size
 from vitlab.ablation.execution.gpus import WAIT, Slot, slot
-from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest
+from vitlab.ablation.execution.identity import code_digest, initial_weights_digest, json_digest, versions_in_use
 from vitlab.ablation.execution.process import TIMEOUT, VITLAB, child_environment, run_to_end
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
@@ -162,7 +162,9 @@ def _cache(ablation: Ablation, arm: Arm, code: str) -> Path:
     texts = [Path(path).read_text() for path in (*ablation.base, *arm.configs)]
     source = arm.weights(ablation.seeds[0])
     start = [initial_weights_digest(source)] if source else []
-    inputs = json.dumps([command(ablation), texts, overrides(ablation, arm, 0), code, *start], default=str)
+    inputs = json.dumps(
+        [command(ablation), texts, overrides(ablation, arm, 0), code, versions_in_use(), *start], default=str
+    )
     key = hashlib.sha256(inputs.encode()).hexdigest()[:10]
     return ablation.directory / "arms" / f"{arm.name}-{key}.json"
 
@@ -172,7 +174,8 @@ def _load(arm: Arm, path: Path, code: str) -> Resolved | None:
     try:
         facts = json.loads(path.read_text())
         length = facts.pop("length")  # a probe of an older version has none
-        return Resolved(arm=arm, code=code, length=length, **{**facts, "groups": tuple(facts["groups"])})
+        more = {"environment": versions_in_use(), "code": code, "length": length}
+        return Resolved(arm=arm, **{**facts, **more, "groups": tuple(facts["groups"])})
     except (OSError, ValueError, TypeError, KeyError):
         return None
 

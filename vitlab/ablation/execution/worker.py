@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import yaml
 
+from vitlab.ablation.evidence import chain
 from vitlab.ablation.evidence.protocol import record_version
 from vitlab.ablation.execution import process
 from vitlab.ablation.execution.cells import Cell
@@ -84,19 +85,21 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
     started = time.time()
     env = process.child_environment(workers, slot.device, **_wandb(cell))
     log, timeout = cell.sibling(".log"), cell.ablation.run.timeout
-    attempts = 0
+    attempts, is_new = 0, False
     while True:
         if cell.is_waiting():
             return Outcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
         words = _next_stage(cell)
         if (text := _other_data(cell)) and not cell.is_done():
             return _failed(cell, fit_command(cell), 0, "other data", [text], 1)
-        if _is_measured(cell) and not cell.is_done():
+        if _is_measured(cell) and (is_new or not cell.is_done()):
             _done(cell, started)
+            is_new = False
         if not words:
             return _finished(cell)
         if words == evaluate_command(cell):
             _count_reading(cell)
+            is_new = True  # even if an older measurement was recorded
         ends = lambda: stop() or cell.is_waiting()  # noqa: E731
         code, lines = process.run_to_end(words, env, log, timeout, claim, ends, cell.ablation.run.fork, slot.fd)
         if cell.is_waiting():
@@ -127,6 +130,7 @@ def _count_reading(cell: Cell) -> None:
     row = json.dumps({"cell": cell.name, "split": cell.ablation.evaluate, "time": now})
     with (cell.ablation.directory / "readings.jsonl").open("a") as file:
         file.write(f"{row}\n")
+    chain.append(cell.ablation.directory, "opened", cell=cell.name, split=cell.ablation.evaluate)
 
 
 def _next_stage(cell: Cell) -> list[str]:
@@ -146,6 +150,11 @@ def _is_measured(cell: Cell) -> bool:
 
 
 def _done(cell: Cell, started: float) -> None:
+    """Record that a cell is measured: in the chain of all cells, then in its own directory."""
+    tune = chain.read_chain(cell.ablation.directory / "tune")
+    more = {"tuning": tune.head} if tune else {}
+    protocol, hashes = record_version(cell.ablation), chain.hashes_of(cell.run, cell.ablation.evaluate)
+    record = chain.append(cell.ablation.directory, "cell", cell=cell.name, id=cell.id, hashes=hashes, **more)
     cell.run.write(
         "done.json",
         {
@@ -155,7 +164,8 @@ def _done(cell: Cell, started: float) -> None:
             "id": cell.id,
             "parts": cell.parts,
             "file": cell.ablation.digest,
-            "protocol": record_version(cell.ablation),
+            "protocol": protocol,
+            "record": record,
             "host": socket.gethostname(),
             "seconds": round(time.time() - started, 1),
             "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -165,6 +175,8 @@ def _done(cell: Cell, started: float) -> None:
 
 def _finished(cell: Cell) -> Outcome:
     cell.sibling(".failed.json").unlink(missing_ok=True)
+    if tables := chain.analyses_of(cell.run):
+        chain.append(cell.ablation.directory, "analyses", cell=cell.name, tables=tables)
     if cell.ablation.run.keep != "all":
         shutil.rmtree(cell.run.checkpoints, ignore_errors=True)
     if cell.ablation.run.keep == "none":

@@ -1,8 +1,11 @@
 """The sections of a report: sentences and tables, for Markdown and HTML alike."""
 
+import json
+from collections import Counter
 from typing import Any
 
 from vitlab.ablation.evidence import protocol
+from vitlab.ablation.evidence.chain import environment_of, read_chain
 from vitlab.ablation.execution.status import foreign_cells_text
 from vitlab.ablation.inference import analyses, images
 from vitlab.ablation.inference.audit import as_trained, mismatches
@@ -13,6 +16,7 @@ from vitlab.ablation.inference.measured import Results
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
+from vitlab.runs.openings import openings
 
 FACTS = ("commit", "dirty", "diff", "python", "versions", "devices", "threads")  # of a run, that cells should share
 TESTS = ["arm", "n", "test", "r over seeds", "equivalence interval", "equivalence p"]
@@ -23,7 +27,7 @@ def report_sections(found: Findings) -> list[Section]:
     """Return the sections of the report, answers first."""
     results, ablation = found.results, found.results.ablation
     answers = [_answer(results, v) for v in found.verdicts] or ["The file makes no claims."]
-    parts: list[Section] = [("Answers", [*answers, *found.looks.sentences()], [])]
+    parts: list[Section] = [("Answers", [*_mixed(results), *answers, *found.looks.sentences()], [])]
     for metric in results.metrics():
         mine = [row for row in found.arms if row.metric == metric]
         title = f"{metric} on the {'val' if ablation.is_analyzed(metric) else ablation.evaluate} split"
@@ -43,6 +47,20 @@ def report_sections(found: Findings) -> list[Section]:
     parts.append(("Provenance", _provenance(results), []))
     parts.append(("Protocol", protocol.sentences(ablation), []))
     return parts
+
+
+def _mixed(results: Results) -> list[str]:
+    """Return a sentence on seeds whose arms were trained with different versions, so that they are no pairs."""
+    seeds: dict[int, set[str]] = {}
+    for (_, seed), run in results.runs.items():
+        seeds.setdefault(seed, set()).add(environment_of(run))
+    if not (mixed := [str(seed) for seed, kinds in seeds.items() if len(kinds) > 1]):
+        return []
+    kinds = " / ".join(sorted(set().union(*seeds.values())))
+    return [
+        f"**MIXED ENVIRONMENTS**: the arms of seed{'s' * (len(mixed) > 1)} {', '.join(mixed)} were trained with "
+        f"different versions ({kinds}), so their differences hold those of the versions too; train them again."
+    ]
 
 
 def _answer(results: Results, v: Verdict) -> str:
@@ -162,6 +180,8 @@ def _provenance(results: Results) -> list[str]:
     lines.append(f"config, data and code of the cells: {len({d['id'] for d in done})} different identities")
     for part in ("data", "code"):
         lines.append(f"{part} digest: {_shared([d['parts'][part] for d in done])}")
+    if chain := read_chain(results.ablation.directory):
+        lines.append(chain.sentence() + (f"; BROKEN: {chain.broken}" if chain.broken else ""))
     peaks = [record.get("peak_memory") or {} for record in records]
     for kind in ("host", "cuda"):
         if most := max((peak.get(kind, 0) for peak in peaks), default=0):
@@ -173,16 +193,26 @@ def _provenance(results: Results) -> list[str]:
     hours = sum(d["seconds"] for d in done) / 3600
     lines.append(f"device-hours: {hours:.3f} over {len(done)} cells; last one ended {max(d['ended'] for d in done)}")
     if results.ablation.evaluate == "test":
-        path = results.ablation.directory / "readings.jsonl"
-        count = len(path.read_text().splitlines()) if path.is_file() else 0
+        count = _opened(results)
         noted = f"{count} times" if count else f"at least {len(done)} times: readings were not counted"
-        lines.append(f"the test split was read {noted} for these numbers, not counting analyses")
+        lines.append(f"the test split was opened {noted} on these cells, by whatever command, not counting analyses")
     kinds = [run.standing(results.ablation.evaluate).kind for run in results.runs.values()]
     if unknown := kinds.count("unknown"):
         lines.append(f"checksum: {unknown} cells do not tell which checkpoint was measured (by an older vitlab)")
     if text := foreign_cells_text(results.ablation, list(results.resolved)):
         lines.append(text.removeprefix("; "))
     return lines
+
+
+def _opened(results: Results) -> int:
+    """Return how often the test split was opened: by workers, on lost cells too, and by any command on a run."""
+    path = results.ablation.directory / "readings.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    counts = Counter(row["cell"] for row in rows if row["split"] == "test")
+    for run in results.runs.values():
+        name = run.path.relative_to(results.ablation.directory).as_posix()
+        counts[name] = max(counts[name], openings(run.path, "test"))
+    return counts.total()
 
 
 def _shared(values: list[Any]) -> str:

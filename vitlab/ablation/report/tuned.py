@@ -75,7 +75,10 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
         if math.isfinite(value):  # of a candidate that was stopped: beside the best of its arm at that epoch
             to_best = value - ablation.best(score for score in at if score == score)
             state = {"value": value, "to_best": to_best, "stopped": t.stopped, "chosen": chosen.get(t.arm) is t}
-            rows.append({"arm": t.arm, **t.values, **state})
+            rows.append({"arm": t.arm, **t.values, **state, "diverged": False})
+        elif t.has_diverged:
+            lost = {"value": math.nan, "to_best": math.nan, "stopped": 0, "chosen": False, "diverged": True}
+            rows.append({"arm": t.arm, **t.values, **lost})
     if not rows:
         return {}
 
@@ -90,6 +93,7 @@ def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
     n = f"{len(tune.seeds)} seed{'s' * (len(tune.seeds) > 1)}"
     title = f"Tuning: each candidate's val {ablation.primary} to the best of its arm (n = {n}); the ring is the choice"
     title += "; a cross was stopped early, beside the best at that epoch" if any(r["stopped"] for r in rows) else ""
+    title += "; a triangle at the bottom diverged" if any(r["diverged"] for r in rows) else ""
     return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
@@ -110,13 +114,18 @@ def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> N
         mine = [row for row in rows if row["arm"] == arm]
         shown: Any = {"color": color, "ls": style(results, arm), "lw": 0.7}
         for row in mine:
+            if row.get("diverged"):
+                low: Any = {"transform": ax.get_xaxis_transform(), "clip_on": False, "mfc": "none", "mec": color}
+                ax.plot([place[row[key]]], [0.0], "v", ms=6, **low)
+                continue
             form: Any = {"mew": 1.1} if row["stopped"] else {"mew": 0, "alpha": 0.8}
             ax.plot([place[row[key]]], [row["to_best"]], "x" if row["stopped"] else mark, color=color, ms=4.5, **form)
             if row["chosen"]:
                 ax.plot([place[row[key]]], [row["to_best"]], "o", mfc="none", mec=color, ms=9, mew=1.3)
         if not is_range:
-            there = [v for v in values if any(r[key] == v for r in mine)]
-            line = [results.ablation.best(r["to_best"] for r in mine if r[key] == v) for v in there]
+            known = [r for r in mine if not r.get("diverged")]
+            there = [v for v in values if any(r[key] == v for r in known)]
+            line = [results.ablation.best(r["to_best"] for r in known if r[key] == v) for v in there]
             ax.plot([place[v] for v in there], line, **shown, alpha=0.6)
         ax.plot([], [], marker=mark, ms=3.5, label=arm, **shown)
     if not is_range:

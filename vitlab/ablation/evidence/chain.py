@@ -1,0 +1,148 @@
+"""The chain of an ablation's records: each holds the hash of the one before, so that the last tells of all.
+
+One line of ``chain.jsonl`` for each event: a version of the file, a registration, an opening of the
+evaluated split, a measured cell with the hashes of its files, a cell's analyses. Whoever changes a line, or a file
+that a line holds the hash of, has to write every later line again; the last hash, printed by ``verify``, ``report`` and
+``export``, is then another one. Kept elsewhere (a paper, a commit, a message), it tells of the change.
+"""
+
+import datetime
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitlab.runs.directory import RunDir
+from vitlab.runs.manifest import file_digest
+
+FILE = "chain.jsonl"
+NO_RECORD = "0" * 64  # before the first
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The records of a chain and what breaks it.
+
+    Args:
+        records: The records, oldest first.
+        head: The hash of the last; of none, zeros.
+        broken: Why it is no chain; empty if it is one.
+    """
+
+    records: tuple[Mapping[str, Any], ...] = ()
+    head: str = NO_RECORD
+    broken: str = ""
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        """Return the records of a kind."""
+        return [record for record in self.records if record["kind"] == kind]
+
+    def sentence(self) -> str:
+        """Return the sentence that names its head."""
+        return f"head of the chain of {len(self.records)} records: {self.head}"
+
+
+def append(directory: Path, kind: str, **facts: Any) -> str:
+    """Append a record, and return its hash; workers of one ablation append one after another.
+
+    Args:
+        directory: Of the ablation, or of its tuning.
+        kind: What happened: ``version``, ``registered``, ``opened``, ``cell`` or ``analyses``.
+        facts: The rest of the record.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / FILE).open("a+b") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        whole = file.read()
+        if not whole.endswith(b"\n"):  # a process ended while it wrote: what it did is recorded again
+            whole = whole[: whole.rfind(b"\n") + 1]
+            file.truncate(len(whole))
+        lines = whole.splitlines()
+        previous = _hash(lines[-1]) if lines else NO_RECORD
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        line = json.dumps({"kind": kind, **facts, "time": now, "previous": previous}, sort_keys=True).encode()
+        file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return _hash(line)
+
+
+def read_chain(directory: Path) -> Chain | None:
+    """Return the chain of an ablation, None if it has none: its cells are of an older version."""
+    try:
+        lines = (directory / FILE).read_bytes().splitlines()
+    except FileNotFoundError:
+        return None
+    records: list[Mapping[str, Any]] = []
+    previous = NO_RECORD
+    for i, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            kind, claimed = record["kind"], record["previous"]
+        except (ValueError, KeyError, TypeError):
+            return Chain(tuple(records), previous, f"{FILE}, line {i}: it cannot be read")
+        if claimed != previous:
+            return Chain(tuple(records), previous, f"{FILE}, line {i} ({kind}) does not follow the line before it")
+        records.append(record)
+        previous = _hash(line)
+    return Chain(tuple(records), previous)
+
+
+def hashes_of(run: RunDir, split: str) -> dict[str, Any]:
+    """Return the hashes of everything that a cell's result stands on.
+
+    Args:
+        run: The run directory of a measured cell.
+        split: The split that it was measured on.
+    """
+    result = run.measured(split)
+    predictions = run.path / "predictions" / f"{split}.parquet"
+    return {
+        "config": file_digest(run.config),
+        "data": file_digest(run.path / "data.json"),
+        "weights": result.get("sha256"),
+        "result": _hash(json.dumps(result, sort_keys=True).encode()),
+        "predictions": table_digest(predictions) if predictions.is_file() else None,
+        "environment": environment_of(run),
+    }
+
+
+def analyses_of(run: RunDir) -> dict[str, str]:
+    """Return the hash of each table of a cell's analyses."""
+    return {path.name: file_digest(path) for path in sorted((run.path / "analysis").glob("*.csv"))}
+
+
+def environment_of(run: RunDir) -> str:
+    """Return the versions that trained a cell, as it recorded them; empty if it did not."""
+    record = run.record
+    known = {"python": record.get("python"), **record.get("versions", {})}
+    return ", ".join(f"{name} {text}" for name, text in known.items() if text and name != "vitlab")
+
+
+def table_digest(path: Path) -> str:
+    """Return the hash of a table of predictions; without the probabilities, which evidence leaves out."""
+    import numpy as np
+    import pandas as pd
+
+    table = pd.read_parquet(path).drop(columns=["probability", "probabilities"], errors="ignore")
+    digest = hashlib.sha256()
+    for name in sorted(table.columns):
+        column = table[name]
+        digest.update(f"{name}\n".encode())
+        if pd.api.types.is_numeric_dtype(column):  # whatever its width
+            kind = np.int64 if pd.api.types.is_integer_dtype(column) else np.float64
+            digest.update(np.ascontiguousarray(column.to_numpy(kind)).tobytes())
+        else:
+            digest.update(json.dumps([str(x) for x in column]).encode())
+    return digest.hexdigest()
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

@@ -1,0 +1,39 @@
+"""How often a split of a run was opened: each evaluation adds a line to ``openings.jsonl``, whatever its outcome."""
+
+import datetime
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+FILE = "openings.jsonl"
+
+
+def note_opening(run: Path, split: str, checkpoint: str, overrides: Mapping[str, Any]) -> None:
+    """Note that a split is opened now; a run that is read-only here notes nothing.
+
+    Args:
+        run: The run directory.
+        split: The split.
+        checkpoint: Name of the file of the weights.
+        overrides: What is changed against the run's own conditions.
+    """
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    row = {"split": split, "time": now, "checkpoint": checkpoint, "overrides": dict(overrides)}
+    with suppress(OSError), (run / FILE).open("a") as file:
+        file.write(json.dumps(row, default=str) + "\n")
+
+
+def openings(run: Path, split: str) -> int:
+    """Return how often a split of a run was opened, as far as it is noted.
+
+    Example:
+        >>> openings(Path("nowhere"), "test")
+        0
+    """
+    try:
+        lines = (run / FILE).read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(f'"split": "{split}"' in line for line in lines)
