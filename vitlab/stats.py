@@ -171,14 +171,15 @@ def paired_interval(only_a: int, only_b: int, n: int, ci: float = 0.95) -> tuple
     return max(-1.0, value - half), min(1.0, value + half)
 
 
-def seeds_and_images(difference: NDArray[np.float64], ci: float = 0.95) -> tuple[float, float, float]:
-    """Return a difference of two arms and its interval over other seeds and other images.
+def seeds_and_images(values: NDArray[np.float64], ci: float = 0.95) -> tuple[float, float, float]:
+    """Return the mean of a value of each seed and image, and its interval over other seeds and other images.
 
     The squared half widths over seeds and over images add up, each with its own t (Howe 1974); pooled degrees of
-    freedom would have too little coverage at three seeds. As noise per seed and image counts twice, it is conservative.
+    freedom would have too little coverage at three seeds. The noise of an image in a seed, which is in the variances
+    of both means, counts once.
 
     Args:
-        difference: ``(seeds, images)``: right with one arm minus right with the other.
+        values: ``(seeds, images)``, at least two of each; such as right with one arm minus right with the other.
         ci: Coverage.
 
     Example:
@@ -187,11 +188,13 @@ def seeds_and_images(difference: NDArray[np.float64], ci: float = 0.95) -> tuple
         >>> low < 0.1 < high
         True
     """
-    value, square = float(difference.mean()), 0.0
-    for means in (difference.mean(axis=1), difference.mean(axis=0)):  # of each seed, of each image
-        n = len(means)
-        square += float(special.stdtrit(n - 1, (1 - ci) / 2)) ** 2 * float(np.var(means, ddof=1)) / n
-    return value, value - math.sqrt(square), value + math.sqrt(square)
+    value, (seeds, images) = float(values.mean()), values.shape
+    rows, columns = values.mean(axis=1), values.mean(axis=0)
+    noise = np.square(values - rows[:, None] - columns + value).sum() / (seeds - 1) / (images - 1) / values.size
+    by_seed, by_image = (float(np.var(means, ddof=1)) / len(means) for means in (rows, columns))
+    t, u = (float(special.stdtrit(n - 1, (1 + ci) / 2)) for n in (seeds, images))
+    half = math.sqrt(t**2 * max(by_seed - noise, 0.0) + u**2 * max(by_image, noise))
+    return value, value - half, value + half
 
 
 def power(

@@ -159,11 +159,12 @@ def test_mcnemar_is_the_sign_test_of_the_images_that_differ():
 
 
 def test_seeds_and_images_by_hand():
-    a, b = np.array([[1, 1, 0, 1.0], [1, 1, 1, 1]]), np.array([[0, 1, 0, 1.0], [1, 0, 0, 1]])
-    value, low, high = stats.seeds_and_images(a - b)
-    seeds = 12.7062 * np.std([0.25, 0.5], ddof=1) / np.sqrt(2)  # t of 1 and of 3 degrees of freedom
-    images = 3.18245 * np.std([0.5, 0.5, 0.5, 0], ddof=1) / 2
-    assert (value, (high - low) / 2) == pytest.approx((0.375, np.hypot(seeds, images)), rel=1e-5)
+    a, b = np.array([[1, 1, 0, 1.0], [1, 1, 1, 1]]), np.array([[0, 1, 0, 1.0], [0, 0, 0, 0]])
+    value, low, high = stats.seeds_and_images(a - b)  # rows 1 0 0 0 and 1 1 1 1
+    rest = np.square([0.375, -0.125, -0.125, -0.125]).sum() * 2 / 3 / 8  # one degree of freedom times three
+    seeds = 12.7062**2 * (np.var([0.25, 1.0], ddof=1) / 2 - rest)  # t of 1 and of 3 degrees of freedom
+    images = 3.18245**2 * np.var([1, 0.5, 0.5, 0.5], ddof=1) / 4
+    assert (value, (high - low) / 2) == pytest.approx((0.625, np.sqrt(seeds + images)), rel=1e-5)
 
 
 @pytest.mark.slow
@@ -185,19 +186,21 @@ def test_the_unpaired_difference_covers_the_truth_when_spreads_differ():
 
 
 @pytest.mark.slow
-def test_the_joint_interval_covers_the_truth_for_new_seeds_and_images():
-    rng = np.random.default_rng(3)
+@pytest.mark.parametrize("n", [3, 5, 10])
+def test_the_joint_interval_covers_the_truth_for_new_seeds_and_images(n):
+    """As often as it says: that of before, in which the noise counted twice, held it in 98 to 99 % of these."""
+    rng = np.random.default_rng(n)
 
     def runs(shift):  # images differ in difficulty and in which arm they suit, seeds in luck
-        luck = 0.3 * rng.standard_normal((3, 1))
-        return (base + shift + luck + rng.standard_normal((3, 200)) > 0).astype(float)
+        luck = 0.05 * rng.standard_normal((n, 1))
+        return (base + shift + luck + rng.standard_normal((n, 200)) > 0).astype(float)
 
     big = np.random.default_rng(4).standard_normal((2, 1_000_000))
-    ones = reference.norm(0, np.sqrt(1 + 0.3**2)).cdf
+    ones = reference.norm(0, np.sqrt(1 + 0.05**2)).cdf
     truth = float(np.mean(ones(big[0] + 0.5) - ones(big[0])))
     covered = 0
-    for _ in range(300):
+    for _ in range(500):
         base = rng.standard_normal(200)
         _, low, high = stats.seeds_and_images(runs(0.5) - runs(0.0))
         covered += low < truth < high
-    assert covered / 300 > 0.93  # it may be wide, for the noise of an image counts in both variances
+    assert 0.925 < covered / 500 < 0.975

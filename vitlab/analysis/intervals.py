@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from vitlab.stats import interval
+from vitlab.stats import interval, seeds_and_images
 
 
 def share_interval(right: int, n: int, ci: float = 0.95) -> tuple[float, float]:
@@ -48,8 +48,7 @@ def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, 
 def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     """Return the mean of a value of each random draw and image, with its 95 % interval over other draws and images.
 
-    The squared half widths over draws and over images add up, each with its own t (Howe 1974); the noise of an image
-    in a draw, which is in the variances of both means, counts once. A share has Wilson's interval, at the number of
+    The interval is that of :func:`vitlab.stats.seeds_and_images`. A share has Wilson's interval, at the number of
     images that would have that width.
 
     Args:
@@ -66,13 +65,8 @@ def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     draws, images = x.shape
     if min(draws, images) < 2:
         return over_images(name, np.asarray(values).flatten())
-    mean, rows, columns = float(x.mean()), x.mean(axis=1), x.mean(axis=0)
-    rest = np.square(x - rows[:, None] - columns + mean).sum() / (draws - 1) / (images - 1) / x.size
-    by_draw, by_image = (float(np.var(means, ddof=1)) / len(means) for means in (rows, columns))
-    t, u = (float(special.stdtrit(n - 1, 0.975)) for n in (draws, images))
-    square = t**2 * max(by_draw - rest, 0.0) + u**2 * max(by_image, rest)
-    low, high = mean - np.sqrt(square), mean + np.sqrt(square)
+    mean, low, high = seeds_and_images(x)
     if np.asarray(values).dtype == bool:
-        variance = square / float(special.ndtri(0.975)) ** 2
+        variance = ((high - low) / 2 / float(special.ndtri(0.975))) ** 2
         low, high = wilson(mean, mean * (1 - mean) / variance if variance > 0 else images)
     return {name: mean, f"{name}_low": float(low), f"{name}_high": float(high)}

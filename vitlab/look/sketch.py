@@ -57,7 +57,8 @@ def svg_of(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str
         key: Prefix of the ids in the drawing, so that several can stand in a page.
 
     Example:
-        >>> drawing = svg_of("two steps", [[(Box("image", shape="3 x 8 x 8"), 1)], [(Box("tokens", shape="4 x 16"), 1)]])
+        >>> image, tokens = Box("image", shape="3 x 8 x 8"), Box("tokens", shape="4 x 16")
+        >>> drawing = svg_of("two steps", [[(image, 1)], [(tokens, 1)]])
         >>> drawing.count("<rect"), "4 x 16" in drawing
         (2, True)
     """
