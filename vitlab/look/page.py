@@ -1,6 +1,5 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
-import base64
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,26 +11,28 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import architecture
 from vitlab.look.facts import (
     config_of,
-    curves_of,
     doubts_of,
     environment,
+    logged_curves,
     numbers_of,
     outcome_facts,
     paired,
 )
+from vitlab.look.findings import findings_of
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 
 HOME = Path(__file__).parent
-WRONG, FIGURES = 12, 2_000_000  # largest number of mistakes shown; bytes of analysis figures
+WRONG = 12  # largest number of mistakes shown
+POINTS = 2000  # of a curve
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js")
 RELOAD = 20  # seconds
 
 
@@ -67,10 +68,10 @@ def render(
         "runs": facts,
         "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
-        "curves": curves_of(runs),
+        "curves": _thinned(logged_curves(runs)),
         "viewer": shown,
         "drawings": [architecture(subject.net, subject.name) for subject in subjects],
-        "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
+        "analyses": findings_of(runs),
     }
     names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
     sections = [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
@@ -80,9 +81,26 @@ def render(
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
-    script = (HOME / "viewer.js").read_text()
+    script = "".join((HOME / name).read_text() for name in SCRIPTS)
+    plot = {kind: (HOME / "uplot" / f"uPlot.{kind}").read_text() for kind in ("iife.min.js", "min.css")}
     version = own_version()
-    return page.render(**content, title=title, sections=sections, script=script, version=version, reload=reload)
+    files = [{"runs": one["files"], "differences": one["differences"]} for one in content["analyses"]]
+    for one in files:
+        one["differences"] = one["differences"] and one["differences"]["csv"]
+    facts_of_page = {"title": title, "sections": sections, "script": script, "version": version, "reload": reload}
+    facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
+    return page.render(**content, **facts_of_page, files=files)
+
+
+def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[str, dict[str, Any]]:
+    """Return curves with up to ``POINTS`` points each, every n-th one and the last, and steps apart from values."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, lines in metrics.items():
+        for name, points in lines.items():
+            apart = -(-len(points) // POINTS)
+            kept = [*points[:-1:apart], *points[-1:]]
+            found.setdefault(kind, {})[name] = {"x": [x for x, _ in kept], "y": [y for _, y in kept], "every": apart}
+    return found
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
@@ -107,26 +125,4 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
         (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
         names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
         found.append({**row, **names, "src": data_url(subject.pixels(batch)[0], 112)})
-    return found
-
-
-def _analyses(run: RunDir) -> list[dict[str, str]]:
-    """Return the stored findings of `vitlab analyze` for the present weights, with figures up to a total size."""
-    room, found = FIGURES, []
-    for name, (_, how, lacks) in ANALYSES.items():
-        (note, now), figure = run.note(name), run.path / "analysis" / f"{name}.png"
-        if not note:
-            continue
-        one = {"name": name, "how": how, "lacks": lacks, "note": note.get("note") or f"Not done: {note['not_done']}"}
-        if now.is_stale:
-            one["note"] = f"Left out: {now.text}"
-        elif now.text and now.kind != "gone":
-            one["note"] += f"; {now.text}"
-        if "note" in note and figure.is_file() and not now.is_stale:
-            png = figure.read_bytes()
-            if len(png) <= room:
-                one["src"], room = f"data:image/png;base64,{base64.b64encode(png).decode()}", room - len(png)
-            else:
-                one["note"] += f"; the figure is in {figure}"
-        found.append(one)
     return found
