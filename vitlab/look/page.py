@@ -23,8 +23,10 @@ from vitlab.look.facts import (
     numbers_of,
     outcome_facts,
     paired,
+    predictions_of,
 )
 from vitlab.look.findings import findings_of
+from vitlab.look.listed import listed
 from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
@@ -32,7 +34,7 @@ from vitlab.runs.machine import own_version
 HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
 POINTS = 2000  # of a curve
-SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js")
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js")
 RELOAD = 20  # seconds
 
 
@@ -70,12 +72,15 @@ def render(
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
         "viewer": shown,
+        "listed": _listed(runs, by_name) if live is None else None,
         "drawings": [architecture(subject.net, subject.name) for subject in subjects],
         "analyses": findings_of(runs),
     }
-    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
+    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
     sections = [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
-    sections += [(key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer") if content[key]]
+    sections += [
+        (key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer", "listed") if content[key]
+    ]
     sections += [("drawings", "architecture")] if subjects else []
     sections += [("analyses", "analyses")] if content["analyses"] else []
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
@@ -90,6 +95,17 @@ def render(
     facts_of_page = {"title": title, "sections": sections, "script": script, "version": version, "reload": reload}
     facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
     return page.render(**content, **facts_of_page, files=files)
+
+
+def _listed(runs: dict[str, RunDir], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+    """Return the predictions of all runs with the names of classes."""
+    given = {name: predictions_of(run) for name, run in runs.items()}
+    found = listed({name: one for name, one in given.items() if one}, subjects)  # type: ignore[misc]
+    if found:
+        most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
+        names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])
+        found["classes"] = names + [f"class {k}" for k in range(len(names), most + 1)]
+    return found
 
 
 def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[str, dict[str, Any]]:
