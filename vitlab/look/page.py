@@ -27,7 +27,8 @@ from vitlab.look.facts import (
 )
 from vitlab.look.findings import findings_of
 from vitlab.look.listed import listed
-from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
+from vitlab.look.moments import moments_of
+from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 
@@ -65,7 +66,11 @@ def render(
         for subject in subjects
         if pictures and subject.has_pictures
     ]
-    shown = [{"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps]
+    shown: list[dict[str, Any]] = [
+        {"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps
+    ]
+    for one, (subject, _) in zip(shown, maps, strict=True):
+        one["moments"] = _moments(runs.get(subject.name), subject, one["shape"])
     content: dict[str, Any] = {
         "runs": facts,
         "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
@@ -84,6 +89,7 @@ def render(
     sections += [("drawings", "architecture")] if subjects else []
     sections += [("analyses", "analyses")] if content["analyses"] else []
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # curves and menus in their own order
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
     script = "".join((HOME / name).read_text() for name in SCRIPTS)
@@ -105,6 +111,16 @@ def _listed(runs: dict[str, RunDir], subjects: dict[str, Subject]) -> dict[str, 
         most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
         names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])
         found["classes"] = names + [f"class {k}" for k in range(len(names), most + 1)]
+    return found
+
+
+def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a run kept of the viewer's first pictures while it trained; None if there is nothing."""
+    if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
+        return None
+    found = moments_of(run, len(subject.data.splits["val"]), subject.class_names, shape)
+    if found:
+        found |= {name: packed(found[name]) for name in ("token", "positions") if name in found}
     return found
 
 
