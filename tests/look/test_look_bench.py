@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from vitlab.analysis.subject import Subject
+from vitlab.analysis.views.token_layers import split_features, token_layer_maps
 from vitlab.cli.main import main
 from vitlab.data import Digits
 from vitlab.look.listed import listed, plane
 from vitlab.look.moments import Moments, first_of, moments_of, seen
+from vitlab.look.viewer import packed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir
+from vitlab.tokenizers.t2t import T2TTokenizer
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -153,3 +156,27 @@ def test_somebody_works_at_the_page(runs, scheme):
         assert facts["curve"] == "name,step,value" and facts["file"].endswith(".svg")
         assert not facts["wide"] and not facts["overlap"], facts["overlap"]
         assert facts["dark"] == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(20, 22, 26)")
+
+
+def test_what_a_network_that_diverged_says_still_makes_a_page():
+    values = packed(torch.tensor([float("nan"), 1.0, float("inf")]))
+    assert (values["low"], values["high"]) == (0.0, 1.0)
+    torch.manual_seed(0)
+    net = VisionTransformer(img_size=8, in_chans=1, num_classes=10, patch_size=2, embed_dim=16, depth=2, num_heads=2)
+    torch.nn.init.constant_(net.blocks[0].attn.qkv.weight, float("nan"))
+    table = pd.DataFrame({"index": range(4), "target": 0, "prediction": 0, "probability": float("nan")})
+    found = listed({"a": ("val", table)}, {"a": Subject(net, Digits())})
+    assert found["runs"]["a"]["maps"] == {} and json.dumps(found, allow_nan=False)
+
+
+def test_maps_of_a_performer_whose_features_vanish_are_what_it_applies():
+    torch.manual_seed(0)
+    tokenizer = T2TTokenizer((8, 8), in_chans=1, embed_dim=16, t2t_kernels=(3, 3), t2t_strides=(1, 2), t2t_dim=8)
+    layer = tokenizer.layers()[0]
+    with torch.no_grad():
+        layer.kqv.weight *= 30  # exp(w x - |x|^2 / 2) is 0 for some tokens in float32
+    images = torch.randn(2, 1, 8, 8)
+    (maps, *_), ((windows, _), *_) = token_layer_maps(tokenizer, images), split_features(tokenizer, images)
+    k, q, v = layer.kqv(layer.norm1(windows)).chunk(3, dim=-1)
+    assert float(maps.sum(dim=-1).min()) < 0.5  # a token that reads nothing, and not 0 / 0
+    torch.testing.assert_close(maps @ v, layer.attend(q, k, v), rtol=1e-3, atol=1e-4)

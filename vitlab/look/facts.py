@@ -1,5 +1,6 @@
 """Facts about a run for the page, from the files in its directory."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,7 +48,7 @@ def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
             at = row.get("step", row.get("epoch"))
             for key, value in row.items():
                 kind = next((c for c in CURVES if c in key.rpartition("/")[2] and isinstance(value, int | float)), None)
-                if kind and at is not None and value == value:
+                if kind and at is not None and math.isfinite(value):
                     line = f"{name} {key}" if len(runs) > 1 else key
                     found.setdefault(kind, {}).setdefault(line, []).append((float(at), float(value)))
     return {kind: found[kind] for kind in CURVES if kind in found}

@@ -48,7 +48,7 @@ def listed(found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str,
         part = table.iloc[kept]
         runs[name] = {
             "prediction": part["prediction"].astype(int).tolist(),
-            "probability": [round(float(p), 4) for p in part["probability"]],
+            "probability": [round(float(p), 4) for p in part["probability"].fillna(0.0)],
             "maps": _maps(subjects.get(name), split, index),
         }
     return {
@@ -86,6 +86,8 @@ def _maps(subject: Subject | None, split: SplitName, index: np.ndarray) -> dict[
     try:
         values, _ = features(subject.net, subject.prepared(subject.data.splits[split].take(index)))
     except ValueError:  # a network without features before its last layer
+        return {}
+    if not values.isfinite().all():  # of a network that diverged
         return {}
     places, share = plane(values)
     found = {"PCA": {"xy": _rounded(places), "said": f"first two principal components, {share:.0%} of the variance"}}

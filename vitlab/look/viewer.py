@@ -245,7 +245,7 @@ def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
     """Return values as 16 bits each and one scale for all: number ``low + code * (high - low) / 65535``.
 
     Args:
-        values: Numbers of any shape; from 0 on if none is negative.
+        values: Numbers of any shape; from 0 on if none is negative. What is not finite becomes 0.
         signed: Whether they have a sign that is to be drawn.
 
     Example:
@@ -253,6 +253,7 @@ def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
         {'text': 'AAAAQP//', 'low': 0.0, 'high': 2.0, 'signed': False}
     """
     values = values.detach().double().cpu()
+    values = torch.where(values.isfinite(), values, 0.0)
     low, high = min(0.0, float(values.min())), float(values.max())
     codes = ((values - low) / max(high - low, 1e-300) * 65535).round().numpy().astype("<u2")
     return {"text": base64.b64encode(codes.tobytes()).decode(), "low": low, "high": high, "signed": signed}
