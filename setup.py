@@ -9,7 +9,7 @@ setup(
     package_dir=SHIPPED,
     include_package_data=False,
     package_data={
-        "vitlab": ["py.typed", "config/flags.json", "look/*.html", "look/*.js", "weights/*"],
+        "vitlab": ["py.typed", "config/flags.json", "look/*.html", "look/*.js", "look/uplot/*", "weights/*"],
         **{package: ["**/*.yaml"] for package in SHIPPED},
     },
 )

@@ -106,9 +106,16 @@ def installed(tmp_path_factory):
 def test_the_wheel_holds_the_package_with_configs_and_experiments_and_nothing_else(installed):
     files = {path.relative_to(installed) for path in installed.rglob("*") if path.is_file()}
     wanted = {path.relative_to(ROOT) for path in (ROOT / "vitlab").rglob("*.py*") if path.suffix != ".pyc"}
-    wanted |= {path.relative_to(ROOT) for kind in ("html", "js") for path in (ROOT / "vitlab").rglob(f"*.{kind}")}
+    wanted |= {
+        path.relative_to(ROOT) for kind in ("html", "js", "css") for path in (ROOT / "vitlab").rglob(f"*.{kind}")
+    }
     wanted |= {path.relative_to(ROOT) for path in (ROOT / "vitlab/weights").iterdir()}
-    wanted |= {Path("vitlab/py.typed"), Path("vitlab/config/flags.json"), *("vitlab" / path for path in YAMLS)}
+    wanted |= {
+        Path("vitlab/look/uplot/LICENSE"),
+        Path("vitlab/py.typed"),
+        Path("vitlab/config/flags.json"),
+        *("vitlab" / path for path in YAMLS),
+    }
     assert {path for path in files if not path.parts[0].endswith(".dist-info")} == wanted
 
 

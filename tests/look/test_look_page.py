@@ -1,4 +1,5 @@
 import base64
+import io
 import json
 import re
 import shutil
@@ -9,11 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import vitlab
 from vitlab.analysis.attention import analyze_attention
 from vitlab.analysis.attribution.maps import METHODS, occlusion
 from vitlab.analysis.subject import Subject
+from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits
@@ -21,6 +24,7 @@ from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import outcome_facts, paired
+from vitlab.look.findings import findings_of
 from vitlab.look.page import render
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model
@@ -146,6 +150,26 @@ def test_the_viewer_has_occlusion_and_attention_once():
     )
 
 
+def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
+    splits = {"t2t_kernels": [3, 3, 3], "t2t_strides": [1, 2, 1], "t2t_dim": 16, "t2t_attn": "performer"}
+    torch.manual_seed(0)
+    subject = Subject(vitlab.VisionTransformer(**SMALL | {"tokenizer": "t2t", **splits}), Digits())
+    images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
+    assert len(first["targets"]) == 9 and first["class"] not in first["targets"]
+    k = next(k for k, one in first["targets"].items() if one["name"] == "3")
+    expected = METHODS["gradient x attention"](subject.net, images, torch.tensor([k, k]))[0].detach()
+    found = unpacked(first["targets"][k]["maps"]["gradient x attention"], 16)
+    assert found == pytest.approx(expected.numpy(), abs=float(expected.max()) / 65535)
+    assert "rollout" not in first["targets"][k]["maps"]  # of no class
+    maps = token_layer_maps(subject.net.tokenizer, images[:1])
+    assert [each["key"] for each in shape_of(subject, 2)["splits"]] == [[8, 8], [4, 4]]
+    for packed_map, each in zip(first["splits"], maps, strict=True):
+        found = unpacked(packed_map, *each.shape[1:])
+        assert found == pytest.approx(each[0].numpy(), abs=float(each.max()) / 65535)
+    labels = [int(subject.class_names.index(one["target"])) for one in pictures_of(subject, count=2)]
+    assert labels == subject.shown_classes(2)
+
+
 def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
     subject = small_subject()
     monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # for three pictures: squares of 2 x 2 of 4 x 4 patches
@@ -163,7 +187,7 @@ def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
 
 
 ASK = """
-const viewer = require(SCRIPT), { pages, asked } = JSON.parse(require("fs").readFileSync(0, "utf8"));
+const viewer = module.exports, { pages, asked } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 viewer.load(pages);
 console.log(JSON.stringify(asked.map(([net, state, layer]) => {
   Object.assign(viewer.state, { at: null, head: -1, map: "attention" }, state);
@@ -190,8 +214,9 @@ def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
         for head in (-1, 1)
         for layer in range(2)
     ]
+    scripts = "".join((ROOT / "vitlab" / "look" / name).read_text() for name in ("common.js", "viewer.js"))
     done = subprocess.run(
-        [str(NODE), "-e", ASK.replace("SCRIPT", json.dumps(str(ROOT / "vitlab" / "look" / "viewer.js")))],
+        [str(NODE), "-e", "const location = { hash: '' };" + scripts + ASK],
         input=json.dumps({"pages": pages, "asked": asked}), capture_output=True, text=True, check=True,
     )  # fmt: skip
     best = 0
@@ -219,14 +244,15 @@ def test_many_patches_share_cells_so_that_twelve_pictures_of_a_small_vit_fit():
     assert size * 4 / 3 < 6_000_000
     maps = torch.rand(1, 1, 196, 196)
     expected = maps.view(7, 2, 7, 2, 7, 2, 7, 2).mean(dim=(1, 3, 5, 7)).view(1, 1, 49, 49)
-    torch.testing.assert_close(pooled(maps, net, 2, 2), expected)
+    torch.testing.assert_close(pooled(maps, net.grid_size, 2, 2), expected)
 
 
 def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
     run = measured(tmp_path / "one", [True] * 6 + [False] * 4)
     page = render(HOSTILE, {HOSTILE: run}, [small_subject(HOSTILE)], pictures=2)
     assert "<img src=x" not in page and "onerror=alert(1)&gt;" in page
-    assert page.count("</script>") == 2 and "http://" not in page.replace("http://www.w3.org/2000/svg", "")
+    assert page.count("</script>") == page.count("<script") == 3
+    assert "http://" not in page.replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r'(src|href)="https?:', page)
 
 
@@ -240,6 +266,38 @@ def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
     assert outcome_facts(a)["accuracy"] == 0.7 and len(outcome_facts(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
+
+
+def with_table(run, name, table, note="12 images"):
+    (run.path / "analysis").mkdir(exist_ok=True)
+    table.to_csv(run.path / f"analysis/{name}.csv", index=False)
+    Image.effect_noise((600, 500), 90).save(run.path / f"analysis/{name}.png")
+    run.update("analysis/notes.json", **{name: {"note": note}})
+
+
+def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_difference(tmp_path, monkeypatch):
+    a, b = (measured(tmp_path / name, [True] * 6 + [False] * 4) for name in "ab")
+    heads = pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "distance": [1.0, 2.0, 3.0], "uniform": 2.1})
+    low, high = heads["distance"] - 0.25, heads["distance"] + 0.25
+    with_table(a, "distance", heads.assign(distance_low=low, distance_high=high))
+    with_table(b, "distance", heads.assign(distance=[2.0, 2.25, 2.0], distance_low=[1.75, 2, 1.75], distance_high=2.25))
+    with_table(b, "entropy", heads.rename(columns={"distance": "entropy"}))
+    monkeypatch.setattr("vitlab.look.findings.FIGURES", 300_000)
+    distance, entropy = findings_of({"a": a, HOSTILE: b})
+    rows = [(r["where"], r["difference"], r["apart"], r["higher"]) for r in distance["differences"]["rows"]]
+    assert rows == [
+        ("layer 0, head 0", 1.0, True, HOSTILE),
+        ("layer 1, head 0", -1.0, True, "a"),
+        ("layer 0, head 1", 0.25, False, HOSTILE),
+    ]
+    table = pd.read_csv(io.StringIO(distance["differences"]["csv"]))
+    assert list(table[[f"{HOSTILE}", "a"]].diff(axis=1)["a"].round(6)) == [-1.0, -0.25, 1.0]
+    assert "analyze entropy" in entropy["runs"][0]["note"] and entropy["differences"] is None
+    shown = [base64.b64decode(one["src"].partition(",")[2]) for one in (*distance["runs"], entropy["runs"][1])]
+    assert sum(map(len, shown)) <= 300_000 and all(map(len, shown))  # thinned, and none is dropped
+    assert "drawn smaller than" in distance["runs"][0]["note"]
+    page = render("two", {"a": a, HOSTILE: b})
+    assert "<td><b>-1</b></td><td>a</td>" in page and "<img src=x" not in page
 
 
 def test_charts_show_every_point_and_a_flat_line_does_not_fail():
@@ -340,6 +398,8 @@ for (const width of [390, 1200]) {
     )
     assert "Uncaught" not in done.stderr
     numbers = re.search('data-numbers="([^"]*)"', done.stdout)[1].split("|")  # one for each network
+    difference, weights = numbers.pop(), [float(text.split(": ")[1]) for text in numbers]
+    assert float(difference.split(": ")[1]) == pytest.approx(weights[1] - weights[0], abs=1e-4)
     for subject, text in zip(subjects, numbers, strict=True):
         table = analyze_attention(subject).table.query(
             "image == 0 and map == 'mean of heads' and row == 1 and column == 2"

@@ -190,6 +190,14 @@ class Subject:
         first = self.prepared(images.take(_order(len(images))[:count].numpy()))
         return torch.cat([batch for batch, _ in first])
 
+    def shown_classes(self, count: int = 4) -> list[int]:
+        """Return the classes of the images of :meth:`shown`; empty if they are unknown, or not the network's."""
+        known = self.pictures is None and isinstance(self.data, ImageData) and self.data.targets["kind"] == "class"
+        if not known or self.is_elsewhere or not self.classifies:
+            return []
+        images = self._images("val")
+        return [int(label) for label in images.take(_order(len(images))[:count].numpy()).labels]
+
     def pixels(self, images: Tensor) -> Tensor:
         """Return normalized ``(B, C, H, W)`` images as ``(B, H, W, C)`` values in [0, 1], for display.
 

@@ -51,7 +51,7 @@ class WebDataset(Photos):
     ) -> None:
         given = {part: x for part, x in (("train", train), ("val", val), ("test", test)) if x}
         addresses: list[str] = []
-        samples: list[_Sample] = []
+        samples: list[_Entry] = []
         stamps: list[int] = []
         for part, shards in given.items():
             found = [x for address in ([shards] if isinstance(shards, str) else shards) for x in addresses_of(address)]
@@ -79,7 +79,7 @@ class WebDataset(Photos):
         return FileImages(self.tars, [self.tars.files[i] for i in chosen], labels, self.decoding)
 
 
-class _Sample(NamedTuple):
+class _Entry(NamedTuple):
     file: str  # PART/SHARD/KEY
     shard: int
     image: Member
@@ -113,11 +113,11 @@ def addresses_of(pattern: str) -> list[str]:
 
 def _samples(
     part: str, addresses: list[str], members: list[list[Member]], before: int, images: list[str], label: str
-) -> list[_Sample]:
+) -> list[_Entry]:
     names = [PurePosixPath(address).stem for address in addresses]
     if max(Counter(names).values()) > 1:
         names = [f"{i:05}-{name}" for i, name in enumerate(names)]
-    found: list[_Sample] = []
+    found: list[_Entry] = []
     for i, inside in enumerate(members):
         keys: dict[str, dict[str, Member]] = {}
         for member in inside:
@@ -133,5 +133,5 @@ def _samples(
                 what = "image" if image is None else f".{label.partition('.')[0]} member with its class"
                 have = ", ".join(f".{suffix}" for suffix in of)
                 raise ValueError(f"{addresses[i]}: {key} has no {what}, only {have}; see `data.image`, `data.label`")
-            found.append(_Sample(f"{part}/{names[i]}/{key}", before + i, image, text.text))
+            found.append(_Entry(f"{part}/{names[i]}/{key}", before + i, image, text.text))
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Any
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
@@ -86,3 +87,52 @@ def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
                 where = f'x="{100 + j * side + side / 2:.0f}" y="{20 + i * side + side * 0.65:.0f}"'
                 parts.append(f'<text {where} class="m">{count}</text>')
     return "".join(parts) + '<text x="100" y="14">rows: class, columns: predicted</text></svg>'
+
+
+def pair_chart(title: str, rows: Sequence[Mapping[str, Any]], names: tuple[str, str]) -> str:
+    """Return the values of two runs on one axis: discs of the first run, squares of the second, a line for each row.
+
+    Args:
+        title: What is measured.
+        rows: ``where``, and ``first`` and ``second`` with their ends ``_low`` and ``_high``, NaN where there are none.
+        names: Of the two runs.
+
+    Example:
+        >>> ends = {"first_low": 0.8, "first_high": 1.2, "second_low": 1.7, "second_high": 2.3}
+        >>> row = {"where": "head 0", "first": 1.0, "second": 2.0, **ends}
+        >>> pair_chart("distance", [row], ("a", "b")).count("<circle")
+        1
+    """
+    keys = [f"{side}{end}" for side in ("first", "second") for end in ("", "_low", "_high")]
+    values = [float(row[key]) for row in rows for key in keys if row[key] == row[key]]
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    bottom = 40 + 22 * len(rows)
+
+    def at(value: float) -> float:
+        return 150 + (value - low) / (high - low) * 205
+
+    parts = [f'<svg class="chart" viewBox="0 0 370 {bottom + 34}" role="img" aria-label="{escape(title)}">']
+    parts.append(f'<text x="0" y="16" class="t">{escape(title)}</text><path d="M150 {bottom}H355" class="axis"/>')
+    for y, row in enumerate(rows):
+        line = 40 + 22 * y
+        parts.append(f'<text x="142" y="{line + 4}" class="r">{escape(row["where"][:24])}</text>')
+        for side, color, shift in (("first", COLORS[0], -3), ("second", COLORS[1], 3)):
+            value, ends = float(row[side]), (float(row[f"{side}_low"]), float(row[f"{side}_high"]))
+            name, has_ends = names[side == "second"], ends[0] == ends[0]
+            said = f"{row['where']}, {name}: {value:.4g}" + (f" [{ends[0]:.4g}, {ends[1]:.4g}]" if has_ends else "")
+            if has_ends:
+                parts.append(f'<path d="M{at(ends[0]):.1f} {line + shift}H{at(ends[1]):.1f}" stroke="{color}"/>')
+            place = f'cx="{at(value):.1f}" cy="{line + shift}" r="3.5"'
+            if side == "second":
+                place = f'x="{at(value) - 3:.1f}" y="{line + shift - 3}" width="6" height="6"'
+            shape = "circle" if side == "first" else "rect"
+            parts.append(f'<{shape} {place} fill="{color}"><title>{escape(said)}</title></{shape}>')
+    parts.append(f'<text x="150" y="{bottom + 13}">{low:.3g}</text>')
+    parts.append(f'<text x="355" y="{bottom + 13}" class="r">{high:.3g}</text>')
+    for i, (name, mark) in enumerate(zip(names, "\u25cf\u25a0", strict=True)):
+        look = f'x="{185 * i}" y="{bottom + 30}" style="fill:{COLORS[i]}" class="k"'
+        parts.append(f"<text {look}>{mark} {escape(name[:26])}</text>")
+    return "".join(parts) + "</svg>"

@@ -1,5 +1,6 @@
 """Facts about a run for the page, from the files in its directory."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,18 +32,31 @@ def config_of(run: RunDir) -> dict[str, str]:
     return dotted(content)
 
 
-def curves_of(runs: dict[str, RunDir]) -> list[str]:
-    """Return a chart for each of loss, accuracy, learning rate and gradient norm that any run has."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+Points = list[tuple[float, float]]
+
+
+def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
+    """Return loss, accuracy, learning rate and gradient norm, as far as any run has them: for each the points by name.
+
+    Example:
+        >>> list(logged_curves({"first": RunDir("runs/first")})["loss"])
+        ['train/loss', 'val/loss']
+    """
+    found: dict[str, dict[str, Points]] = {}
     for name, run in runs.items():
         for row in run.rows():
             at = row.get("step", row.get("epoch"))
             for key, value in row.items():
                 kind = next((c for c in CURVES if c in key.rpartition("/")[2] and isinstance(value, int | float)), None)
-                if kind and at is not None and value == value:
+                if kind and at is not None and math.isfinite(value):
                     line = f"{name} {key}" if len(runs) > 1 else key
                     found.setdefault(kind, {}).setdefault(line, []).append((float(at), float(value)))
-    return [line_chart(kind, found[kind], x="step") for kind in CURVES if kind in found]
+    return {kind: found[kind] for kind in CURVES if kind in found}
+
+
+def curves_of(runs: dict[str, RunDir]) -> list[str]:
+    """Return a chart for each of :func:`logged_curves`."""
+    return [line_chart(kind, lines, x="step") for kind, lines in logged_curves(runs).items()]
 
 
 def environment(run: RunDir) -> list[tuple[str, str]]:

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import torch
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import Tensor
 
 from vitlab.analysis.subject import Subject
-from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.look.charts import sparkline
+from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir, write_text
@@ -89,7 +88,7 @@ class LivePage(Callback):
         runs, live = {path.name: RunDir(path)}, self._table(trainer)
         found = {path.name: ("val", live)} if live is not None else {}
         text = None
-        if self.pictures and self._cost <= SHARE * (begun - self._last) and _can_be_shown(trainer, pl_module):
+        if self.pictures and self._cost <= SHARE * (begun - self._last) and can_be_shown(trainer, pl_module):
             net = pl_module.net
             modes = [(module, module.training) for module in net.modules()]
             try:
@@ -125,14 +124,6 @@ class LivePage(Callback):
         if self._shown is None:
             self._shown = subject.pictures = subject.shown(self.pictures)
         return subject
-
-
-def _can_be_shown(trainer: L.Trainer, pl_module: Any) -> bool:
-    """Return whether network and data are vitlab's, and the network is neither sharded nor compiled."""
-    net = getattr(pl_module, "net", None)
-    whole = isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy)
-    ours = isinstance(net, VisionTransformer) and isinstance(trainer.datamodule, ImageData)  # type: ignore[attr-defined]
-    return whole and ours and not any(getattr(part, "_compiled_call_impl", None) for part in pl_module.modules())
 
 
 def _cuda(net: VisionTransformer) -> torch.device | None:

@@ -1,6 +1,5 @@
 """One HTML page about a run, several runs, or any network: a single file that works offline."""
 
-import base64
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,26 +11,31 @@ import yaml
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
-from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
 from vitlab.look.analyses import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     config_of,
-    curves_of,
     doubts_of,
     environment,
+    logged_curves,
     numbers_of,
     outcome_facts,
     paired,
+    predictions_of,
 )
-from vitlab.look.viewer import BUDGET, data_url, pictures_of, shape_of
+from vitlab.look.findings import findings_of
+from vitlab.look.listed import listed
+from vitlab.look.moments import moments_of
+from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 
 HOME = Path(__file__).parent
-WRONG, FIGURES = 12, 2_000_000  # largest number of mistakes shown; bytes of analysis figures
+WRONG = 12  # largest number of mistakes shown
+POINTS = 2000  # of a curve
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js")
 RELOAD = 20  # seconds
 
 
@@ -62,27 +66,73 @@ def render(
         for subject in subjects
         if pictures and subject.has_pictures
     ]
-    shown = [{"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps]
+    shown: list[dict[str, Any]] = [
+        {"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps
+    ]
+    for one, (subject, _) in zip(shown, maps, strict=True):
+        one["moments"] = _moments(runs.get(subject.name), subject, one["shape"])
     content: dict[str, Any] = {
         "runs": facts,
         "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
-        "curves": curves_of(runs),
+        "curves": _thinned(logged_curves(runs)),
         "viewer": shown,
+        "listed": _listed(runs, by_name) if live is None else None,
         "drawings": [explorer(subject.net, subject.name, f"net{i}") for i, subject in enumerate(subjects)],
-        "analyses": [one for run in runs.values() for one in _analyses(run)] if len(runs) == 1 else [],
+        "analyses": findings_of(runs),
     }
-    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures"}
+    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
     sections = [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
-    sections += [(key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer") if content[key]]
+    sections += [
+        (key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer", "listed") if content[key]
+    ]
     sections += [("drawings", "architecture")] if subjects else []
     sections += [("analyses", "analyses")] if content["analyses"] else []
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # curves and menus in their own order
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
-    script = (HOME / "viewer.js").read_text()
+    script = "".join((HOME / name).read_text() for name in SCRIPTS)
+    plot = {kind: (HOME / "uplot" / f"uPlot.{kind}").read_text() for kind in ("iife.min.js", "min.css")}
     version = own_version()
-    return page.render(**content, title=title, sections=sections, script=script, version=version, reload=reload)
+    files = [{"runs": one["files"], "differences": one["differences"]} for one in content["analyses"]]
+    for one in files:
+        one["differences"] = one["differences"] and one["differences"]["csv"]
+    facts_of_page = {"title": title, "sections": sections, "script": script, "version": version, "reload": reload}
+    facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
+    return page.render(**content, **facts_of_page, files=files)
+
+
+def _listed(runs: dict[str, RunDir], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+    """Return the predictions of all runs with the names of classes."""
+    given = {name: predictions_of(run) for name, run in runs.items()}
+    found = listed({name: one for name, one in given.items() if one}, subjects)  # type: ignore[misc]
+    if found:
+        most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
+        names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])
+        found["classes"] = names + [f"class {k}" for k in range(len(names), most + 1)]
+    return found
+
+
+def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what a run kept of the viewer's first pictures while it trained; None if there is nothing."""
+    if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
+        return None
+    found = moments_of(run, len(subject.data.splits["val"]), subject.class_names, shape)
+    if found:
+        found |= {name: packed(found[name]) for name in ("token", "positions") if name in found}
+    return found
+
+
+def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[str, dict[str, Any]]:
+    """Return curves with up to ``POINTS`` points each, every n-th one and the last, and steps apart from values."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind, lines in metrics.items():
+        for name, points in lines.items():
+            apart = -(-len(points) // POINTS)
+            kept = [*points[:-1:apart], *points[-1:]]
+            found.setdefault(kind, {})[name] = {"x": [x for x, _ in kept], "y": [y for _, y in kept], "every": apart}
+    return found
 
 
 def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
@@ -107,26 +157,4 @@ def _mistakes(outcome: dict[str, Any] | None, subject: Subject | None) -> list[d
         (batch, _), *_ = subject.prepared(images.take(np.array([row["index"]])))
         names = {key: outcome["names"][int(row[key])] for key in ("target", "prediction")}
         found.append({**row, **names, "src": data_url(subject.pixels(batch)[0], 112)})
-    return found
-
-
-def _analyses(run: RunDir) -> list[dict[str, str]]:
-    """Return the stored findings of `vitlab analyze` for the present weights, with figures up to a total size."""
-    room, found = FIGURES, []
-    for name, (_, how, lacks) in ANALYSES.items():
-        (note, now), figure = run.note(name), run.path / "analysis" / f"{name}.png"
-        if not note:
-            continue
-        one = {"name": name, "how": how, "lacks": lacks, "note": note.get("note") or f"Not done: {note['not_done']}"}
-        if now.is_stale:
-            one["note"] = f"Left out: {now.text}"
-        elif now.text and now.kind != "gone":
-            one["note"] += f"; {now.text}"
-        if "note" in note and figure.is_file() and not now.is_stale:
-            png = figure.read_bytes()
-            if len(png) <= room:
-                one["src"], room = f"data:image/png;base64,{base64.b64encode(png).decode()}", room - len(png)
-            else:
-                one["note"] += f"; the figure is in {figure}"
-        found.append(one)
     return found

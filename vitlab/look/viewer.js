@@ -1,10 +1,12 @@
 "use strict";
 let nets = [];
 const ATTENTION = "attention"; // of every layer and head; the other maps have one for each picture
-const el = (name, parent, props = {}) => parent.appendChild(Object.assign(document.createElement(name), props));
 const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const PUOR = [[45, 0, 75], [153, 142, 195], [247, 247, 247], [241, 163, 64], [127, 59, 8]]; // white is 0
-const state = { picture: 0, map: ATTENTION, layer: 0, head: -1, at: null, over: null, tile: null };
+const POSITIONS = "cosine of positions";
+const SPLIT = "T2T token layer "; // and its number, from 1
+const LINES = 12; // strongest connections that are drawn
+const state = { picture: 0, map: ATTENTION, layer: 0, head: -1, target: -1, epoch: -1, lines: false, at: null, over: null, tile: null };
 const cache = new Map();
 
 // Numbers: weights as they are, from 16 bits and a scale.
@@ -15,16 +17,36 @@ function unpack({ text, low, high }) {
   return found;
 }
 function read(net, i, name) {
-  const key = net + "/" + i + "/" + name;
+  const key = net + "/" + i + "/" + state.target + "/" + name;
   if (!cache.has(key)) {
-    const one = nets[net].pictures[i], packed = one[name] ?? one.maps[name];
+    const one = nets[net].pictures[i], packed = one[name] ?? mapOf(one, name);
     cache.set(key, packed ? unpack(packed) : bytes(one.colors[name]));
   }
   return cache.get(key);
 }
+function mapOf(one, name) { // for the class that is asked for; some maps are of no class, some pictures lack a class
+  if (name.startsWith(SPLIT)) return one.splits?.[Number(name.slice(SPLIT.length)) - 1];
+  return one.targets?.[state.target]?.maps[name] ?? one.maps[name];
+}
+function moment(net) { // what was kept at the epoch that is shown, of the first pictures
+  const kept = nets[net].moments;
+  if (state.epoch < 0 || !kept || state.picture >= kept.count) return null;
+  let i = 0; // the last one up to this epoch
+  while (i + 1 < kept.epochs.length && kept.epochs[i + 1] <= state.epoch) i++;
+  return { i, kept };
+}
+function momentValues(net, name, start, size) {
+  const key = net + "/moments/" + name;
+  if (!cache.has(key)) cache.set(key, unpack(nets[net].moments[name]));
+  return cache.get(key).subarray(start, start + size);
+}
 function cell(at, [h, w]) { return [Math.min(h - 1, Math.floor(at[0] * h)), Math.min(w - 1, Math.floor(at[1] * w))]; }
 function attention(net, layer, head) { // the weights of one head, and their rows and columns
-  const { heads, grid, query, key } = nets[net].shape, one = nets[net].pictures[state.picture];
+  const { depth, heads, grid, query, key } = nets[net].shape, one = nets[net].pictures[state.picture], then = moment(net);
+  if (then) {
+    const size = grid[0] * grid[1];
+    return [momentValues(net, "token", (((then.i * then.kept.count + state.picture) * depth + layer) * heads + head) * size, size), grid];
+  }
   if (state.at === null && one.token) {
     const size = grid[0] * grid[1], start = (layer * heads + head) * size;
     return [read(net, state.picture, "token").subarray(start, start + size), grid];
@@ -33,7 +55,7 @@ function attention(net, layer, head) { // the weights of one head, and their row
   const start = ((layer * heads + head) * query[0] * query[1] + y * query[1] + x) * size;
   return [read(net, state.picture, "cells").subarray(start, start + size), key];
 }
-function shown(net, layer) { // the head that is chosen, or the mean of all
+function mapShown(net, layer) { // the head that is chosen, or the mean of all
   const { heads } = nets[net].shape;
   if (state.head >= 0) return attention(net, layer, Math.min(state.head, heads - 1));
   const [first, size] = attention(net, layer, 0), sum = new Float64Array(first.length);
@@ -42,8 +64,26 @@ function shown(net, layer) { // the head that is chosen, or the mean of all
 }
 function large(net) { // the large map: its values, size, and whether it has a sign; null for colors
   const { depth, grid } = nets[net].shape, one = nets[net].pictures[state.picture];
-  if (state.map === ATTENTION) return depth === 0 ? null : [...shown(net, Math.min(state.layer, depth - 1)), false];
-  return state.map in one.maps ? [read(net, state.picture, state.map), grid, one.maps[state.map].signed] : null;
+  if (state.map === ATTENTION) return depth === 0 ? null : [...mapShown(net, Math.min(state.layer, depth - 1)), false];
+  if (state.map === POSITIONS) return positions(net);
+  const packed = mapOf(one, state.map);
+  if (!packed) return null;
+  const values = read(net, state.picture, state.map);
+  if (!state.map.startsWith(SPLIT)) return [values, grid, packed.signed];
+  const { query, key } = nets[net].shape.splits[Number(state.map.slice(SPLIT.length)) - 1], size = key[0] * key[1];
+  const [y, x] = cell(state.at ?? [0.5, 0.5], query), start = (y * query[1] + x) * size;
+  return [values.subarray(start, start + size), key, false];
+}
+function positions(net) { // cosines of the position vector of the marked patch with all, as kept at an epoch
+  const kept = nets[net].moments, { grid } = nets[net].shape, size = grid[0] * grid[1];
+  if (!kept?.positions) return null;
+  const i = moment(net)?.i ?? kept.epochs.length - 1, [y, x] = cell(state.at ?? [0.5, 0.5], grid);
+  return [momentValues(net, "positions", (i * size + y * grid[1] + x) * size, size), grid, true];
+}
+function difference() { // the second network's map less the first one's; null where grids differ
+  const [a, b] = [large(0), large(1)];
+  if (!a || !b || String(a[1]) !== String(b[1])) return null;
+  return [b[0].map((v, i) => v - a[0][i]), a[1], true];
 }
 function range(maps, signed = false) { // one for all maps: attention from 0, signed ones with 0 in the middle
   let low = 0, high = 0;
@@ -51,7 +91,6 @@ function range(maps, signed = false) { // one for all maps: attention from 0, si
   const most = Math.max(high, -low);
   return signed ? [-most, most] : [low, high];
 }
-function number(value) { return value === 0 ? "0" : Math.abs(value) >= 0.001 ? value.toPrecision(4) : value.toExponential(2); }
 
 function color(share, signed) {
   const map = signed ? PUOR : VIRIDIS, x = Math.min(1, Math.max(0, share)) * (map.length - 1);
@@ -75,13 +114,26 @@ function mark(context, at, [h, w], style) {
   context.strokeStyle = style; context.lineWidth = 3;
   context.strokeRect((x * 416) / w + 1, (y * 416) / h + 1, 416 / w - 2, 416 / h - 2);
 }
-function drawPicture(net, size) {
+function drawPicture(net, size, map) {
   const image = net.images[state.picture], context = net.picture.getContext("2d");
   net.picture.width = net.picture.height = 416;
   context.imageSmoothingEnabled = false;
   if (image.complete) context.drawImage(image, 0, 0, 416, 416);
   if (state.over) mark(context, state.over, size, "#56B4E9");
   if (state.at) mark(context, state.at, net.shape.query, "#D55E00");
+  if (state.lines && map && (state.map === ATTENTION || state.map.startsWith(SPLIT))) drawLines(context, map);
+}
+function drawLines(context, [values, [h, w]]) { // from the token that is looked from to those that it weighs most
+  const of_token = state.map === ATTENTION ? state.epoch >= 0 || (!state.at && nets[0].pictures[state.picture].token) : !state.map.startsWith(SPLIT);
+  const from = of_token ? [8, 8] : cell(state.at ?? [0.5, 0.5], [h, w]).map((v, i) => ((v + 0.5) * 416) / [h, w][i]);
+  const most = Math.max(...values), order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]).slice(0, LINES);
+  for (const n of order) {
+    context.strokeStyle = "#E69F00"; context.lineWidth = 0.5 + (7 * values[n]) / most; context.globalAlpha = 0.25 + (0.7 * values[n]) / most;
+    context.beginPath(); context.moveTo(from[1], from[0]);
+    context.lineTo(((n % w) + 0.5) * (416 / w), (Math.floor(n / w) + 0.5) * (416 / h)); context.stroke();
+  }
+  context.globalAlpha = 1; context.fillStyle = "#E69F00";
+  context.fillRect(from[1] - 6, from[0] - 6, 12, 12);
 }
 function numberUnderPointer(net, n, map) {
   if (state.tile) {
@@ -95,6 +147,30 @@ function numberUnderPointer(net, n, map) {
 function place(before, values, [h, w]) {
   const [y, x] = cell(state.over, [h, w]);
   return before + "row " + y + ", column " + x + ": " + number(values[y * w + x]);
+}
+function drawBar(bar, map, scale, signed) {
+  bar.hidden = !map;
+  bar.querySelector("i").style.background = "linear-gradient(90deg," + (signed ? PUOR : VIRIDIS).map((c) => "rgb(" + c + ")") + ")";
+  bar.firstChild.textContent = number(scale[0]);
+  bar.lastChild.textContent = number(scale[1]);
+}
+function drawDifference() {
+  if (!between.card) return;
+  const map = difference(), { stage, bar, said, number: output } = between;
+  stage.hidden = !map;
+  said.textContent = map ? nets[1].shape.name + " minus " + nets[0].shape.name + ": orange is more in " + nets[1].shape.name + ", purple more in " + nets[0].shape.name : "these two maps have no common grid, so there is no difference";
+  output.textContent = map && state.over && !state.tile ? place("", map[0], map[1]) : "";
+  const scale = map ? range([map[0]], true) : [0, 0];
+  drawBar(bar, map, scale, true);
+  if (map) paint(stage, map[0], map[1], scale, true);
+}
+function saidOf(net, n) { // what the network says of the picture, then or now
+  const one = net.pictures[state.picture], then = moment(n), of = one.target ? " (it is " + one.target + ")" : "";
+  const is_kept = state.map === ATTENTION || state.map === POSITIONS;
+  if (then && is_kept) return "epoch " + then.kept.epochs[then.i] + ": " + then.kept.said[then.i][state.picture] + of;
+  const now = state.epoch < 0 ? "" : is_kept ? "now (nothing was kept of this run): " : "now (of epochs only attention and positions are kept): ";
+  const asked = state.target >= 0 && !(state.target in (one.targets ?? {})) && state.target !== one.class ? "; maps are of the predicted class: those of the class chosen were not made for this picture" : "";
+  return now + one.said + of + asked;
 }
 function draw() {
   const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]);
@@ -111,25 +187,90 @@ function draw() {
     if (small.width) context.drawImage(small, 0, 0, 416, 416);
     if (state.over && !state.tile) mark(context, state.over, size, "#56B4E9");
     if (state.at) mark(context, state.at, net.shape.query, "#D55E00");
-    drawPicture(net, size);
-    net.bar.hidden = !map;
-    net.bar.querySelector("i").style.background = "linear-gradient(90deg," + (signed ? PUOR : VIRIDIS).map((c) => "rgb(" + c + ")") + ")";
-    net.bar.firstChild.textContent = number(scale[0]);
-    net.bar.lastChild.textContent = number(scale[1]);
+    drawPicture(net, size, map);
+    drawBar(net.bar, map, scale, signed);
     net.tiles.forEach((tile, i) => paint(tile, ...tiles[n][i], common));
     net.common.textContent = net.shape.depth === 0 ? "no attention with a weight for each pair of patches" : "every layer (rows, first above) and head (columns), all from 0 to " + number(common[1]);
-    net.said.textContent = net.pictures[state.picture].said;
+    net.said.textContent = saidOf(net, n);
     net.number.textContent = numberUnderPointer(net, n, map);
   });
-  const what = state.at ? "seen from the marked patch" : nets.some((net) => net.pictures[0].token) ? "seen from the class token" : "seen from the middle";
+  drawDifference();
+  offerClasses();
+  const time = document.getElementById("epoch"), epochs = nets.flatMap((net) => net.moments?.epochs ?? []);
+  document.getElementById("when").textContent = state.epoch < 0 ? "now" : state.epoch + (state.picture >= Math.max(...nets.map((net) => net.moments?.count ?? 0)) ? ": nothing was kept of this picture" : "");
+  time.value = state.epoch < 0 ? time.max : epochList().indexOf(state.epoch);
+  document.getElementById("time").hidden = epochs.length === 0;
+  document.getElementById("lines").checked = state.lines;
+  remember({ picture: state.picture, map: state.map, layer: state.layer, head: state.head < 0 ? null : state.head, class: state.target < 0 ? null : state.target, epoch: state.epoch < 0 ? null : state.epoch, at: state.at ? state.at.map((v) => v.toFixed(3)).join(",") : null, lines: state.lines ? 1 : null });
+  const what = state.epoch >= 0 ? "seen from the token that the head reads" : state.at ? "seen from the marked patch" : nets.some((net) => net.pictures[0].token) ? "seen from the class token" : "seen from the middle";
   document.getElementById("said").textContent = state.map === ATTENTION ? "layer " + state.layer + ", " + what : "";
   document.getElementById("map").value = state.map;
   document.getElementById("layer").value = state.layer;
   document.getElementById("head").value = state.head;
   document.querySelectorAll("#thumbs button").forEach((b, i) => b.setAttribute("aria-pressed", String(i === state.picture)));
 }
-function build() {
-  nets = JSON.parse(document.getElementById("data").textContent);
+const between = {}; // the card of the difference of two networks
+const epochList = () => [...new Set(nets.flatMap((net) => net.moments?.epochs ?? []))].sort((a, b) => a - b);
+function offerClasses() { // those that maps were made for, by name
+  const select = document.getElementById("target"), offered = new Map();
+  for (const net of nets) for (const [k, one] of Object.entries(net.pictures[state.picture].targets ?? {})) offered.set(Number(k), one.name);
+  for (const net of nets) { const one = net.pictures[state.picture]; if ("class" in one) offered.set(one.class, one.said.replace(/, \S+$/, "")); }
+  if (state.target >= 0 && !offered.has(state.target)) offered.set(state.target, nets.flatMap((net) => net.pictures).map((one) => one.targets?.[state.target]?.name).find(Boolean) ?? "class " + state.target);
+  select.replaceChildren();
+  el("option", select, { value: -1, textContent: "the predicted one" });
+  for (const [k, name] of [...offered].sort((a, b) => a[0] - b[0])) el("option", select, { value: k, textContent: name });
+  select.value = state.target;
+  select.parentElement.hidden = offered.size < 2;
+}
+function rowsShown() { // the numbers of the maps as they are shown
+  const found = [];
+  nets.forEach((net, n) => {
+    const map = large(n), one = net.pictures[state.picture];
+    if (!map) return;
+    const of = { run: net.shape.name, picture: state.picture, map: state.map, layer: state.map === ATTENTION ? state.layer : "", head: state.map !== ATTENTION ? "" : state.head < 0 ? "mean" : state.head, class: state.target < 0 ? "predicted" : one.targets?.[state.target]?.name ?? one.said, epoch: moment(n) ? moment(n).kept.epochs[moment(n).i] : "now", from: state.at ? cell(state.at, net.shape.query).join(" ") : "token" };
+    map[0].forEach((value, i) => found.push({ ...of, row: Math.floor(i / map[1][1]), column: i % map[1][1], value: Number(value.toPrecision(6)) }));
+  });
+  return found;
+}
+function drawingShown() {
+  const maps = nets.map((_, n) => large(n)), signed = maps.some((map) => map && map[2]), scale = range(maps.filter(Boolean).map((map) => map[0]), signed);
+  const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="' + 220 * nets.length + '" height="270" font-family="sans-serif" font-size="11">'];
+  nets.forEach((net, n) => {
+    if (!maps[n]) return;
+    const [values, [h, w]] = maps[n], rgb = (share) => "rgb(" + color(share, signed).map(Math.round) + ")", left = 10 + 220 * n;
+    parts.push('<text x="' + left + '" y="14">' + escaped(net.shape.name) + "</text>", '<text x="' + left + '" y="28">' + escaped(state.map + (state.map === ATTENTION ? ", layer " + state.layer : "")) + "</text>");
+    values.forEach((v, i) => parts.push('<rect x="' + (left + ((i % w) * 200) / w).toFixed(2) + '" y="' + (34 + (Math.floor(i / w) * 200) / h).toFixed(2) + '" width="' + (200 / w).toFixed(2) + '" height="' + (200 / h).toFixed(2) + '" fill="' + rgb((v - scale[0]) / (scale[1] - scale[0] || 1)) + '"/>'));
+    for (let i = 0; i < 50; i++) parts.push('<rect x="' + (left + 4 * i) + '" y="240" width="4" height="8" fill="' + rgb(i / 49) + '"/>');
+    parts.push('<text x="' + left + '" y="262">' + number(scale[0]) + '</text><text x="' + (left + 200) + '" y="262" text-anchor="end">' + number(scale[1]) + "</text>");
+  });
+  return parts.join("") + "</svg>\n";
+}
+function restore() { // what the link asks for, as far as it is there
+  const whole = (word, low, high) => { const n = Number.parseInt(shown[word] ?? "", 10); return n >= low && n <= high ? n : null; };
+  const layer = document.getElementById("layer"), maps = Array.from(document.getElementById("map").options, (o) => o.value);
+  state.picture = whole("picture", 0, nets[0].pictures.length - 1) ?? 0;
+  state.layer = whole("layer", 0, Number(layer.max)) ?? Number(layer.max);
+  state.head = whole("head", 0, Math.max(...nets.map((net) => net.shape.heads)) - 1) ?? -1;
+  state.target = whole("class", 0, 1e6) ?? -1;
+  state.epoch = epochList().includes(whole("epoch", 0, 1e9)) ? whole("epoch", 0, 1e9) : -1;
+  state.lines = shown.lines === "1";
+  if (maps.includes(shown.map)) state.map = shown.map;
+  const at = (shown.at ?? "").split(",").map(Number);
+  if (at.length === 2 && at.every((v) => v >= 0 && v < 1)) state.at = at;
+}
+function buildDifference(stages) {
+  if (nets.length !== 2) return;
+  const card = (between.card = el("div", stages, { className: "card" }));
+  el("b", card, { textContent: "difference" });
+  between.said = el("div", card, { className: "note" });
+  between.stage = el("canvas", card, { className: "stage" });
+  between.stage.setAttribute("aria-label", "difference of the two maps");
+  between.bar = el("div", card, { className: "bar" });
+  for (const name of ["span", "i", "span"]) el(name, between.bar);
+  between.number = el("output", card, { className: "number" });
+}
+function buildViewer() {
+  nets = content("data");
   const thumbs = document.getElementById("thumbs"), stages = document.getElementById("stages"), select = document.getElementById("map");
   nets[0].pictures.forEach((one, i) => {
     const button = el("button", thumbs, { type: "button", onclick: () => { state.picture = i; draw(); } });
@@ -137,17 +278,26 @@ function build() {
     el("img", button, { src: one.src, alt: "" });
   });
   const all = (what) => new Set(nets.flatMap((net) => Object.keys(net.pictures[0][what]))); // maps of any network
+  const splits = Math.max(...nets.map((net) => net.shape.splits.length));
   const names = [...(nets.some((net) => net.shape.depth > 0) ? [ATTENTION] : []), ...all("maps")];
+  for (let i = 1; i <= splits; i++) names.push(SPLIT + i);
+  if (nets.some((net) => net.moments?.positions)) names.push(POSITIONS);
   state.map = names[0] ?? ATTENTION;
   for (const name of names) el("option", select, { value: name, textContent: name });
   for (const name of all("colors")) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
   select.onchange = () => { state.map = select.value; draw(); };
   const layer = document.getElementById("layer");
   layer.max = Math.max(1, ...nets.map((net) => net.shape.depth)) - 1;
-  layer.value = state.layer = Number(layer.max);
   const head = document.getElementById("head"), most = Math.max(...nets.map((net) => net.shape.heads));
   for (let i = -1; i < most; i++) el("option", head, { value: i, textContent: i < 0 ? "mean of heads" : i });
   head.onchange = () => { state.head = Number(head.value); draw(); };
+  const target = document.getElementById("target"), epoch = document.getElementById("epoch"), lines = document.getElementById("lines");
+  target.onchange = () => { state.target = Number(target.value); draw(); };
+  epoch.max = epochList().length;
+  epoch.oninput = () => { state.epoch = epochList()[Number(epoch.value)] ?? -1; draw(); };
+  lines.onchange = () => { state.lines = lines.checked; draw(); };
+  saveButtons(document.getElementById("saves"), "map", rowsShown, drawingShown);
+  restore();
   layer.oninput = () => { state.layer = Number(layer.value); draw(); };
   nets.forEach((net, n) => {
     const card = el("div", stages, { className: "card" });
@@ -204,7 +354,8 @@ function build() {
       });
     });
   });
+  buildDifference(stages);
   draw();
 }
-if (typeof module === "undefined") build();
-else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown, large, range, number }; // for node
+if (typeof module === "undefined") { if (content("data")) buildViewer(); }
+else module.exports = { state, load: (pages) => { nets = pages; cache.clear(); }, read, shown: mapShown, large, range, number }; // for node

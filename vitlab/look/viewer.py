@@ -12,12 +12,18 @@ from torch import Tensor
 from vitlab.analysis.attribution.maps import SIGNED, caught_maps, methods_of, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
+from vitlab.analysis.views.token_layers import token_layer_maps
+from vitlab.layers.resample import Grid
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, heads_of, outputs, placed_tokens
+from vitlab.tokenizers.t2t import T2TTokenizer
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
 PASSES = 2_400  # of occlusion for all pictures; where it takes more, neighboring patches are covered together
+SPLITS = 600_000  # bytes of the maps of each token layer of T2T
+MOST_CLASSES, FEW_CLASSES = 9, 2  # beside the predicted one, whose maps there are: of small networks, and of large ones
+SMALL = 100_000_000  # products of a small network's forward pass, about: its parameters times its patches
 POOLS = ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 4), (8, 8))  # cells of queries and keys: so many patches a side
 
 
@@ -37,22 +43,80 @@ def pictures_of(
     scores = outputs(net, images)
     classes, has_head = scores.argmax(dim=1), net.num_classes > 1
     maps = _maps(net, images, classes, has_gradients) if has_head else {}
+    truth, names = subject.shown_classes(count) if has_head else [], subject.class_names
+    others = _of_other_classes(net, images, scores, truth) if has_head and has_gradients else []
     colors = _colors(net, images)
-    names = subject.class_names
     found = []
     for i, pixels in enumerate(subject.pixels(images)):
         k, share = int(classes[i]), float(scores[i].softmax(dim=0).max())
         said = (names[k] if k < len(names) else f"class {k}") if has_head else ""
         entry: dict[str, Any] = {"src": data_url(pixels), "said": f"{said}, {share:.0%}" if has_head else ""}
+        if has_head:
+            entry["class"] = k
+            entry["target"] = names[truth[i]] if i < len(truth) and truth[i] in range(len(names)) else ""
         if (attention := _attention(net, images[i : i + 1])) is not None:
             cells = attention[..., net.num_prefix_tokens :, net.num_prefix_tokens :]
-            entry["cells"] = packed(pooled(cells, net, query, key))
+            entry["cells"] = packed(pooled(cells, net.grid_size, query, key))
             if net.num_prefix_tokens:
                 entry["token"] = packed(attention[:, :, 0, net.num_prefix_tokens :])
         entry["maps"] = {name: packed(each[i], name.startswith(SIGNED)) for name, each in maps.items()}
+        entry["targets"] = {
+            int(which[i]): {
+                "name": names[which[i]] if which[i] < len(names) else f"class {which[i]}",
+                "maps": {name: packed(each[i], name.startswith(SIGNED)) for name, each in found_.items()},
+            }
+            for which, found_ in others
+        }
+        entry["splits"] = [
+            packed(pooled(each, grid, *split_pools(grid, len(images))))
+            for grid, each in _splits(net, images[i : i + 1])
+        ]
         entry["colors"] = {name: _base64((each[i] * 255).round().to(torch.uint8)) for name, each in colors.items()}
         found.append(entry)
     return found
+
+
+def _of_other_classes(
+    net: Asked, images: Tensor, scores: Tensor, truth: list[int]
+) -> list[tuple[list[int], dict[str, Tensor]]]:
+    """Return further classes of the images, ``(B,)`` each, with the maps of these: the true one, then the likely ones.
+
+    Of rollout and attention there is one map for all classes.
+    """
+    is_small = sum(p.numel() for p in net.parameters()) * net.grid_size[0] * net.grid_size[1] <= SMALL
+    most = min(MOST_CLASSES if is_small else FEW_CLASSES, scores.shape[1] - 1)
+    order = scores.argsort(dim=1, descending=True).tolist()
+    rows = []
+    for i, ranked in enumerate(order):
+        first = [truth[i]] if i < len(truth) and truth[i] in ranked[1:] else []
+        rows.append([*first, *(k for k in ranked[1:] if k not in first)][:most])
+    found = []
+    for which in zip(*rows, strict=True):
+        classes = torch.tensor(which, device=images.device)
+        found.append((list(which), _maps(net, images, classes, True, of_class_alone=True)))
+    return found
+
+
+def _splits(net: Asked, image: Tensor) -> list[tuple[Grid, Tensor]]:
+    """Return grid and attention ``(1, 1, N_i, N_i)`` of each token layer of T2T for one image; empty without such."""
+    tokenizer = getattr(net, "tokenizer", None)
+    if not isinstance(tokenizer, T2TTokenizer):
+        return []
+    return [(grid, each[None]) for grid, each in zip(tokenizer.grids, token_layer_maps(tokenizer, image), strict=False)]
+
+
+def split_pools(grid: Grid, count: int) -> tuple[int, int]:
+    """Return the pooling factors for queries and keys of a token layer's maps of ``count`` images.
+
+    Example:
+        >>> split_pools((8, 8), 12), split_pools((56, 56), 12)
+        ((1, 1), (8, 4))
+    """
+    h, w = grid
+    for query, key in POOLS:
+        if -(-h // query) * -(-w // query) * -(-h // key) * -(-w // key) * count * 2 <= SPLITS:
+            break
+    return query, key
 
 
 def _attention(net: Asked, image: Tensor) -> Tensor | None:
@@ -90,12 +154,20 @@ def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
     return colors
 
 
-def _maps(net: Asked, images: Tensor, classes: Tensor, has_gradients: bool) -> dict[str, Tensor]:
-    """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page."""
+def _maps(
+    net: Asked, images: Tensor, classes: Tensor, has_gradients: bool, of_class_alone: bool = False
+) -> dict[str, Tensor]:
+    """Return the ``(B, N)`` maps beside attention itself, of which every layer and head is in the page.
+
+    With ``of_class_alone`` those are left out that are the same for all classes.
+    """
     methods = methods_of(net)
     names = [name for name in methods if has_gradients or name == "rollout"]
+    names = [name for name in names if not (of_class_alone and name == "rollout")]
     found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
-    if isinstance(net, VisionTransformer) and net.global_pool != "token":  # the class token's row is not what it reads
+    if (
+        isinstance(net, VisionTransformer) and net.global_pool != "token" and not of_class_alone
+    ):  # the class token's row is not what it reads
         found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
     if has_gradients:
         h, w = net.grid_size
@@ -117,7 +189,19 @@ def shape_of(subject: Subject, count: int, budget: int = BUDGET) -> dict[str, An
         "query": [-(-h // query), -(-w // query)],
         "key": [-(-h // key), -(-w // key)],
         "name": subject.name,
+        "splits": _split_shapes(net, count),
     }
+
+
+def _split_shapes(net: Asked, count: int) -> list[dict[str, Any]]:
+    tokenizer = getattr(net, "tokenizer", None)
+    if not isinstance(tokenizer, T2TTokenizer):
+        return []
+    found = []
+    for (h, w), _ in zip(tokenizer.grids, tokenizer.layers(), strict=False):
+        query, key = split_pools((h, w), count)
+        found.append({"query": [-(-h // query), -(-w // query)], "key": [-(-h // key), -(-w // key)]})
+    return found
 
 
 def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
@@ -136,9 +220,9 @@ def pools(net: Asked, count: int, budget: int) -> tuple[int, int]:
     return query, key
 
 
-def pooled(maps: Tensor, net: Asked, query: int, key: int) -> Tensor:
-    """Pool ``(depth, A, N, N)`` attention over queries and keys to ``(depth, A, n, m)``."""
-    (h, w), lead = net.grid_size, maps.shape[:2]
+def pooled(maps: Tensor, grid: Grid, query: int, key: int) -> Tensor:
+    """Pool ``(depth, A, N, N)`` attention on a grid of N cells over queries and keys to ``(depth, A, n, m)``."""
+    (h, w), lead = grid, maps.shape[:2]
     rows = F.avg_pool2d(maps.flatten(0, 2).unflatten(1, (1, h, w)), key, ceil_mode=True).flatten(1)  # (depth A N, m)
     columns = rows.view(-1, h, w, rows.shape[1]).permute(0, 3, 1, 2)  # (depth A, m, h, w)
     cells = F.avg_pool2d(columns, query, ceil_mode=True).flatten(2).transpose(1, 2)
@@ -161,7 +245,7 @@ def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
     """Return values as 16 bits each and one scale for all: number ``low + code * (high - low) / 65535``.
 
     Args:
-        values: Numbers of any shape; from 0 on if none is negative.
+        values: Numbers of any shape; from 0 on if none is negative. What is not finite becomes 0.
         signed: Whether they have a sign that is to be drawn.
 
     Example:
@@ -169,6 +253,7 @@ def packed(values: Tensor, signed: bool = False) -> dict[str, Any]:
         {'text': 'AAAAQP//', 'low': 0.0, 'high': 2.0, 'signed': False}
     """
     values = values.detach().double().cpu()
+    values = torch.where(values.isfinite(), values, 0.0)
     low, high = min(0.0, float(values.min())), float(values.max())
     codes = ((values - low) / max(high - low, 1e-300) * 65535).round().numpy().astype("<u2")
     return {"text": base64.b64encode(codes.tobytes()).decode(), "low": low, "high": high, "signed": signed}

@@ -22,7 +22,7 @@ LOCK = ".lock"  # exists while a process trains in the directory
 OWN = {  # what vitlab and the loggers write into a run directory
     *("config.yaml", "overrides.yaml", "run.json", "data.json", "model.json", "param_groups.json", "results.json"),
     *("metrics.jsonl", "train.log", "done.json", "checkpoints", "weights", "predictions", "analysis", "look.html"),
-    *("wandb", "lightning_logs", "export", "trained_on.npy", "parts.py", "openings.jsonl"),
+    *("wandb", "lightning_logs", "export", "trained_on.npy", "parts.py", "openings.jsonl", "moments"),
 }
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 

@@ -18,7 +18,7 @@ from vitlab.ablation.execution.tuning import Trial
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference import linear
 from vitlab.ablation.inference.measured import NO_METRICS, unreadable
-from vitlab.analysis.outcomes.classes import confusion, over_classes
+from vitlab.class_metrics import confusion, over_classes
 
 CLOSE = 2e-6  # tolerance for float32 sums in another order
 CHAIN = "the chain"  # what a problem of it is named by

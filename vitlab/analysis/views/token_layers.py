@@ -38,6 +38,7 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid.
 
     A performer never makes its map; the one that its random features imply is phi(q) phi(k)^T, rows divided by sums.
+    Where all features of a token vanish, it reads nothing, and its row is 0.
 
     Example:
         >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16)
@@ -52,7 +53,7 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
         assert isinstance(layer, TokenPerformer)
         k, q, _ = layer.kqv(layer.norm1(windows)).float().chunk(3, dim=-1)
         products = layer.features(q) @ layer.features(k).transpose(-2, -1)
-        maps.append(products / products.sum(dim=-1, keepdim=True))
+        maps.append(products / (products.sum(dim=-1, keepdim=True) + 1e-8))  # as TokenPerformer.attend divides
     return maps
 
 

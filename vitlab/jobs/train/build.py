@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning as L
 import yaml
+from jsonargparse import Namespace
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -47,6 +48,8 @@ from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.manifest import check_whole
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
+
+MOMENTS = "vitlab.look.moments.Moments"  # by its path, as a configuration names it: what shows runs stands above
 
 
 def build_job(arguments: list[str], options: FitOptions) -> Job:
@@ -224,6 +227,7 @@ class FitCLI(VitlabCLI):
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),
+            *self._moments(),
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         for logger in trainer.loggers:
@@ -234,6 +238,12 @@ class FitCLI(VitlabCLI):
             environment.auto_requeue = False  # StopOnSignal saves, and the batch script requeues
         check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
+
+    def _moments(self) -> list[Any]:
+        """Return the callback that keeps what a small network sees, unless the configuration names it."""
+        given = self.config.trainer.get("callbacks")
+        named = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Namespace)]
+        return [] if any(part.class_path == MOMENTS for part in named) else [class_at(MOMENTS)()]
 
     def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that are defaults; an older run that lacks a key was trained with its default."""

@@ -1,0 +1,94 @@
+// Curves, drawn by uPlot: hover, zoom, log axis, smoothing.
+const plots = [];
+const curve = { smooth: 0, log: false };
+const DASHED = [[], [6, 3], [2, 2], [8, 2, 2, 2]];
+function smoothed(values, weight) { // exponential mean without the bias of its start
+  let mean = 0, total = 0;
+  return values.map((v) => {
+    if (v === null) return null;
+    mean = weight * mean + (1 - weight) * v; total = weight * total + 1 - weight;
+    return mean / total;
+  });
+}
+function aligned(lines) { // all steps, and of each line its values there, or null
+  const steps = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b), at = new Map(steps.map((x, i) => [x, i]));
+  return [steps, ...lines.map((line) => {
+    const row = new Array(steps.length).fill(null);
+    line.x.forEach((x, i) => { row[at.get(x)] = line.y[i]; });
+    return row;
+  })];
+}
+function lineStyle(i) { return { stroke: OKABE[i % OKABE.length], dash: DASHED[Math.floor(i / OKABE.length) % DASHED.length] }; }
+function plotted(data) { // what is drawn: points as they are and, if asked for, smoothed lines
+  const values = data.slice(1).map((row) => (curve.log ? row.map((v) => (v > 0 ? v : null)) : row));
+  return curve.smooth > 0 ? [data[0], ...values.map((row) => smoothed(row, curve.smooth)), ...values] : [data[0], ...values];
+}
+function plot(place, kind, names, data) {
+  const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line");
+  const value = (_, v) => (v === null || v === undefined ? "" : number(v));
+  const series = names.map((label, i) => ({ label, width: 1.6, spanGaps: true, value, points: { size: 5 }, ...lineStyle(i) }));
+  const raw = curve.smooth > 0 ? names.map((label, i) => ({ label: label + ", as it is", width: 0.6, alpha: 0.4, spanGaps: true, value, points: { show: false }, ...lineStyle(i) })) : [];
+  const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
+  const options = {
+    title: kind, width: Math.max(200, place.clientWidth), height: 240,
+    scales: { x: { time: false }, y: { distr: curve.log ? 3 : 1 } },
+    axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui" }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (v === null ? null : String(Number(v.toPrecision(3))))) }],
+    series: [{ label: "step" }, ...series, ...raw],
+  };
+  return new uPlot(options, plotted(data), place);
+}
+function plotDrawing(kind, names, data, made) { // the part that is shown, as SVG with text
+  const rows = plotted(data), { min, max } = made.scales.x, { min: low, max: high } = made.scales.y;
+  const scale = (v) => (curve.log ? Math.log(v) : v), x = (v) => 60 + ((v - min) / (max - min || 1)) * 320;
+  const y = (v) => 200 - ((scale(v) - scale(low)) / (scale(high) - scale(low) || 1)) * 170;
+  const parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="400" height="' + (240 + 14 * names.length) + '" font-family="sans-serif" font-size="11">', '<text x="60" y="18" font-size="13">' + escaped(kind) + '</text><path d="M60 30V200H380" fill="none" stroke="#555"/>'];
+  for (const i of [0, 1, 2, 3]) {
+    const v = curve.log ? low * (high / low) ** (i / 3) : low + ((high - low) * i) / 3;
+    parts.push('<text x="55" y="' + (y(v) + 4).toFixed(1) + '" text-anchor="end">' + Number(v.toPrecision(3)) + "</text>");
+  }
+  parts.push('<text x="60" y="216">' + Number(min.toPrecision(6)) + '</text><text x="220" y="216" text-anchor="middle">step</text><text x="380" y="216" text-anchor="end">' + Number(max.toPrecision(6)) + "</text>");
+  rows.slice(1).forEach((row, i) => {
+    const { stroke, dash } = lineStyle(i % names.length), is_raw = i >= names.length;
+    const points = row.map((v, k) => (v === null || rows[0][k] < min || rows[0][k] > max ? null : x(rows[0][k]).toFixed(1) + " " + y(v).toFixed(1))).filter(Boolean);
+    if (points.length) parts.push('<path d="M' + points.join("L") + '" fill="none" stroke="' + stroke + '" stroke-dasharray="' + dash.join(" ") + '" stroke-width="' + (is_raw ? 0.5 : 1.5) + '"/>');
+  });
+  names.forEach((name, i) => parts.push('<text x="60" y="' + (236 + 14 * i) + '" fill="' + lineStyle(i).stroke + '">' + escaped(name) + "</text>"));
+  return parts.join("") + "</svg>\n";
+}
+function plotRows(names, data) {
+  return names.flatMap((name, i) => data[0].map((step, k) => ({ name, step, value: data[i + 1][k] })).filter((row) => row.value !== null));
+}
+function drawPlots() {
+  for (const one of plots) {
+    const seen = one.made && [one.made.scales.x.min, one.made.scales.x.max];
+    one.made?.destroy();
+    one.made = plot(one.place, one.kind, one.names, one.data);
+    if (seen && seen[0] !== null && seen[0] !== undefined) one.made.setScale("x", { min: seen[0], max: seen[1] });
+  }
+  document.getElementById("smoothed").textContent = curve.smooth > 0 ? curve.smooth.toFixed(2) : "none";
+  remember({ smooth: curve.smooth > 0 ? curve.smooth : null, log: curve.log ? 1 : null });
+}
+function buildCurves() {
+  const smooth = document.getElementById("smooth"), log = document.getElementById("log");
+  curve.smooth = Math.min(0.98, Math.max(0, Number(shown.smooth) || 0));
+  curve.log = shown.log === "1";
+  smooth.value = curve.smooth; log.checked = curve.log;
+  for (const [kind, lines] of Object.entries(content("metrics"))) {
+    const card = el("div", document.getElementById("plots"), { className: "card" }), names = Object.keys(lines), data = aligned(Object.values(lines));
+    const one = { kind, names, data, place: el("div", card, { className: "plot" }) };
+    plots.push(one);
+    const every = Math.max(...Object.values(lines).map((line) => line.every));
+    if (every > 1) el("p", card, { className: "note", textContent: "one point of " + every + " is shown" });
+    saveButtons(card, kind, () => plotRows(names, data), () => plotDrawing(kind, names, data, one.made));
+  }
+  smooth.oninput = () => { curve.smooth = Number(smooth.value); drawPlots(); };
+  log.onchange = () => { curve.log = log.checked; drawPlots(); };
+  let width = 0;
+  new ResizeObserver(() => {
+    const now = plots[0]?.place.clientWidth ?? 0;
+    if (now !== width) { width = now; for (const one of plots) one.made?.setSize({ width: Math.max(200, one.place.clientWidth), height: 240 }); }
+  }).observe(document.getElementById("plots"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawPlots);
+  drawPlots();
+}
+if (typeof module === "undefined" && content("metrics")) buildCurves();

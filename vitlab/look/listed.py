@@ -1,0 +1,138 @@
+"""The predictions of runs image by image, with small pictures, and a map of the images by their features."""
+
+import base64
+import importlib
+import importlib.util
+import io
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor
+
+from vitlab.analysis.features import features
+from vitlab.analysis.probes import centered
+from vitlab.analysis.subject import Subject
+from vitlab.data.files.splits import SplitName
+
+MOST, MISTAKES = 800, 200  # images that are listed: of a fixed random order, and mistakes beyond them
+SIDE, COLUMNS = 32, 32  # of the small pictures, in pixels, and of their sheet
+
+
+def listed(found: dict[str, tuple[SplitName, pd.DataFrame]], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+    """Return the predictions of runs on the same images, for the page; None if there are none.
+
+    Args:
+        found: Split and predictions of each run by name.
+        subjects: The networks of runs, by the same names; without one, a run has no map and no pictures.
+
+    Example:
+        >>> table = pd.DataFrame({"index": [0, 1], "target": [0, 1], "prediction": [0, 0], "probability": [0.9, 0.6]})
+        >>> listed({"a": ("val", table)}, {})["runs"]["a"]["prediction"]
+        [0, 0]
+    """
+    if not found:
+        return None
+    split, first = next(iter(found.values()))
+    same = {name: table for name, (other, table) in found.items() if other == split and _same_images(first, table)}
+    if not len(first) or int(first["index"].min()) < 0:  # of several processes, whose images are unknown
+        return None
+    tables = {name: table.sort_values("index", ignore_index=True) for name, table in same.items()}
+    base = next(iter(tables.values()))
+    kept = _kept(base, list(tables.values()))
+    index = base["index"].to_numpy()[kept]
+    runs = {}
+    for name, table in tables.items():
+        part = table.iloc[kept]
+        runs[name] = {
+            "prediction": part["prediction"].astype(int).tolist(),
+            "probability": [round(float(p), 4) for p in part["probability"].fillna(0.0)],
+            "maps": _maps(subjects.get(name), split, index),
+        }
+    return {
+        "split": split, "count": len(base), "index": index.tolist(), "runs": runs,
+        "target": base["target"].to_numpy()[kept].astype(int).tolist(), "sheet": _sheet(subjects, split, index),
+        "columns": COLUMNS, "without": [name for name in found if name not in same],
+    }  # fmt: skip
+
+
+def _same_images(a: pd.DataFrame, b: pd.DataFrame) -> bool:
+    columns = ["index", "target"]
+    a, b = (table[columns].sort_values("index", ignore_index=True) for table in (a, b))
+    return a.equals(b)
+
+
+def _kept(base: pd.DataFrame, tables: list[pd.DataFrame]) -> np.ndarray:
+    """Return the rows that are listed: a fixed random sample, and mistakes of any run that are not in it."""
+    order = torch.randperm(len(base), generator=torch.Generator().manual_seed(0)).numpy()
+    wrong = np.any([(table["target"] != table["prediction"]).to_numpy() for table in tables], axis=0)
+    return np.sort(np.concatenate([order[:MOST], order[MOST:][wrong[order[MOST:]]][:MISTAKES]]))
+
+
+def _has_images(subject: Subject, split: SplitName) -> bool:
+    try:
+        subject.data.build(split)
+    except (NotImplementedError, AttributeError):  # the files are missing; pictures that were given have no splits
+        return False
+    return True
+
+
+def _maps(subject: Subject | None, split: SplitName, index: np.ndarray) -> dict[str, Any]:
+    """Return places of the images by the features that the head reads, by the name of the projection."""
+    if subject is None or len(index) < 3 or not _has_images(subject, split):
+        return {}
+    try:
+        values, _ = features(subject.net, subject.prepared(subject.data.splits[split].take(index)))
+    except ValueError:  # a network without features before its last layer
+        return {}
+    if not values.isfinite().all():  # of a network that diverged
+        return {}
+    places, share = plane(values)
+    found = {"PCA": {"xy": _rounded(places), "said": f"first two principal components, {share:.0%} of the variance"}}
+    if importlib.util.find_spec("umap"):
+        reducer = importlib.import_module("umap").UMAP(random_state=0)
+        places = torch.from_numpy(np.asarray(reducer.fit_transform(values.numpy()), dtype=np.float64))
+        found["UMAP"] = {"xy": _rounded(places), "said": "UMAP: near is alike; distances between groups mean nothing"}
+    return found
+
+
+def plane(values: Tensor) -> tuple[Tensor, float]:
+    """Return ``(n, D)`` features on their first two principal components, ``(n, 2)``, and these' share of the variance.
+
+    The sign of a component is that of its largest weight.
+
+    Example:
+        >>> places, share = plane(torch.tensor([[0.0, 0.0, 1.0], [4.0, 0.0, 1.0], [0.0, 1.0, 1.0]]).double())
+        >>> places.shape, round(share, 6)
+        (torch.Size([3, 2]), 1.0)
+    """
+    flat = centered(values)
+    _, singular, components = torch.linalg.svd(flat, full_matrices=False)
+    components = components[:2]
+    components = components * components.gather(1, components.abs().argmax(dim=1)[:, None]).sign()
+    share = singular[:2].square().sum() / singular.square().sum().clamp(min=1e-24)
+    return torch.nn.functional.pad(flat @ components.T, (0, 2 - len(components))), float(share)
+
+
+def _rounded(places: Tensor) -> list[list[float]]:
+    span = float(places.abs().max()) or 1.0
+    return [[round(float(v) / span, 4) for v in row] for row in places]
+
+
+def _sheet(subjects: dict[str, Subject], split: SplitName, index: np.ndarray) -> str:
+    """Return all pictures on one sheet, ``COLUMNS`` in a row, as a data URL; empty if they are missing."""
+    subject = next((one for one in subjects.values() if _has_images(one, split)), None)
+    if subject is None:
+        return ""
+    batches = subject.prepared(subject.data.splits[split].take(index))
+    pixels = torch.cat([subject.pixels(batch) for batch, _ in batches])
+    sheet = Image.new("RGB", (COLUMNS * SIDE, -(-len(pixels) // COLUMNS) * SIDE))
+    for i, one in enumerate((pixels * 255).round().to(torch.uint8).numpy()):
+        image = Image.fromarray(one[..., 0] if one.shape[2] == 1 else one).convert("RGB")
+        is_small = max(image.size) <= SIDE
+        small = image.resize((SIDE, SIDE), Image.Resampling.NEAREST if is_small else Image.Resampling.LANCZOS)
+        sheet.paste(small, (i % COLUMNS * SIDE, i // COLUMNS * SIDE))
+    sheet.save(file := io.BytesIO(), "JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
