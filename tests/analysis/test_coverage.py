@@ -6,13 +6,14 @@ Drawn are the numbers of each image from which an analysis makes its interval, n
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from bench.pairs import interval as speed_interval
 from vitlab.analysis.attribution.sanity import DRAWS as RANDOM_NETWORKS
 from vitlab.analysis.attribution.sanity import MOST as SANITY_IMAGES
 from vitlab.analysis.cka import cka, cka_interval, linear_kernel
 from vitlab.analysis.features import DRAWS as LABELED_DRAWS
-from vitlab.analysis.intervals import over_draws, over_images, share_interval
+from vitlab.analysis.intervals import over_draws, over_images, over_several, share_interval
 from vitlab.analysis.outcomes.calibration import BINS, bins_of, calibration_error
 from vitlab.analysis.outcomes.confusion import _table, macro_intervals
 from vitlab.class_metrics import by_class, over_classes
@@ -72,7 +73,7 @@ def related(n, share, generator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [24, *(pytest.param(n, marks=pytest.mark.rare) for n in (64, 256))])
-@pytest.mark.parametrize("share", [0.0, 0.9, *(pytest.param(share, marks=pytest.mark.rare) for share in (0.4, 0.6))])
+@pytest.mark.parametrize("share", [0.9, *(pytest.param(share, marks=pytest.mark.rare) for share in (0.0, 0.4, 0.6))])
 def test_cka(share, n):
     generator = torch.Generator().manual_seed(0)
 
@@ -85,8 +86,8 @@ def test_cka(share, n):
         k, m = kernels(n)
         return cka_interval(cka(k, m), k, m)
 
-    most = 0.99 if share == 0 and n < 256 else 0.98  # somewhat too wide where few images are unrelated
-    assert 0.9 <= share_held(draw, truth) <= most
+    draws = DRAWS if share or n == 256 else 5 * DRAWS  # 97 to 98 % where few images are unrelated
+    assert 0.9 <= share_held(draw, truth, draws) <= 0.98
 
 
 def ends(found, name="x"):
@@ -133,6 +134,22 @@ def test_few_shots(n, luck, level):
 def test_shares_of_images(share, n):
     """Accuracy and flipped predictions of shift, scramble, resolution and knn; errors, recall, precision; the page."""
     assert 0.9 <= share_held(lambda rng: share_interval(int(rng.binomial(n, share)), n), share, MANY) <= 0.98
+
+
+@pytest.mark.parametrize("n", [24, 64, 512])
+@pytest.mark.parametrize(("share", "alike"), [(0.5, 0.0), (0.8, 2.0), (0.95, 1.0), (0.8, 9.0)])
+def test_shares_of_images_under_four_changes(share, alike, n):
+    """The mean of four directions of a shift; ``alike`` is how much the images themselves differ.
+
+    The mean of the four intervals, which was printed, held the truth in all of 1,000 draws where directions differ.
+    """
+    limit = np.sqrt(1 + alike**2) * norm.ppf(share)
+
+    def draw(rng):
+        hard = alike * rng.standard_normal(n)
+        return ends(over_several("x", limit + hard + rng.standard_normal((4, n)) > 0))
+
+    assert 0.9 <= share_held(draw, share, MANY) <= 0.98
 
 
 SHAPES = {

@@ -1,5 +1,6 @@
 import copy
 
+import numpy as np
 import pytest
 import torch
 from small_nets import small_net
@@ -46,7 +47,10 @@ def test_shifts_go_from_pixels_to_two_patches():
 
 def test_the_shift_table_holds_every_fill_and_direction(small_subject):
     table = analyze_shift(small_subject()).table
-    assert len(table) == 3 * 4 * 4
+    assert len(table) == 3 * 4 * 5  # fillings, distances, directions and their mean
+    mean = table["direction"] == "mean"
+    expected = table[~mean].groupby(["fill", "pixels"], sort=False)[["acc1", "agreement", "change_most"]].mean()
+    np.testing.assert_allclose(table[mean][[*expected]], expected.to_numpy(), atol=1e-6)
     assert (table[table["pixels"] == 0]["agreement"] == 1).all()
 
 

@@ -45,6 +45,31 @@ def over_images(name: str, values: Sequence[float] | NDArray[Any]) -> dict[str, 
     return {name: float(x.mean()), f"{name}_low": low, f"{name}_high": high}
 
 
+def over_several(name: str, values: NDArray[Any]) -> dict[str, float]:
+    """Return the mean of a value that each image has several times, as under several changes, with its interval.
+
+    The changes are those that were asked for, not a sample: the interval is over other images. A share has Wilson's
+    interval, at the number of images that would have its variance.
+
+    Args:
+        name: Name of the value.
+        values: ``(changes, images)``; booleans for a share.
+
+    Example:
+        >>> found = over_several("acc1", np.array([[True] * 9 + [False]] * 4))
+        >>> found == over_images("acc1", np.array([True] * 9 + [False]))
+        True
+    """
+    x = np.asarray(values)
+    means = x.mean(axis=0)
+    if x.dtype != bool:
+        return over_images(name, means)
+    share, n = float(means.mean()), len(means)
+    variance = float(np.var(means)) / n  # of a share of n images: p (1 - p) / n
+    low, high = wilson(share, share * (1 - share) / variance if variance > 0 else n)
+    return {name: share, f"{name}_low": low, f"{name}_high": high}
+
+
 def over_draws(name: str, values: NDArray[Any]) -> dict[str, float]:
     """Return the mean of a value of each random draw and image, with its 95 % interval over other draws and images.
 

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
@@ -82,18 +84,24 @@ def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
-def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compare ``(B, K)`` outputs: accuracy, share of other predictions and change, with intervals over images.
+def changes_of(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, NDArray[Any]]:
+    """Compare ``(B, K)`` outputs image by image: right now, another prediction, change of the outputs; ``(B,)`` each.
 
-    ``change_mean`` is that of an image's outputs in the mean, ``change_most`` its largest; both are means over images.
+    ``change_mean`` is that of an image's outputs in the mean, ``change_most`` its largest.
     """
     change, now = (after - before).abs().cpu(), after.argmax(dim=1)
     return {
-        **over_images("acc1", (now == labels).cpu().numpy()),
-        **over_images("flipped", (now != before.argmax(dim=1)).cpu().numpy()),
-        **over_images("change_mean", change.mean(dim=1).numpy()),
-        **over_images("change_most", change.amax(dim=1).numpy()),
+        "acc1": (now == labels).cpu().numpy(),
+        "flipped": (now != before.argmax(dim=1)).cpu().numpy(),
+        "change_mean": change.mean(dim=1).numpy(),
+        "change_most": change.amax(dim=1).numpy(),
     }
+
+
+def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
+    """Return the means over images of :func:`changes_of`, with intervals."""
+    found = changes_of(before, after, labels)
+    return {key: value for name, values in found.items() for key, value in over_images(name, values).items()}
 
 
 def block_sides(grid_size: Grid) -> list[int]:

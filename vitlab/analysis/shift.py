@@ -2,17 +2,20 @@
 
 from typing import Literal, get_args
 
+import numpy as np
 import pandas as pd
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.analysis.figures import curves, finish, one_axes
-from vitlab.analysis.scramble import compare
+from vitlab.analysis.intervals import over_images, over_several
+from vitlab.analysis.scramble import changes_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs
 
 Fill = Literal["black", "reflect", "circular"]
 DIRECTIONS = {"down": (1, 0), "up": (-1, 0), "right": (0, 1), "left": (0, -1)}
+MEAN = "mean"  # of the four, each image for itself
 
 
 def shifted(images: Tensor, dy: int, dx: int, fill: Fill, black: Tensor | float = 0.0) -> Tensor:
@@ -32,7 +35,7 @@ def shift_sizes(stride: int, side: int) -> list[int]:
 
 
 def analyze_shift(subject: Subject) -> Finding:
-    """Shift the images by pixels and by whole patches.
+    """Shift the images by pixels and by whole patches, in four directions and in the mean of these.
 
     Example:
         >>> finding = analyze_shift(subject)
@@ -45,15 +48,22 @@ def analyze_shift(subject: Subject) -> Finding:
     rows = []
     for fill in get_args(Fill):
         for pixels in (0, *shift_sizes(stride, min(net.img_size))):
+            where, each = {"fill": fill, "pixels": pixels}, []
             for direction, (dy, dx) in DIRECTIONS.items():
-                after = outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black))
-                rows.append({"fill": fill, "pixels": pixels, "direction": direction, **compare(before, after, labels)})
+                each.append(
+                    changes_of(before, outputs(net, shifted(images, pixels * dy, pixels * dx, fill, black)), labels)
+                )
+                found = {k: v for name, values in each[-1].items() for k, v in over_images(name, values).items()}
+                rows.append({**where, "direction": direction, **found})
+            means = [over_several(name, np.stack([one[name] for one in each])) for name in each[0]]
+            rows.append({**where, "direction": MEAN, **{k: v for found in means for k, v in found.items()}})
     table = pd.DataFrame(rows).assign(n=len(images))
     table["agreement"] = 1 - table["flipped"]
     table["agreement_low"], table["agreement_high"] = 1 - table["flipped_high"], 1 - table["flipped_low"]
     figure, axes = one_axes(columns=2, width=4.0)
+    mean = table[table["direction"] == MEAN]
     for ax, column, name in zip(axes, ("acc1", "agreement"), ("accuracy", "same prediction"), strict=True):
-        curves(ax, table, "pixels", column, by="fill")
+        curves(ax, mean, "pixels", column, by="fill")
         ax.set_ylim(0, 1.05)
         ax.set_xticks(table["pixels"].unique())
         ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
