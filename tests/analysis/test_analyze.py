@@ -134,3 +134,12 @@ def test_a_run_trained_on_many_devices_is_analyzed_on_one(run, tmp_path):
     (other / "config.yaml").write_text(yaml.safe_dump(config))
     assert analyze("filters", other, "--quiet") == 0
     assert analyze("filters", other, "--quiet", "--trainer.accelerator=cpu") == 0
+
+
+def test_a_variation_leaves_the_numbers_of_the_run_alone(run):
+    """Before, `--data.crop_pct` wrote another accuracy over that of the run, and look headed it as the run's."""
+    assert analyze("errors", run, "--quiet") == 0
+    before = (run / "analysis/errors.csv").read_bytes()
+    assert analyze("errors", run, "--quiet", "--data.num_workers=0", "--data.test_share=0.5") == 0
+    assert (run / "analysis/errors.csv").read_bytes() == before
+    assert (run / "analysis/data.test_share=0.5/notes.json").is_file()

@@ -78,4 +78,8 @@ def test_wandb_holds_the_whole_result_of_a_run_and_its_test_joins_it(tmp_path):
     assert summary["best/epoch"] == results["val"]["epoch"] and summary["ending"] == "finished"
     assert len(artifacts) == 2 and all("latest" in aliases for aliases in artifacts)
     assert second[2]["test/acc1"] == results["test"]["acc1"]
+    vitlab("fit", "--resume", "w", "--trainer.max_epochs=8")
+    third = read(Path(sorted((folder / "wandb").glob("offline-run-*"))[-1]))
+    assert third[0].run_id == record["wandb_id"]
+    assert third[2]["test/acc1"] is None and third[2]["test/weights"] is None  # of weights that went on
     assert second[2]["test/weights"] == "best.ckpt"

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     given = {"--data": options.data, "--data.root": options.root}  # before what changes their values
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
-        from vitlab.jobs.analyze import analyze
+        from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analyses import write_page
@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
     if options.against:
         find_run(options.against)
     folder = Path(options.output) if options.output else own or find_run(options.run)[0].path / "analysis"
+    if not options.output and not away:
+        folder /= variation(rest)
     existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UsageError(f"cannot write into {folder}; choose another folder with --output")

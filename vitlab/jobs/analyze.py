@@ -1,16 +1,20 @@
 """Run analyses of a network and write their tables and figures."""
 
+import hashlib
 import importlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
-from vitlab.config.parser import user_mistakes
+from vitlab.config.parser import settings, user_mistakes
 from vitlab.errors import UsageError
-from vitlab.jobs.find_subject import View, subject_at
+from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
 from vitlab.runs.directory import RunDir
 
+SAME = ("trainer.", "data.root", "data.num_workers", "data.batch_size")  # where and how fast, not what
+LONGEST = 80  # characters of a folder's name
 
 def analyze(
     names: Sequence[str],
@@ -28,7 +32,8 @@ def analyze(
         of: What to analyze, see :func:`vitlab.jobs.find_subject.subject_at`.
         view: Which part of it to analyze.
         against: Another run to compare with.
-        output: Folder for tables and figures; default: ``analysis/`` of the run.
+        output: Folder for tables and figures; default: ``analysis/`` of the run, and in it the folder of
+            :func:`variation` where arguments change what is measured.
         arguments: Command-line arguments that change values of the run's configuration.
         on_start: Called before each analysis with its name and the number of analyses done.
     """
@@ -36,7 +41,7 @@ def analyze(
     if against:
         subject.other = subject_at(against, View(num_images=view.num_images), arguments)[0]
         _check_same_data(subject, subject.other)
-    folder = Path(output) if output else place
+    folder = Path(output) if output else place if is_elsewhere(of) else place / variation(arguments)
     notes = RunDir(folder)
     for done, name in enumerate(names):
         on_start(name, done)
@@ -51,6 +56,19 @@ def analyze(
         paths = finding.save(folder, name)
         notes.update("notes.json", **{name: {"note": finding.note, **weights}})
         yield name, finding, paths
+
+
+def variation(arguments: Sequence[str]) -> str:
+    """Return the name of the folder for numbers that are not those of the run as it is; empty if nothing changes them.
+
+    Example:
+        >>> variation(["--model.pos_embed=none", "--data.num_workers=0", "--trainer.accelerator=cpu"])
+        'model.pos_embed=none'
+    """
+    changed = {key: value for key, value in settings(list(arguments)) if not key.startswith(SAME)}
+    words = ",".join(f"{key}={value}" for key, value in changed.items())
+    name = re.sub(r"[^\w.,=-]+", "_", words)
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(words.encode()).hexdigest()[:6]}"
 
 
 def _check_same_data(subject: Subject, other: Subject) -> None:

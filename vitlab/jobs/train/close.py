@@ -10,16 +10,24 @@ from vitlab.jobs.terminal import say
 from vitlab.jobs.train.endings import closing
 from vitlab.jobs.train.job import Job, Reached
 from vitlab.jobs.train.wandb import SafeWandbLogger
+from vitlab.runs.standing import standing
 from vitlab.tasks import Classifier
 
 FAR = 10  # times the loss of guessing, above which a loss has exploded
 
 
 def log_summary(job: Job, reached: Reached) -> None:
-    """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint."""
+    """Send W&B the best epoch, the reason of the end and, if requested, the checkpoint.
+
+    Numbers that a test of before left in the summary, of weights that went on, become null.
+    """
     best, ending = reached.best, reached.ending
     values = {f"best/{k}": v for k, v in best.items() if k not in ("step", "attempt")}
     values |= {"ending": ending["why"] if ending else None}
+    for split, result in job.run.stored.items():
+        if split != "val" and isinstance(result, dict) and standing(job.run.path, result, "").is_stale:
+            values |= {f"{split}/{key}": None for key, value in result.items() if isinstance(value, int | float)}
+            values |= {f"{split}/weights": None}
     for logger in job.trainer.loggers:
         if isinstance(logger, SafeWandbLogger):
             logger.log_summary(values)
