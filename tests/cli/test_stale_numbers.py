@@ -144,3 +144,14 @@ def test_a_run_that_never_validates_says_so(tmp_path, monkeypatch, capsys, words
     assert main(["fit", "--config", CONFIG, "--name", "a", "--trainer.max_epochs=1", *small, *words]) == 0
     out = capsys.readouterr().out
     assert out.count(line) == 1 and "best epoch" not in out
+
+
+def test_a_run_of_which_only_the_weights_are_left_is_tested_to_the_same_number(place, capsys):
+    """Before, `vitlab test` called its whole safetensors file truncated."""
+    old = vitlab.Run("first").results["test"]
+    for path in Path("runs/first/checkpoints").glob("*.ckpt"):
+        path.unlink()
+    assert main(["test", "first", "--quiet"]) == 0
+    new = vitlab.Run("first").results["test"]
+    assert new["checkpoint"] == "best.safetensors" and new["sha256"] == old["sha256"]
+    assert {k: new[k] for k in ("acc1", "loss", "n")} == {k: old[k] for k in ("acc1", "loss", "n")}

@@ -38,7 +38,9 @@ def checkpoint_to_resume(run: RunDir) -> Path | None:
 
 
 def checkpoint_facts(path: Path) -> dict[str, Any]:
-    """Return what identifies the weights that a result was measured with."""
+    """Return what identifies the weights that a result was measured with; a safetensors file names its checkpoint's."""
+    if path.suffix == ".safetensors":
+        return {"checkpoint": path.name, "sha256": checksum(path)}
     averaged = "averaging_state" in torch.load(path, map_location="meta", weights_only=True, mmap=True)
     return {"checkpoint": path.name, "sha256": checksum(path), "weights": "ema" if averaged else "raw"}
 

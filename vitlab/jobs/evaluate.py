@@ -17,7 +17,7 @@ from vitlab.config.options import Policy
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.record import TRAINED_ON, Trained, measured, read_numbers
 from vitlab.errors import UsageError, what_failed
-from vitlab.jobs.checkpoint import checkpoint_facts, misfit
+from vitlab.jobs.checkpoint import checkpoint_facts, load_checkpoint, misfit
 from vitlab.jobs.rebuild import evaluation_args
 from vitlab.jobs.train.close import protocol_of
 from vitlab.jobs.train.facts import check_grid, has_grid
@@ -99,6 +99,9 @@ def evaluate(
             sentences = load_weights(cli.model.net, checkpoint, resize or "usual", antialias)
             moved = [sentence for sentence in sentences if sentence.startswith("positions")]
             conditions |= {"resize": moved[-1]} if moved else {}
+        elif checkpoint.suffix == ".safetensors":  # of a run whose checkpoints were deleted
+            load_checkpoint(cli.model, checkpoint)
+            cli.datamodule.load_state_dict(dict(run.data))
         else:
             path = None if _load_shards(cli, checkpoint) else checkpoint
         if cli.trainer.is_global_zero and run.exists():

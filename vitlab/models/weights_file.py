@@ -125,7 +125,7 @@ def weights_digest(weights: dict[str, Tensor], arguments: str) -> str:
 
 
 def check_readable(path: Path) -> None:
-    """Refuse a torch file that is damaged or holds more than weights, without reading its tensors.
+    """Refuse a file that is damaged or holds more than weights; of a torch file no tensor is read.
 
     Example:
         >>> import tempfile
@@ -133,7 +133,10 @@ def check_readable(path: Path) -> None:
         ...     torch.save({"head.bias": torch.zeros(10)}, f"{folder}/weights.pt")
         ...     check_readable(Path(folder) / "weights.pt")
     """
-    _load(path, map_location="meta", mmap=True)
+    if path.suffix == ".safetensors":
+        _read_safetensors(path)
+    else:
+        _load(path, map_location="meta", mmap=True)
 
 
 def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
