@@ -280,9 +280,9 @@ def _wrap_all(figure: Figure, groups: Sequence[_Group]) -> None:
             if ax.get_xlabel() and not _wrapped(ax.xaxis.label, room) and group.is_pictures:
                 ax.set_xlabel("")  # the ranges of maps, which stand in the table
             label = ax.yaxis.label
-            if label.get_rotation() == 90 and label.get_text():
-                if not _wrapped(label, max(0.6, box.height * tall) if not group.is_pictures else box.height * tall):
-                    label.set(rotation=0, ha="right", va="center", text=label.unbroken)  # type: ignore[attr-defined]
+            high = box.height * tall if group.is_pictures else max(0.6, box.height * tall)
+            if label.get_rotation() == 90 and label.get_text() and not _wrapped(label, high):
+                label.set(rotation=0, ha="right", va="center", text=label.unbroken)  # type: ignore[attr-defined]
 
 
 def _legends(figure: Figure) -> list[tuple[Axes, dict[str, Any]]]:
