@@ -75,7 +75,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     _dress(copy)
     wide = min(width, copy.get_figwidth())
     legends = _legends(copy)
-    groups = [_Group(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
+    groups = [_PanelGrid(copy, axes, wide, bool(legends)) for axes in _gridspecs(copy)]
     copy.set_size_inches(wide, _first_height(groups))
     is_single = bool(groups) and all(group.columns == 1 for group in groups)
     rounds = 3 if len(copy.axes) < MANY else 2
@@ -91,7 +91,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     return copy
 
 
-def _settle(figure: Figure, groups: Sequence["_Group"]) -> None:
+def _settle(figure: Figure, groups: Sequence["_PanelGrid"]) -> None:
     """Lay the figure out, and let its texts and its height follow."""
     figure.draw_without_rendering()
     _thin(figure)
@@ -143,7 +143,7 @@ def _gridspecs(figure: Figure) -> list[list[Axes]]:
     return list(found.values())
 
 
-class _Group:
+class _PanelGrid:
     """Panels of one grid, in as many columns as have room."""
 
     def __init__(self, figure: Figure, axes: list[Axes], width: float, has_legend: bool) -> None:
@@ -216,11 +216,11 @@ class _Group:
         return min(max(0.6 * wide, 0.9), 2.0 if self.rows == 1 else 1.5)
 
 
-def _first_height(groups: Sequence[_Group]) -> float:
+def _first_height(groups: Sequence[_PanelGrid]) -> float:
     return min(TALLEST, sum(group.rows * min(group.cell, 2.5) for group in groups) + 0.6)
 
 
-def _set_height(figure: Figure, groups: Sequence[_Group]) -> None:
+def _set_height(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
     height = figure.get_figheight() + sum(group.short_by(figure) for group in groups)
     figure.set_figheight(min(max(height, 1.0), TALLEST))
 
@@ -258,7 +258,7 @@ def _wrapped(text: Text, width: float) -> bool:
     return fits
 
 
-def _wrap_all(figure: Figure, groups: Sequence[_Group]) -> None:
+def _wrap_all(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
     wide, tall = figure.get_size_inches()
     if figure._suptitle:  # type: ignore[attr-defined]
         title: Text = figure._suptitle  # type: ignore[attr-defined]
