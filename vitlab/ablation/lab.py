@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitlab.ablation.evidence.verify import Verified
     from vitlab.ablation.inference.plan import Plan
     from vitlab.ablation.report.write import Report
+    from vitlab.analysis.typeset import Format, Width
 
 Say = Callable[[str], None]
 
@@ -138,12 +139,20 @@ class Lab:
         text = f"tuning: {over} of {count} candidates are over{early}"
         return replace(status, lines=[text, *status.lines])
 
-    def report(self, output: str | Path | None = None, accept_stale: bool = False) -> "Report":
+    def report(
+        self,
+        output: str | Path | None = None,
+        accept_stale: bool = False,
+        formats: "Sequence[Format]" = ("pdf", "svg"),
+        width: "Width" = "page",
+    ) -> "Report":
         """Write tables, figures and verdicts of the finished cells to ``runs/ablations/NAME/report``, and return them.
 
         Args:
             output: Folder to copy report.md, summary.csv and the figures to.
             accept_stale: Include cells that another version of the code trained.
+            formats: Formats of the figures; report.md shows them as SVG, which is always written.
+            width: Width of the figures in print, 3.3 or 6.9 inches.
 
         Raises:
             UsageError: No cell is done, or ``output`` is a file.
@@ -154,7 +163,9 @@ class Lab:
             raise UsageError(f"`--output` must be a folder, and {output} is a file")
         if not any(cell.state() in ("done", "stale") for cell in cells_of(self.ablation, self._measured())):
             raise UsageError(f"no cell of {self.ablation.name} is done; start with `vitlab ablate run {self.file}`")
-        report = write_report(self.ablation, self._known(), str(output) if output else None, accept_stale)
+        report = write_report(
+            self.ablation, self._known(), str(output) if output else None, accept_stale, formats, width
+        )
         if wandb := self.ablation.wandb:
             page, summary = report.files[0], report.files[2]
             report.sent = send_report(self.ablation.name, wandb, self.ablation.directory, page, summary)

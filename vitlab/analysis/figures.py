@@ -54,13 +54,15 @@ def overlay(axes: Axes, pixels: np.ndarray, values: np.ndarray, title: str = "")
 
 
 def beside(axes: Axes, shape: tuple[int, ...], values: np.ndarray, title: str = "") -> None:
-    """Draw an ``(h, w)`` map that has a sign beside its image of ``(H, W)`` pixels: white at 0, with a color bar."""
+    """Draw an ``(h, w)`` map that has a sign beside its image of ``(H, W)`` pixels: white at 0, its range at a bar."""
     (H, W), most = shape[:2], float(np.abs(values).max()) or 1.0
     place: Any = {"extent": (-0.5, W - 0.5, H - 0.5, -0.5), "vmin": -most, "vmax": most, "interpolation": "nearest"}
     shown = axes.imshow(values, cmap="PuOr_r", **place)
     bare(axes, title)
-    bar = axes.figure.colorbar(shown, ax=axes, fraction=0.06, pad=0.03, ticks=[-most, 0, most], format="%.2g")
-    bar.ax.tick_params(labelsize=6, length=2, pad=1)
+    bar = axes.figure.colorbar(shown, cax=axes.inset_axes((0, -0.13, 1, 0.06)), orientation="horizontal")
+    bar.set_ticks([-most, 0, most], labels=["−", "0", "+"], fontsize=6)
+    bar.ax.tick_params(length=2, pad=1)
+    bar.set_label(f"±{most:.2g}", fontsize=6, labelpad=0)
 
 
 def bare(axes: Axes, title: str = "") -> None:

@@ -1,7 +1,7 @@
 """The subject of an analysis, and its finding."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
 from vitlab.analysis.views.pictures import PreparedPictures, as_tensor, shape_text
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
@@ -295,18 +296,34 @@ class Finding:
     figure: Figure
     note: str = ""
 
+    def picture(self) -> bytes:
+        """Return the figure as PNG, as wide as it was drawn."""
+        return self._repr_png_()
+
     def _repr_png_(self) -> bytes:  # for notebooks
         self.figure.savefig(file := io.BytesIO(), format="png", dpi=100, bbox_inches="tight")
         return file.getvalue()
 
-    def save(self, folder: Path, name: str) -> list[Path]:
-        """Write table and figure atomically as ``name`` with suffixes csv, png and svg; return the files."""
-        paths = [folder / f"{name}.{suffix}" for suffix in ("csv", "png", "svg")]
-        for path in paths:
+    def save(
+        self,
+        folder: Path,
+        name: str,
+        formats: Sequence[Format] = ("png", "svg"),
+        width: Width = "page",
+        title: str = "",
+    ) -> list[Path]:
+        """Write table and figure atomically as ``name`` with suffixes csv and those of ``formats``; return the files.
+
+        The figure is set for a ``column`` or a ``page`` in print, with a title above it. Files of an earlier figure in
+        other formats go: none is older than its table.
+        """
+        paths = [folder / f"{name}.{suffix}" for suffix in ("csv", *formats)]
+        figure = printed(self.figure, INCHES[width], title)
+        for path, form in zip(paths[1:], formats, strict=True):
             with atomic_write(path) as beside:
-                if path.suffix == ".csv":
-                    self.table.to_csv(beside, index=False, float_format="%.6g")
-                else:
-                    date: dict[str, Any] = {"metadata": {"Date": None}} if path.suffix == ".svg" else {}
-                    self.figure.savefig(beside, dpi=150, bbox_inches="tight", **date)
+                beside.write_bytes(figure_bytes(figure, form))
+        with atomic_write(paths[0]) as beside:
+            self.table.to_csv(beside, index=False, float_format="%.6g")
+        for form in set(get_args(Format)) - set(formats):
+            (folder / f"{name}.{form}").unlink(missing_ok=True)
         return paths

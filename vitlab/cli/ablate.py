@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, list_ablations
 from vitlab.api import ablate
-from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.config.arguments import CommandParser, add_formats, add_print
 from vitlab.errors import UsageError, printable
 from vitlab.tables import formatted
 
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--from", dest="evidence", metavar="DIR", help="a folder of `vitlab ablate export`")
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
             sub.add_argument("--accept-stale", action="store_true", help="include cells trained by other code versions")
+            add_print(sub, "pdf,svg")
     return parser
 
 
@@ -140,7 +141,9 @@ def _status(lab: "Lab", options: argparse.Namespace) -> int:
 
 
 def _report(lab: "Lab", options: argparse.Namespace) -> int:
-    report = lab.report(options.output, options.accept_stale)
+    from vitlab.analysis.typeset import formats_of
+
+    report = lab.report(options.output, options.accept_stale, formats_of(options.format), options.width)
     if options.form:
         rows = [{str(name): value for name, value in row.items()} for row in report.summary.to_dict("records")]
         _print(rows, options.form)

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
-from vitlab.config.arguments import CommandParser, grid_of
+from vitlab.config.arguments import CommandParser, add_print, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -25,10 +25,12 @@ def main(argv: list[str]) -> int:
     given = {"--data": options.data, "--data.root": options.root}  # before what changes their values
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
+                from vitlab.analysis.typeset import formats_of
         from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
         from vitlab.look.analyses import write_page
+    how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
     own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None
     if options.against:
@@ -47,7 +49,7 @@ def main(argv: list[str]) -> int:
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
-    for name, finding, paths in analyze(names, options.run, view, options.against, folder, rest, progress):
+    for name, finding, paths in analyze(names, options.run, view, options.against, folder, rest, progress, *how):
         progress.clear()
         if isinstance(finding, UsageError):
             if len(names) == 1:
@@ -56,7 +58,8 @@ def main(argv: list[str]) -> int:
             page.append((name, f"Not done: {finding}", b""))
         else:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
-            page.append((name, finding.note, paths[1].read_bytes()))
+            shown = next((path.read_bytes() for path in paths if path.suffix == ".png"), b"")
+            page.append((name, finding.note, shown or finding.picture()))
     if options.names == "all":
         say(f"{'page':<16} {write_page(folder, options.run, page).name}")
     say(f"wrote {folder}")
@@ -119,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokens", choices=("mean", "class", "flattened"), default="mean", help="by which tokens cka compares images: "
         "mean of the patches, the class token, or all, cell by cell, which is high for any two networks "
         "(default: %(default)s)")  # fmt: skip
+    add_print(parser, "png,svg")
     add("--quiet", action="store_true", help="print errors only")
     add_trust(parser)
     return parser

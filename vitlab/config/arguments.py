@@ -49,6 +49,15 @@ def add_formats(parser: argparse.ArgumentParser) -> None:
         forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"{text}, numbers in full")
 
 
+def add_print(parser: argparse.ArgumentParser, formats: str) -> None:
+    """Let a command that writes figures take ``--format``, ``formats`` by default, and ``--width``."""
+    parser.add_argument(
+        "--format", metavar="pdf,svg,png", default=formats, help="formats of the figures (default: %(default)s)"
+    )
+    parser.add_argument("--width", choices=("column", "page"), default="page", help="width of the figures in print: "
+        "a column has 3.3 inches, a page 6.9, with text of 7 points (default: %(default)s)")  # fmt: skip
+
+
 def refuse_unknown(words: list[str]) -> None:
     """Refuse the first argument that neither vitlab nor the Trainer takes, before the heavy imports.
 

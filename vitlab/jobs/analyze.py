@@ -8,6 +8,7 @@ from pathlib import Path
 
 from vitlab.analysis import ANALYSES
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.typeset import Format, Width
 from vitlab.config.parser import settings, user_mistakes
 from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
@@ -15,6 +16,7 @@ from vitlab.runs.directory import RunDir
 
 SAME = ("trainer.", "data.root", "data.num_workers", "data.batch_size")  # where and how fast, not what
 LONGEST = 80  # characters of a folder's name
+
 
 def analyze(
     names: Sequence[str],
@@ -24,6 +26,8 @@ def analyze(
     output: str | Path | None = None,
     arguments: Sequence[str] = (),
     on_start: Callable[[str, int], None] = lambda name, done: None,
+    formats: Sequence[Format] = ("png", "svg"),
+    width: Width = "page",
 ) -> Iterator[tuple[str, Finding | UsageError, list[Path]]]:
     """Yield each analysis with its finding and the files it wrote, or with the reason why it does not apply.
 
@@ -36,6 +40,8 @@ def analyze(
             :func:`variation` where arguments change what is measured.
         arguments: Command-line arguments that change values of the run's configuration.
         on_start: Called before each analysis with its name and the number of analyses done.
+        formats: Formats of the figures.
+        width: Width of the figures in print.
     """
     subject, place, weights = subject_at(of, view, arguments)
     if against:
@@ -53,7 +59,7 @@ def analyze(
             notes.update("notes.json", **{name: {"not_done": str(error)}})
             yield name, error, []
             continue
-        paths = finding.save(folder, name)
+        paths = finding.save(folder, name, formats, width, f"{name.replace('_', ' ')} of {subject.name}")
         notes.update("notes.json", **{name: {"note": finding.note, **weights}})
         yield name, finding, paths
 

@@ -1,16 +1,12 @@
-"""The figures of a report: every seed, with intervals; reproducible SVG."""
+"""The figures of a report: every seed, with intervals."""
 
-import io
 import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.file.spec import Ablation
@@ -31,17 +27,8 @@ COLORS: tuple[str, ...] = (
 COLORS += ("#7F7F7F", "#882255", "#117733", "#332288")  # and Tol
 MARKS = "osD^vPX*"
 STYLES = ("-", "--", ":", "-.")
-SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42, "font.size": 9}
-SETTINGS |= {"axes.spines.top": False, "axes.spines.right": False}
+SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
 Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure with its text as text: SVG for pages, PDF for papers."""
-
-    svg: str
-    pdf: bytes
 
 
 def arm_style(results: Results, name: str) -> tuple[str, str]:
@@ -78,8 +65,8 @@ def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
     return tuple(level for name, level in levels.items() if name != axis)
 
 
-def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawing, Rows]]:
-    """Return title, SVG and data of every figure with numbers."""
+def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Figure, Rows]]:
+    """Return title, figure and data of every figure with numbers."""
     primary = results.ablation.primary
     mine = [row for row in rows if row.metric == primary and row.n]
     dots = [
@@ -113,20 +100,15 @@ def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Drawin
     return found
 
 
-def draw(height: float, paint: Callable[..., None], title: str, columns: int = 1, rows: int = 1) -> Drawing:
+def draw(height: float, paint: Callable[..., None], title: str, columns: int = 1, rows: int = 1) -> Figure:
     """Return a figure of ``height`` inches below its title, whose axes ``paint`` gets, row by row."""
-    with plt.rc_context(SETTINGS):
+    with matplotlib.rc_context(SETTINGS):
         lines = textwrap.fill(title, 100)
-        size = (7.2, height + 0.22 * (1 + lines.count("\n")))
-        figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+        figure = Figure(figsize=(7.2, height + 0.22 * (1 + lines.count("\n"))), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
         figure.suptitle(lines, x=0.01, ha="left", fontsize=9, fontweight="bold")
         paint(*axes.flat)
-        out, page = io.StringIO(), io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-        figure.savefig(page, format="pdf", metadata={"CreationDate": None, "ModDate": None})
-        plt.close(figure)
-    text = out.getvalue()
-    return Drawing(text[text.index("<svg") :], page.getvalue())
+    return figure
 
 
 def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
@@ -211,7 +193,7 @@ def legend(ax: Axes, title: str | None = None) -> None:
     ax.legend(frameon=False, fontsize=8, title=title, **place)
 
 
-def _interaction(results: Results, a: str, b: str) -> tuple[str, Drawing, Rows]:
+def _interaction(results: Results, a: str, b: str) -> tuple[str, Figure, Rows]:
     ablation = results.ablation
     rows: Rows = []
     compared = next(iter(ablation.baseline))

@@ -4,10 +4,11 @@ from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from vitlab.ablation.inference.analyses import CURVES, is_without_itself, mean_profiles
 from vitlab.ablation.inference.findings import Findings
-from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, families, legend, style
+from vitlab.ablation.report.drawings import Rows, arm_style, draw, families, legend, style
 
 WORDS = {
     "acc1": "accuracy",
@@ -19,8 +20,8 @@ WORDS = {
 AXES = {"size": "height of the image, pixels", "blocks": "blocks that change places", "pixels": "shift, pixels"}
 
 
-def panels(found: Findings) -> dict[str, tuple[str, Drawing, Rows]]:
-    """Return title, SVG and data of a figure for each analysis with numbers."""
+def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
+    """Return title, figure and data of a figure for each analysis with numbers."""
     drawn = {}
     for name in found.results.ablation.analyses:
         rows = [row for row in found.curves if row["analysis"] == name]
@@ -109,7 +110,7 @@ def _scale(ax: Axes, x: str, measure: str, points: list[float]) -> None:
         ax.set_ylim(-0.03, 1.03)  # an interval may exceed the possible range
 
 
-def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
+def _maps(found: Findings) -> tuple[str, Figure, Rows]:
     profiles = mean_profiles(found.results)
     layers = sorted({int(layer) for table in profiles.values() for layer in table["layer"]})
     most = max(float(table["position"].abs().max()) for table in profiles.values()) or 1.0
@@ -126,7 +127,6 @@ def _maps(found: Findings) -> tuple[str, Drawing, Rows]:
             if arm == next(iter(profiles)):
                 ax.set_title(f"layer {layer}", fontsize=9)
         axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
-        axes[0].figure.get_layout_engine().set(rect=(0.03, 0, 0.97, 1))  # names are wider elsewhere than in matplotlib
 
     rows = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
     title = "Mean logit of a key by its offset, tokens shuffled before positions; mean over heads and seeds"

@@ -4,12 +4,13 @@ import math
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
 from vitlab.ablation.file.tune import Range, Tune
 from vitlab.ablation.inference.measured import Results
 from vitlab.ablation.inference.words import Section
-from vitlab.ablation.report.drawings import Drawing, Rows, arm_style, draw, legend, style
+from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
 
 SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidates, drawn at random"}
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
@@ -58,8 +59,8 @@ def given_up_arms(results: Results) -> list[tuple[str, str]]:
     return list(given_up(results.ablation, trials(results.ablation, results.known)).items())
 
 
-def responses(results: Results) -> dict[str, tuple[str, Drawing, Rows]]:
-    """Return title, SVG and data of the figure of what the candidates gave; nothing without tuning."""
+def responses(results: Results) -> dict[str, tuple[str, Figure, Rows]]:
+    """Return title, figure and data of the figure of what the candidates gave; nothing without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
         return {}

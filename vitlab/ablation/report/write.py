@@ -3,11 +3,13 @@
 import html
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.settings import WandB
@@ -18,10 +20,11 @@ from vitlab.ablation.inference.looks import take_look
 from vitlab.ablation.inference.measured import Results, collect
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table
-from vitlab.ablation.report.drawings import Drawing, Rows, figures
+from vitlab.ablation.report.drawings import Rows, figures
 from vitlab.ablation.report.panels import panels
 from vitlab.ablation.report.sections import report_sections
 from vitlab.ablation.report.tuned import responses
+from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
 from vitlab.errors import UsageError
 from vitlab.runs.directory import write_text
 
@@ -56,7 +59,14 @@ class Report:
         return "\n".join(self.answers)
 
 
-def write_report(ablation: Ablation, resolved: list[Resolved], output: str | None, accept_stale: bool) -> Report:
+def write_report(
+    ablation: Ablation,
+    resolved: list[Resolved],
+    output: str | None,
+    accept_stale: bool,
+    formats: Sequence[Format] = ("pdf", "svg"),
+    width: Width = "page",
+) -> Report:
     """Write the report on the finished cells, and return it."""
     results = collect(ablation, resolved, accept_stale)
     _refuse_useless(results)
@@ -71,13 +81,15 @@ def write_report(ablation: Ablation, resolved: list[Resolved], output: str | Non
     summary = found.table()
     summary.to_csv(place / "summary.csv", index=False, float_format="%.10g")
     drawn = figures(results, found.arms) | panels(found) | responses(results)
-    _keep(drawn, place / "figures")
+    svgs = _keep(drawn, place / "figures", formats, width)
     parts = report_sections(found)
     source = ablation.file.path.read_text()
     titles = {name: title for name, (title, *_) in drawn.items()}
     write_text(place / "report.md", _markdown(ablation.name, parts, source, titles))
     write_text(place / "tables.tex", _latex(parts))
-    write_text(place / "report.html", _html(ablation.name, parts, [(t, d.svg) for t, d, _ in drawn.values()], source))
+    write_text(
+        place / "report.html", _html(ablation.name, parts, [(titles[name], svg) for name, svg in svgs.items()], source)
+    )
     names = ("report.html", "report.md", "summary.csv", "results.csv", "results.parquet")
     if output:
         Path(output).mkdir(parents=True, exist_ok=True)
@@ -109,13 +121,22 @@ def _refuse_useless(results: Results) -> None:
         raise UsageError(f"{cells}: trained on other images than the rest; remove these cells and `run` again")
 
 
-def _keep(drawn: dict[str, tuple[str, Drawing, Rows]], folder: Path) -> None:
-    """Write every figure twice, and its numbers."""
+def _keep(
+    drawn: dict[str, tuple[str, Figure, Rows]], folder: Path, formats: Sequence[Format], width: Width
+) -> dict[str, str]:
+    """Write every figure in each format, and its numbers; return the SVG of each, which the pages show."""
     folder.mkdir(exist_ok=True)
+    svgs = {}
     for name, (_, drawing, data) in drawn.items():
-        write_text(folder / f"{name}.svg", drawing.svg)
-        (folder / f"{name}.pdf").write_bytes(drawing.pdf)
+        figure = printed(drawing, INCHES[width])
+        text = figure_bytes(figure, "svg").decode()
+        svgs[name] = text[text.index("<svg") :]
+        write_text(folder / f"{name}.svg", svgs[name])
+        for form in ("pdf", "png"):
+            path = folder / f"{name}.{form}"
+            path.write_bytes(figure_bytes(figure, form)) if form in formats else path.unlink(missing_ok=True)
         pd.DataFrame(data).to_csv(folder / f"{name}.csv", index=False, float_format="%.10g")
+    return svgs
 
 
 def _latex(sections: list[Section]) -> str:

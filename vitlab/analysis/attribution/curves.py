@@ -177,11 +177,11 @@ def _in_parts(net: Asked, images: Tensor, classes: Tensor, method: Method) -> Te
 def _figure(table: pd.DataFrame) -> Figure:
     """Draw gain and first patch of each map under each filling, and below them the curves."""
     figure = Figure(figsize=(11, 8.4), layout="constrained")
-    above, below = figure.subfigures(2, 1, squeeze=True, height_ratios=(1, 1.8))  # type: ignore[misc]
+    above, below = figure.add_gridspec(2, 1, height_ratios=(1, 1.8))
     fillings, maps = (list(table[name].unique()) for name in ("filling", "map"))
     maps = [name for name in maps if name != "random"]
     names = {"gain": "area between LeRF and MoRF", "first_above_random": "fall by the first patch, less a random one's"}
-    for ax, (column, label) in zip(above.subplots(1, 2, sharey=True), names.items(), strict=True):
+    for ax, (column, label) in zip(above.subgridspec(1, 2).subplots(), names.items(), strict=True):
         for i, filling in enumerate(fillings):
             part = table.query("kind == 'MoRF' and share == 0 and filling == @filling").set_index("map").loc[maps]
             ends = np.abs(part[[f"{column}_low", f"{column}_high"]].to_numpy().T - part[column].to_numpy())
@@ -192,15 +192,12 @@ def _figure(table: pd.DataFrame) -> Figure:
         ax.set_yticks(range(len(maps)), maps)
         ax.set_ylim(len(maps) - 0.5, -0.5)
         finish(ax, label, "", legend=column == "gain")
-    grid = below.subplots(len(ORDERS), len(fillings), sharex=True, sharey=True)
+    grid = below.subgridspec(len(ORDERS), len(fillings)).subplots(sharex=True, sharey=True, squeeze=False)
     for row, (kind, which) in zip(grid, (("MoRF", "most"), ("LeRF", "least")), strict=True):
         for ax, filling in zip(row, fillings, strict=True):
             part = table.query("kind == @kind and filling == @filling")
             curves(ax, part.drop(columns=["probability_low", "probability_high"]), "share", "probability", by="map")
-            ax.get_legend().remove()
-            finish(ax, f"share replaced, {which} relevant first", kind if ax is row[0] else "", legend=False)
-            ax.set_title(filling if kind == "MoRF" else "", fontsize=9)
+            finish(ax, "share of patches replaced", "probability", legend=ax is grid[0, 0])
+            ax.set_title(f"{filling}, {which} relevant first ({kind})", fontsize=8)
     grid[0, 0].set_ylim(0, 1.05 * table["probability"].max())
-    handles, labels = grid[0, 0].get_legend_handles_labels()
-    below.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     return figure

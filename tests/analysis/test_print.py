@@ -1,0 +1,92 @@
+"""Figures in print: whatever is drawn can be read at the width of a column."""
+
+import importlib
+
+import matplotlib
+import pytest
+from figure_faults import faults
+from matplotlib.figure import Figure
+from small_nets import SMALL, small_net
+
+from vitlab.analysis import ANALYSES
+from vitlab.analysis.figures import curves, one_axes
+from vitlab.analysis.subject import Subject
+from vitlab.analysis.typeset import INCHES, figure_bytes, printed, shown_texts
+from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
+
+QUICK = {"attention", "distance", "displacement", "probe", "cka", "resolution", "confusion", "calibration", "heads"}
+
+
+@pytest.fixture(scope="module")
+def subjects(digits):
+    """A plain network and a T2T one, as they start."""
+    t2t = {**SMALL, "tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_attn": "transformer", "t2t_dim": 8}
+    del t2t["patch_size"]
+    nets = [(small_net(), SMALL), (VisionTransformer(**t2t).eval(), t2t)]
+    return [Subject(net, digits, known, num_images=16) for net, known in nets]
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.rare) for n in ANALYSES])
+def test_a_figure_of_each_analysis_can_be_read_in_a_column(subjects, name):
+    module, function = ANALYSES[name][0].split(":")
+    for subject in subjects:
+        try:
+            finding = getattr(importlib.import_module(module), function)(subject)
+        except UsageError:
+            continue
+        figure = printed(finding.figure, INCHES["column"], f"{name} of a run")
+        assert figure.get_figwidth() <= 3.3 and not faults(figure)
+        return
+    assert name == "reconstruction"  # of a masked autoencoder alone
+
+
+def test_faults_are_found():
+    figure = Figure((2, 1))
+    figure.text(0.5, 0.5, "a title"), figure.text(0.5, 0.55, "another")
+    figure.text(0.95, 0.1, "too far right"), figure.text(0.1, 0.1, "small", fontsize=5)
+    assert [fault.split(" ")[-1] for fault in faults(figure)] == ["title'", "100", "pt"]
+
+
+def test_titles_that_lay_on_each_other_are_wrapped_or_go_below_each_other():
+    figure = Figure((8, 2), layout="constrained")
+    for ax in figure.subplots(1, 4):
+        ax.plot([0, 1])
+        ax.set_title("images: validation, positions: without", fontsize=9)
+    figure.set_size_inches(3.3, 2)
+    assert any("lies on" in fault for fault in faults(figure))
+    assert not faults(printed(figure, 3.3))
+
+
+def test_lines_have_their_names_at_their_ends_and_none_is_lost():
+    import pandas as pd
+
+    names = [f"line {i}" for i in range(6)]
+    table = pd.DataFrame([{"x": x, "y": 1.0 + i * x / 100, "line": n} for i, n in enumerate(names) for x in (0, 1)])
+    figure, (axes,) = one_axes()
+    curves(axes, table, "x", "y", by="line")
+    done = printed(figure, 3.3)
+    assert not done.axes[0].get_legend() and not done.legends and not faults(done)
+    placed = {text.get_text(): text.get_window_extent().y0 for text in done.axes[0].texts}
+    assert sorted(placed, key=placed.get) == names  # in the order of the lines
+    assert axes.get_legend()  # the figure itself stays as it is
+
+
+def test_text_stays_text_and_fonts_are_embedded():
+    figure, (axes,) = one_axes()
+    axes.set_title("what it shows")
+    done = printed(figure, 3.3)
+    assert ">what it shows</text>" in figure_bytes(done, "svg").decode()
+    with matplotlib.rc_context({"pdf.compression": 0}):
+        page = figure_bytes(done, "pdf")
+    assert b"/Subtype /Type0" in page and b"/FontFile2" in page and b"/Type3" not in page
+    assert figure_bytes(done, "pdf") == figure_bytes(done, "pdf")
+    assert {text.get_fontsize() for text in shown_texts(done)} <= {6.5, 7.0}
+
+
+def test_other_formats_of_an_earlier_figure_go(subjects, tmp_path):
+    module, function = ANALYSES["position"][0].split(":")
+    finding = getattr(importlib.import_module(module), function)(subjects[0])
+    finding.save(tmp_path, "position")
+    finding.save(tmp_path, "position", ("pdf",), "column")
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".pdf"]
