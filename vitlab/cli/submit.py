@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
     run, words = plan(rest, site.nodes * site.gpus)
     script = FOLDER / (re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:64] + ".sbatch")
-    text = script_text(site, words, script, _folder_of_vitlab())
+    text = script_text(site, words, script, _folder_of_vitlab(), run)
     if options.dry_run:
         sys.stdout.write(text)
         return 0

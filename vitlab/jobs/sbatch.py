@@ -22,11 +22,30 @@ OWN = {  # options of sbatch that the script sets itself, and where their values
 }
 SECRET = re.compile(r"secret|passw(or)?d|api[_-]?key|(access|auth|bearer)[_-]?token|credential", re.IGNORECASE)
 
+EARLY = 60  # seconds that Slurm may warn before the time asked for (sbatch --signal)
+ATTEMPTS = """\
+# Where the run is, by the steps of its checkpoints, and how many attempts in a row of this job have not moved it.
+job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
+place() {{ grep -rhso '"step": *[0-9]*' --include=manifest.json {run} | sort | cksum; }}
+stalled={folder}/.stalled-$job
+before=$(place)
+"""
 REQUEUE = """
+# Three attempts in a row without progress, as on a node that always hangs, end the job.
+if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
+    [ "$(place)" = "$before" ] && echo >> "$stalled" || rm -f "$stalled"
+    if [ "$(cat "$stalled" 2> /dev/null | wc -l)" -ge 3 ]; then
+        rm -f "$stalled"
+        echo "three attempts in a row saved no new step, so the job ends; see the log, then: sbatch {script}" >&2
+        exit 1
+    fi
+else
+    rm -f "$stalled"
+fi
 # A job that was cancelled stays cancelled, and one that Slurm pre-empted is requeued by Slurm. A task of an array is
 # named by both numbers: one of them alone would requeue the whole array.
 if [ "$code" -eq 75 ] && [ -z "$ended" ]; then
-    scontrol requeue "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}" && exit 0
+    scontrol requeue "$job" && exit 0
     echo "Slurm did not requeue the job; continue with: sbatch {script}" >&2
 fi
 exit "$code"
@@ -43,7 +62,7 @@ fit=(vitlab fit {fit})
 # Slurm warns the ranks, which save and end with 75. This shell survives its own signal to see that code.
 ended=
 trap 'ended=1' TERM
-srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=300 \\
+{attempts}srun --cpus-per-task={cpus} --kill-on-bad-exit=0 --wait=300 \\
     "${{fit[@]}}" --trainer.devices={gpus} --trainer.num_nodes={nodes}
 code=$?
 {requeue}"""
@@ -81,8 +100,11 @@ class Site:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"`{name}` must be a whole number of at least 1, got {value!r}")
-        if _seconds(self.time) <= 2 * self.warn_seconds:  # else it is requeued forever without training
-            raise ValueError(f"`time` must be more than twice `warn_seconds`, got {self.time} and {self.warn_seconds}")
+        if _seconds(self.time) <= (least := 2 * self.warn_seconds + EARLY):  # else warned before it has trained
+            raise ValueError(
+                f"`time` must be more than twice `warn_seconds` and {EARLY} s, as Slurm may warn early: more than "
+                f"{least} s, got {self.time} and {self.warn_seconds}"
+            )
         if self.gpu_type is not None and not re.fullmatch(r"[\w.-]+", str(self.gpu_type)):
             raise ValueError(f"`gpu_type` must be one word, got {self.gpu_type!r}")
         if not isinstance(self.sbatch, dict) or not isinstance(self.setup, list):
@@ -155,7 +177,12 @@ def read_site(path: str, **given: Any) -> Site:
         raise UsageError(f"`--slurm {path}`: {error}") from error
 
 
-def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None) -> str:
+def attempts_text(run: Path, folder: Path) -> str:
+    """Return the shell lines that see whether an attempt moves the run or the cells below ``run``."""
+    return ATTEMPTS.format(run=shlex.quote(str(run)), folder=shlex.quote(str(folder)))
+
+
+def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None, run: Path) -> str:
     """Return the batch script of a run.
 
     Args:
@@ -163,6 +190,7 @@ def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None
         fit: Arguments of ``vitlab fit``, the same at every attempt.
         script: Where the script will lie, relative to the directory of submission.
         extra_path: Folder of the ``vitlab`` command where the search path lacks it.
+        run: The run directory, whose checkpoints tell whether an attempt has made progress.
     """
     lines = [f"export PATH={shlex.quote(extra_path)}:$PATH"] if extra_path else []
     setup = "\n".join(["", *lines, *site.setup, ""]) if lines or site.setup else ""
@@ -174,5 +202,6 @@ def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None
         cpus=site.cpus_per_task,
         gpus=site.gpus,
         nodes=site.nodes,
+        attempts=attempts_text(run, script.parent),
         requeue=REQUEUE.format(script=script),
     )

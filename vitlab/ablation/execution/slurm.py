@@ -19,7 +19,7 @@ from typing import Any
 from vitlab.ablation.execution.resolve import command
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.jobs.sbatch import REQUEUE, Site
+from vitlab.jobs.sbatch import REQUEUE, Site, attempts_text
 from vitlab.runs.directory import write_text
 
 OWN = ("array_parallelism", *(field.name for field in dataclasses.fields(Site)))
@@ -37,7 +37,7 @@ SCRIPT = """\
 # Slurm warns the worker: its cells save, and it exits with 75. This shell survives its own signal.
 ended=
 trap 'ended=1' TERM
-srun --cpus-per-task={cpus} {words}
+{attempts}srun --cpus-per-task={cpus} {words}
 code=$?
 {requeue}"""
 
@@ -94,6 +94,7 @@ def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> st
         setup="\n".join(["", *asked.setup, ""]) if asked.setup else "",
         cpus=asked.cpus_per_task,
         words=shlex.join(task_command(ablation, more)),
+        attempts=attempts_text(ablation.directory, _folder(ablation)),
         requeue=REQUEUE.format(script=_folder(ablation) / "workers.sbatch"),
     )
 
