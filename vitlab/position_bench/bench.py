@@ -133,7 +133,8 @@ def check_anchor(bench: Bench) -> list[str]:
     advice = "" if where == "inside" else "; do not trust the comparison: --anchors trains none and learned here"
     return [
         f"this machine does not repeat the published bits: the anchor scores {score:.4f} here and "
-        f"{theirs['scores'][task]:.4f} there, {where} the interval of a further seed, so seeds are not taken as pairs{advice}"
+        f"{theirs['scores'][task]:.4f} there, {where} the interval of a further seed, "
+        f"so seeds are not taken as pairs{advice}"
     ]
 
 
