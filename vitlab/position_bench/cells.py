@@ -187,7 +187,7 @@ class Bench:
     def check_kept(self, label: str) -> None:
         """Refuse a folder whose cells are of another protocol or of another method of the same name."""
         for path in sorted((self.folder / label).glob("*.json")):
-            if json.loads(path.read_text())["protocol"] != self.digest:
+            if json.loads(path.read_text()).get("protocol", self.digest) != self.digest:
                 raise UsageError(f"{path} was trained under another protocol: give another folder")
 
     def is_complete(self, label: str) -> bool:
