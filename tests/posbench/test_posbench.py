@@ -56,8 +56,10 @@ def tiny():
     protocol["network"] |= {"embed_dim": 8, "depth": 1, "num_heads": 2}
     protocol["recipe"] |= {"batch_size": 20, "opt": "adamw"}
     protocol["trainings"] = {
-        "photos": {"images": 40, "epochs": 1}, "few": {"images": 20, "epochs": 1}, "glyphs": {"images": 40, "epochs": 1},
-    }  # fmt: skip
+        "photos": {"images": 40, "epochs": 1},
+        "few": {"images": 20, "epochs": 1},
+        "glyphs": {"images": 40, "epochs": 1},
+    }
     protocol |= {"validation": 20, "digests": {}, "seeds": [0, 1]}
     protocol["test"] = {
         "photos": 20, "glyphs": 20, "sizes": {"images": 10, "sizes": [[40, 40], [32, 48]]},
