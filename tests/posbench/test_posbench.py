@@ -18,10 +18,10 @@ from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
 from vitlab.position_bench.cells import Bench, label_of
 from vitlab.position_bench.judging import best_of_families, judge
-from vitlab.position_bench.page import write_page
+from vitlab.position_bench.page import write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, glyphs
-from vitlab.position_bench.protocol import TASKS, registered
-from vitlab.position_bench.training import answers_of, batches_of, check_method, network_of
+from vitlab.position_bench.protocol import TASKS, registered_protocol
+from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
 
 HERE = __name__
 
@@ -52,7 +52,7 @@ class Wrong:
 
 
 def tiny():
-    protocol = copy.deepcopy(registered())
+    protocol = copy.deepcopy(registered_protocol())
     protocol["network"] |= {"embed_dim": 8, "depth": 1, "num_heads": 2}
     protocol["recipe"] |= {"batch_size": 20, "opt": "adamw"}
     protocol["trainings"] = {
@@ -101,7 +101,7 @@ def test_what_is_complete_is_not_trained_again(small, monkeypatch):
 
 
 def test_methods_share_initial_values_and_the_order_of_images():
-    nets = [dict(network_of(m, tiny(), "photos", 3).named_parameters()) for m in ("none", "learned")]
+    nets = [dict(bench_network_of(m, tiny(), "photos", 3).named_parameters()) for m in ("none", "learned")]
     assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
     split = glyphs(40, 0)
     first, again = (list(batches_of(split, 20, 2, 5, flip=True)) for _ in range(2))
@@ -197,7 +197,7 @@ def test_predictions_that_nothing_was_trained_for_fit_their_scores_and_retrainin
     bench = copied(small, tmp_path)
     path = tmp_path / "none" / "few-0.npz"
     np.savez_compressed(path, few=answers["few"].astype(np.uint8))
-    edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=submission.file_digest(path))
+    edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=submission.digest_of_file(path))
     assert submission.problems_of(bench, "none", answers) == []
     bench._splits = small._splits
     bench.data = small.data
@@ -218,12 +218,12 @@ def test_submit_writes_what_verify_accepts(small, answers, tmp_path):
 
 
 def test_the_page_is_made_of_what_is_complete(small, tmp_path):
-    write_page(small, tmp_path)
+    write_bench_page(small, tmp_path)
     page = (tmp_path / "README.md").read_text()
     assert "2 of 16 methods are measured, 2 seeds each." in page
     assert "Against `none`" in page
     assert (tmp_path / "posbench.png").stat().st_size > 1000
-    write_page(small, tmp_path)
+    write_bench_page(small, tmp_path)
     assert (tmp_path / "README.md").read_text() == page
 
 

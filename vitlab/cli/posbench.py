@@ -43,9 +43,9 @@ def main(argv: list[str]) -> int:
         return 0
     own = Bench(options.folder, options.data, say=lambda line: _show([line]))
     if options.evidence:
-        from vitlab.position_bench.page import write_page
+        from vitlab.position_bench.page import write_bench_page
 
-        _show(map(str, write_page(own, options.evidence)))
+        _show(map(str, write_bench_page(own, options.evidence)))
         return 0
     return max(_one(method, action, own, options) for method in options.methods)
 

@@ -14,16 +14,16 @@ from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.pictures import Split, glyphs, photos
-from vitlab.position_bench.protocol import FOLDER, file_digest, protocol_digest, registered
+from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
     answers_of,
+    bench_cpu_seconds,
+    bench_predictions_of,
     check_method,
     cost_of,
-    cpu_seconds,
     feature_likeness,
     outputs_of_images,
-    predictions_of,
     scores_of,
     train_network,
 )
@@ -49,7 +49,7 @@ class Bench:
         say: Callable[[str], None] = print,
     ) -> None:
         self.folder, self.data, self.say = Path(folder), data, say
-        self.protocol = dict(protocol or registered())
+        self.protocol = dict(protocol or registered_protocol())
         self.digest = protocol_digest(self.protocol)
         self._splits: dict[str, Split] = {}
 
@@ -120,13 +120,13 @@ class Bench:
         cell, seed = f"tune-{rate:g}", self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
             train, _ = self.splits("photos")
-            start = cpu_seconds()
+            start = bench_cpu_seconds()
             try:
                 net = train_network(method, self.protocol, "photos", seed, rate, train)
                 accuracy = self.validated(net)
             except UsageError:
                 accuracy = 0.0  # diverged
-            kept = {"validation": accuracy, "rate": rate, "seed": seed, "cpu_seconds": cpu_seconds() - start}
+            kept = {"validation": accuracy, "rate": rate, "seed": seed, "cpu_seconds": bench_cpu_seconds() - start}
             self._write(label, cell, kept, {})
         return float(kept["validation"])
 
@@ -141,10 +141,10 @@ class Bench:
         if (kept := self.record(label, cell)) is not None:
             return kept
         train, test = self.splits(training)
-        start = cpu_seconds()
+        start = bench_cpu_seconds()
         net = train_network(method, self.protocol, training, seed, rate, train)
-        seconds = cpu_seconds() - start
-        predictions, refused = predictions_of(net, self.protocol, training, test)
+        seconds = bench_cpu_seconds() - start
+        predictions, refused = bench_predictions_of(net, self.protocol, training, test)
         scores = scores_of(predictions, answers_of(training, test))
         kept = {"training": training, "seed": seed, "rate": rate, "scores": scores, "not_applicable": refused}
         kept |= {"cpu_seconds": seconds, "test_reads": 1, "torch": torch.__version__}
@@ -160,7 +160,7 @@ class Bench:
         if predictions:
             arrays = path.with_suffix(".npz")
             np.savez_compressed(arrays, **predictions)  # type: ignore[arg-type]
-            kept = kept | {"predictions": file_digest(arrays)}
+            kept = kept | {"predictions": digest_of_file(arrays)}
         part = path.with_suffix(".part")
         part.write_text(json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n")
         part.replace(path)

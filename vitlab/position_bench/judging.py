@@ -51,8 +51,8 @@ def judge(
 
     Example:
         >>> mine, other = {"place": [0.9, 0.91, 0.92]}, {"place": [0.1, 0.12, 0.11]}
-        >>> judge(mine, {"none": other})[0].word
-        'better'
+        >>> [v.word for v in judge(mine, {"none": other}) if v.task == "place"]
+        ['better']
     """
     pairs = [(task, name) for task in TASKS for name in others]
     known = [(task, name) for task, name in pairs if task in mine and task in others[name]]

@@ -15,7 +15,7 @@ from vitlab.stats import interval
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
 
 
-def write_page(bench: Bench, target: Path) -> list[Path]:
+def write_bench_page(bench: Bench, target: Path) -> list[Path]:
     """Copy the complete methods of a bench to ``target/evidence``, and draw and tabulate them.
 
     The page is ``target/README.md``: what lies between its two marks is written again, the rest stays.
@@ -37,7 +37,7 @@ def write_page(bench: Bench, target: Path) -> list[Path]:
     np.savez_compressed(evidence / "answers.npz", **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
     figure, page = target / "posbench.png", target / "README.md"
     if complete:
-        draw(bench, complete, figure)
+        draw_scores(bench, complete, figure)
     old = page.read_text() if page.is_file() else f"# posbench\n\n{BEGIN}\n{END}\n"
     before, after = old.split(BEGIN)[0], old.split(END)[-1]
     page.write_text(before + BEGIN + "\n" + "\n".join(page_lines(bench, complete)) + "\n" + END + after)
@@ -76,7 +76,7 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     return lines
 
 
-def draw(bench: Bench, complete: list[str], path: Path) -> None:
+def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
     """Draw a panel for each task: the score of each method with its 95 % interval, and chance."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -24,11 +24,11 @@ FOLDER = HOME / "experiments" / "posbench"
 
 
 @cache
-def registered() -> dict[str, Any]:
+def registered_protocol() -> dict[str, Any]:
     """Return the protocol that the package ships.
 
     Example:
-        >>> registered()["seeds"]
+        >>> registered_protocol()["seeds"]
         [0, 1, 2, 3, 4]
     """
     return dict(yaml.safe_load((FOLDER / "protocol.yaml").read_text()))
@@ -44,6 +44,6 @@ def protocol_digest(protocol: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(protocol, sort_keys=True).encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
+def digest_of_file(path: Path) -> str:
     """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -9,7 +9,7 @@ import numpy as np
 
 from vitlab.errors import UsageError
 from vitlab.position_bench.cells import Bench
-from vitlab.position_bench.protocol import FOLDER, TASKS, file_digest
+from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
 from vitlab.position_bench.training import Method, scores_of
 
 FACTS = ("card", "cost")
@@ -60,7 +60,7 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
         found.append(f"the best learning rate {best:g} lies at the border of those tried")
     if (manifest := folder / MANIFEST).is_file():
         listed = json.loads(manifest.read_text())
-        present = {path.name: file_digest(path) for path in _files(folder)}
+        present = {path.name: digest_of_file(path) for path in _files(folder)}
         found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
     return found
 
@@ -69,7 +69,7 @@ def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers
     arrays = path.with_suffix(".npz")
     if path.stem != f"{kept['training']}-{kept['seed']}":
         return [f"{path.name}: is of {kept['training']}, seed {kept['seed']}"]
-    if not arrays.is_file() or file_digest(arrays) != kept.get("predictions"):
+    if not arrays.is_file() or digest_of_file(arrays) != kept.get("predictions"):
         return [f"{arrays.name}: the predictions were edited or are missing"]
     predictions = bench.predictions(label, path.stem)
     due = {task for task, (_, training) in TASKS.items() if training == kept["training"]}
@@ -119,7 +119,7 @@ def write_submission(bench: Bench, label: str, target: Path, answers: dict[str, 
     target.mkdir(parents=True)
     for path in _files(bench.folder / label):
         shutil.copyfile(path, target / path.name)
-    files = {path.name: file_digest(path) for path in _files(target)}
+    files = {path.name: digest_of_file(path) for path in _files(target)}
     (target / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
     return sorted(target.iterdir())
 

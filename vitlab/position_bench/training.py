@@ -21,13 +21,13 @@ from vitlab.tasks.optimizer import build_optimizer
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
 
 
-def cpu_seconds() -> float:
+def bench_cpu_seconds() -> float:
     """Return the CPU seconds that this process has used."""
     times = os.times()
     return times.user + times.system
 
 
-def network_of(method: Method, protocol: Mapping[str, Any], training: str, seed: int) -> VisionTransformer:
+def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str, seed: int) -> VisionTransformer:
     """Build the network of a cell; parts that two methods share start with the same values.
 
     Args:
@@ -86,7 +86,7 @@ def train_network(
         UsageError: The loss is not a number.
     """
     recipe, epochs = protocol["recipe"], protocol["trainings"][training]["epochs"]
-    net = network_of(method, protocol, training, seed).train()
+    net = bench_network_of(method, protocol, training, seed).train()
     optimizer = build_optimizer(recipe["opt"], param_groups(net, rate, recipe["weight_decay"]), net)
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
@@ -112,7 +112,7 @@ def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
     return torch.cat([net(part) for part in images.split(250)])
 
 
-def predictions_of(
+def bench_predictions_of(
     net: VisionTransformer, protocol: Mapping[str, Any], training: str, test: Split
 ) -> tuple[dict[str, NDArray[np.uint8]], dict[str, str]]:
     """Read the test split of a trained network once, for every task that reads this training.
@@ -184,7 +184,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         UsageError: It cannot be built or trained, changes the number of tokens, returns NaN or is too slow.
     """
     try:
-        net = network_of(method, protocol, "photos", 0).train()
+        net = bench_network_of(method, protocol, "photos", 0).train()
         if not isinstance(net.pos_embed, PosEmbed):
             raise UsageError(f"{method!r} is no PosEmbed")
         images = torch.randn(protocol["recipe"]["batch_size"], 3, *[protocol["network"]["img_size"]] * 2)
@@ -196,7 +196,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         if not torch.isfinite(out).all():
             raise UsageError(f"{method!r} returns numbers that are not finite")
         out.square().mean().backward()
-        start = cpu_seconds()
+        start = bench_cpu_seconds()
         for _ in range(2):
             net(images).square().mean().backward()
     except UsageError:
@@ -204,7 +204,7 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
     except Exception as error:
         raise UsageError(f"{method!r} cannot be trained: {type(error).__name__}: {error}".splitlines()[0]) from error
     photos = protocol["trainings"]["photos"]
-    seconds = (cpu_seconds() - start) / 2 / len(images) * photos["images"] * photos["epochs"]
+    seconds = (bench_cpu_seconds() - start) / 2 / len(images) * photos["images"] * photos["epochs"]
     if seconds > protocol["limit_cpu_seconds"]:
         limit = protocol["limit_cpu_seconds"]
         raise UsageError(
@@ -220,17 +220,17 @@ def cost_of(method: Method, protocol: Mapping[str, Any], rounds: int = 6) -> dic
         CPU seconds a step, and CPU seconds and kept activations relative to ``none``.
     """
     images = torch.randn(protocol["recipe"]["batch_size"], 3, *[protocol["network"]["img_size"]] * 2)
-    nets = [network_of(each, protocol, "photos", 0).train() for each in (method, "none")]
+    nets = [bench_network_of(each, protocol, "photos", 0).train() for each in (method, "none")]
     kept: list[int] = []
     for net in nets:
         kept.append(_activations(net, images))
     seconds = np.zeros((rounds, 2))
     for i in range(rounds):
         for j, net in enumerate(nets):
-            start = cpu_seconds()
+            start = bench_cpu_seconds()
             for _ in range(3):
                 net(images).square().mean().backward()
-            seconds[i, j] = (cpu_seconds() - start) / 3
+            seconds[i, j] = (bench_cpu_seconds() - start) / 3
     mine, none = np.median(seconds, axis=0)
     return {"step_cpu_seconds": float(mine), "time": float(mine / none), "memory": kept[0] / kept[1]}
 
