@@ -29,7 +29,8 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "ablation": {"config", "jobs", "tasks", "models", "analysis"},
     "run": {"config", "jobs", "data", "analysis", "look"},
     "api": {"run", "config", "jobs", "ablation"},
-    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look"},
+    "position_bench": {*NETWORK, "optim", "tasks", "analysis", "config"},
+    "cli": {"run", "api", "config", "jobs", "models", "data", "analysis", "ablation", "look", "position_bench"},
 }
 GROUND = {
     "class_metrics",

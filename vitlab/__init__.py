@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from vitlab.models.create import create_model
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
+    from vitlab.position_bench.bench import posbench
     from vitlab.run import Run
     from vitlab.tasks import DINO, MAE, Classifier, Distillation, LinearProbe, Regressor
 else:
@@ -73,6 +74,7 @@ else:
         "vitlab.models.create": ("create_model",),
         "vitlab.models.sizes": ("SIZES",),
         "vitlab.models.vit": ("VisionTransformer",),
+        "vitlab.position_bench.bench": ("posbench",),
         "vitlab.run": ("Run",),
         "vitlab.tasks": ("DINO", "MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
     }
@@ -128,4 +130,5 @@ __all__ = [
     "cross_validate",
     "fit",
     "load",
+    "posbench",
 ]

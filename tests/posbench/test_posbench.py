@@ -1,0 +1,273 @@
+"""posbench: planted methods, refusals, what verify finds, and how often a verdict is wrong."""
+
+import copy
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.cli.main import main
+from vitlab.config.trust import trust
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed import PosEmbed
+from vitlab.position_bench import bench as benches
+from vitlab.position_bench import submission
+from vitlab.position_bench.cells import Bench, label_of
+from vitlab.position_bench.judging import best_of_families, judge
+from vitlab.position_bench.page import write_bench_page
+from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, glyphs
+from vitlab.position_bench.protocol import TASKS, registered_protocol
+from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
+
+HERE = __name__
+
+
+class Alias(PosEmbed):
+    """No position embedding, under another name."""
+
+
+class Nan(PosEmbed):
+    def forward(self, x):
+        return x * float("nan")
+
+
+class Longer(PosEmbed):
+    def forward(self, x):
+        return torch.cat([x, x[:, :1]], dim=1)
+
+
+class Square(PosEmbed):
+    def forward(self, x):
+        if self.grid_size[0] != self.grid_size[1]:
+            raise ValueError("needs a square grid")
+        return x
+
+
+class Wrong:
+    pass
+
+
+def tiny():
+    protocol = copy.deepcopy(registered_protocol())
+    protocol["network"] |= {"embed_dim": 8, "depth": 1, "num_heads": 2}
+    protocol["recipe"] |= {"batch_size": 20, "opt": "adamw"}
+    protocol["trainings"] = {
+        "photos": {"images": 40, "epochs": 1},
+        "few": {"images": 20, "epochs": 1},
+        "glyphs": {"images": 40, "epochs": 1},
+    }
+    protocol |= {"validation": 20, "digests": {}, "seeds": [0, 1]}
+    protocol["test"] = {
+        "photos": 20, "glyphs": 20, "sizes": {"images": 10, "sizes": [[40, 40], [32, 48]]},
+        "shift": {"images": 10, "pixels": [2], "fill": "reflect"},
+    }  # fmt: skip
+    protocol["tuning"] = {"seed": 100, "rates": [0.01, 0.02], "most": 2}
+    return protocol
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("cells"), np.random.default_rng(0)
+    arrays = {}
+    for name, count in (("train", 60), ("test", 20)):
+        arrays[f"{name}_images"] = rng.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"{name}_labels"] = np.arange(count) % 10
+    np.savez(folder / "photos.npz", **arrays)
+    bench = Bench(folder, folder, tiny(), say=lambda line: None)
+    for method in ("none", "learned", {"class_path": f"{HERE}.Square"}):
+        bench.run(method, label_of(method))
+    bench.run({"class_path": f"{HERE}.Alias"}, "alias")
+    return bench
+
+
+@pytest.fixture
+def answers(small):
+    return {k: v for t in small.protocol["trainings"] for k, v in answers_of(t, small.splits(t)[1]).items()}
+
+
+def test_none_under_another_name_has_the_same_predictions_and_is_equal_in_every_task(small):
+    assert small.scores("alias") == small.scores("none")
+    verdicts = judge(small.scores("alias"), {"none": small.scores("none")})
+    assert [v.word for v in verdicts] == ["equal"] * len(TASKS)
+
+
+def test_what_is_complete_is_not_trained_again(small, monkeypatch):
+    monkeypatch.setattr("vitlab.position_bench.cells.train_network", None)
+    small.run("none", "none")
+
+
+def test_methods_share_initial_values_and_the_order_of_images():
+    nets = [dict(bench_network_of(m, tiny(), "photos", 3).named_parameters()) for m in ("none", "learned")]
+    assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
+    split = glyphs(40, 0)
+    first, again = (list(batches_of(split, 20, 2, 5, flip=True)) for _ in range(2))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(first, again, strict=True))
+
+
+def test_a_method_that_needs_a_square_grid_has_no_row_for_other_sizes(small):
+    label = f"{HERE}.Square"
+    assert "sizes" not in small.scores(label)
+    assert "needs a square grid" in small.record(label, "photos-0")["not_applicable"]["sizes"]
+    words = {v.task: v.word for v in judge(small.scores(label), {"none": small.scores("none")})}
+    assert words["sizes"] == "not applicable"
+    assert words["accuracy"] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("Nan", "not finite"), ("Longer", "changes the tokens"), ("Wrong", "PosEmbed")]
+)
+def test_a_method_that_cannot_be_measured_is_refused_in_one_line(name, says):
+    with pytest.raises(UsageError, match=says) as error:
+        check_method({"class_path": f"{HERE}.{name}"}, tiny())
+    assert "\n" not in str(error.value)
+
+
+def test_a_slow_method_is_refused_before_it_is_trained():
+    with pytest.raises(UsageError, match="too slow"):
+        check_method("none", tiny() | {"limit_cpu_seconds": 1e-9})
+
+
+def test_a_class_that_is_no_posembed_is_refused():
+    with pytest.raises(UsageError, match="Wrong is no PosEmbed"):
+        benches.method_of(Wrong)
+    with pytest.raises(UsageError, match="'rope3d' is no position embedding"):
+        benches.method_of("rope3d")
+
+
+def test_the_answers_of_generated_images_can_be_read_from_them_and_not_from_their_tokens_alone():
+    images, labels = glyphs(300, 9)
+    cells = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).mean(dim=(2, 4)).flatten(1)
+    a, b = cells.argmax(1), cells.argmin(1)
+    assert torch.equal(a, labels[:, 0])
+    assert torch.equal(b % CELLS - a % CELLS, torch.tensor(OFFSETS)[labels[:, 1]])
+    marks = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).permute(0, 1, 3, 2, 4).flatten(3)
+    strong = marks.std(dim=3) > 1.1
+    assert strong.sum(dim=(1, 2)).min() >= 4  # the four marks of both rows, and their patterns pair within and across
+    assert abs(labels[:, 2].float().mean() - 0.5) < 0.1
+
+
+def copied(small, tmp_path):
+    shutil.copytree(small.folder / "none", tmp_path / "none")
+    return Bench(tmp_path, None, small.protocol, say=lambda line: None)
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def drop_seed(folder):
+    (folder / "glyphs-1.json").unlink()
+
+
+def edit_score(folder):
+    edit(folder / "few-0.json", scores={"few": 0.99})
+
+
+def edit_predictions(folder):
+    with np.load(folder / "few-0.npz") as kept:
+        changed = {"few": (kept["few"] + 1) % 10}
+    np.savez_compressed(folder / "few-0.npz", **changed)
+
+
+def edit_recipe(folder):
+    edit(folder / "few-0.json", protocol="0" * 64)
+
+
+def edit_rate(folder):
+    edit(folder / "photos-0.json", rate=0.5)
+
+
+CHEATS = {drop_seed: "is missing", edit_score: "its predictions give", edit_predictions: "were edited",
+          edit_recipe: "another protocol", edit_rate: "is best in validation"}  # fmt: skip
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_verify_refuses(cheat, small, answers, tmp_path):
+    bench = copied(small, tmp_path)
+    assert submission.problems_of(bench, "none", answers) == []
+    cheat(tmp_path / "none")
+    assert any(CHEATS[cheat] in line for line in submission.problems_of(bench, "none", answers))
+
+
+def test_predictions_that_nothing_was_trained_for_fit_their_scores_and_retraining_finds_them(small, answers, tmp_path):
+    bench = copied(small, tmp_path)
+    path = tmp_path / "none" / "few-0.npz"
+    np.savez_compressed(path, few=answers["few"].astype(np.uint8))
+    edit(path.with_suffix(".json"), scores={"few": 1.0}, predictions=submission.digest_of_file(path))
+    assert submission.problems_of(bench, "none", answers) == []
+    bench._splits = small._splits
+    bench.data = small.data
+    (tmp_path / "none" / "again").mkdir()
+    shutil.copyfile(small.folder / "photos.npz", tmp_path / "none" / "again" / "photos.npz")
+    assert "trained again" in submission.retrain(bench, "none", "none")[0]
+
+
+def test_submit_writes_what_verify_accepts(small, answers, tmp_path):
+    files = submission.write_submission(small, "none", tmp_path / "none", answers)
+    assert (tmp_path / "none" / submission.MANIFEST) in files
+    bench = Bench(tmp_path, None, small.protocol)
+    assert submission.problems_of(bench, "none", answers) == []
+    edit(tmp_path / "none" / "cost.json", time=0.1)
+    assert "cost.json: differs" in submission.problems_of(bench, "none", answers)[0]
+    with pytest.raises(UsageError, match="exists"):
+        submission.write_submission(small, "none", tmp_path / "none", answers)
+
+
+def test_the_page_is_made_of_what_is_complete(small, tmp_path):
+    write_bench_page(small, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "2 of 16 methods are measured, 2 seeds each." in page
+    assert "Against `none`" in page
+    assert (tmp_path / "posbench.png").stat().st_size > 1000
+    write_bench_page(small, tmp_path)
+    assert (tmp_path / "README.md").read_text() == page
+
+
+def test_the_list_says_what_is_not_measured(capsys):
+    assert main(["posbench", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert "of 16 methods are measured" in out
+    assert main(["posbench"]) == 2
+
+
+def draws(rng, effects, sd=0.006, seeds=5):
+    shared = rng.normal(0, 0.01, seeds)
+    return {task: (0.5 + effect + shared + rng.normal(0, sd, seeds)).tolist()
+            for task, effect in zip(TASKS, effects, strict=True)}  # fmt: skip
+
+
+def test_a_method_that_knows_the_answer_is_found_best_and_one_of_noise_is_not_better():
+    rng = np.random.default_rng(1)
+    none = draws(rng, [0] * 7)
+    knows = {v.task: v.word for v in judge(draws(rng, [0, 0, 0, 0, 0.4, 0.4, 0.4]), {"none": none})}
+    assert [knows[task] for task in ("place", "offset", "far")] == ["better"] * 3
+    worse = judge(draws(rng, [-0.2] * 7), {"none": none})  # as a table that is shuffled at each step
+    assert {v.word for v in worse} == {"worse"}
+
+
+@pytest.mark.parametrize("effect", [0.0, 0.01, -0.01])
+def test_a_wrong_verdict_among_all_tasks_is_as_rare_as_declared(effect):
+    rng, wrong, count = np.random.default_rng(7), 0, 400
+    for _ in range(count):
+        rates = {rate: 0.5 + rng.normal(0, 0.006) for rate in (1, 2, 4)}  # equal rates: the choice is chance alone
+        tuned = max(rates, key=rates.__getitem__)
+        others = {name: draws(rng, [0] * 7) for name in ("none", "learned")}
+        words = {v.word for v in judge(draws(rng, [effect + 0 * tuned] * 7, sd=0.002), others)}
+        wrong += bool(words & ({"better", "worse"} if effect == 0 else {"equal", "worse" if effect > 0 else "better"}))
+    assert wrong / count <= 0.05 + 2 * (0.05 * 0.95 / count) ** 0.5
+
+
+def test_the_best_of_a_family_is_chosen_without_the_test_images():
+    assert best_of_families({"added": ["learned", "fourier"]}, {"learned": [0.4], "fourier": [0.5]}) == {
+        "added": "fourier"
+    }
+
+
+def test_the_example_is_a_method_that_can_be_measured():
+    sys.path.append(str(Path(__file__).parents[2] / "examples"))
+    trust(["coordinates"])
+    assert check_method(benches.method_of("coordinates.Coordinates"), tiny()) > 0

@@ -1,0 +1,86 @@
+"""``vitlab posbench``: measure a position embedding on five tasks against published methods."""
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from vitlab.config.trust import add_trust
+from vitlab.errors import UsageError
+from vitlab.lazy import quick_imports
+
+EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports. Cells
+that are complete in the folder are not trained again: the same command continues. `vitlab posbench METHOD verify`
+checks the cells, and `vitlab posbench METHOD submit` writes the folder that a pull request adds."""
+
+
+def main(argv: list[str]) -> int:
+    """Run ``vitlab posbench`` and return its exit code."""
+    parser = argparse.ArgumentParser(
+        "vitlab posbench", description="Train a position embedding on equal terms; one verdict a task.", epilog=EPILOG
+    )
+    add = parser.add_argument
+    add("methods", nargs="*", metavar="METHOD", help="position embeddings, then verify or submit if wanted")
+    add("--list", action="store_true", help="show where the published methods stand, and train nothing")
+    add("--data", type=Path, metavar="DIR", help="folder that holds CIFAR-10, as torchvision leaves it")
+    add("--folder", type=Path, default=Path("posbench"), metavar="DIR", help="where cells are kept (default: posbench)")
+    add("--anchors", action="store_true", help="train none and learned here too, and compare with these")
+    add("--cells", action="store_true", help="train the cells, and compare nothing")
+    add("--retrain", action="store_true", help="with verify: train a cell again and compare its predictions")
+    add("--evidence", type=Path, metavar="DIR", help="write page, figure and evidence of the complete methods here")
+    add("-o", "--output", type=Path, metavar="DIR", help="of submit: the folder to write (default: submission/METHOD)")
+    add_trust(parser)
+    options = parser.parse_args(argv)
+    action = options.methods.pop() if options.methods[-1:] in (["verify"], ["submit"]) else "run"
+    if not options.list and not options.evidence and not options.methods:
+        raise UsageError("`vitlab posbench` needs a METHOD, such as rope2d or mymodule.MyEmbed, or --list")
+    with quick_imports():
+        from vitlab.position_bench import bench
+        from vitlab.position_bench.cells import Bench, published
+    if options.list:
+        _show(bench.list_lines(published()))
+        return 0
+    own = Bench(options.folder, options.data, say=lambda line: _show([line]))
+    if options.evidence:
+        from vitlab.position_bench.page import write_bench_page
+
+        _show(map(str, write_bench_page(own, options.evidence)))
+        return 0
+    return max(_one(method, action, own, options) for method in options.methods)
+
+
+def _show(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
+    from vitlab.position_bench import bench, submission
+    from vitlab.position_bench.cells import label_of
+
+    if action == "run" and not options.cells:
+        judged = bench.posbench(text, data=options.data, folder=options.folder, anchors=options.anchors, say=own.say)
+        _show(bench.judged_lines(judged))
+        return 0
+    if action == "run":
+        own.run(bench.method_of(text), label_of(text))
+        return 0
+    label = label_of(text)
+    if not (own.folder / label).is_dir():
+        raise UsageError(f"{own.folder / label} does not exist: train with `vitlab posbench {text}` first")
+    answers = submission.answers_kept(own)
+    if action == "submit":
+        target = options.output or Path("submission") / label
+        _show(map(str, submission.write_submission(own, label, target, answers)))
+        return 0
+    problems = submission.problems_of(own, label, answers)
+    if options.retrain and not problems:
+        problems = submission.retrain(own, label, bench.read_card(own.folder / label))
+    for line in problems:
+        sys.stderr.write(f"vitlab: {line}\n")
+    _show(
+        [f"{label}: refused" if problems else f"{label}: all cells are there, and their predictions give their scores"]
+    )
+    return 1 if problems else 0

@@ -1,0 +1,230 @@
+"""Measure a position embedding against the published evidence, and say how it stands."""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from vitlab.config.trust import import_class, trust, trust_classes
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
+from vitlab.objects import written
+from vitlab.position_bench.cells import Bench, label_of, published
+from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks
+from vitlab.position_bench.protocol import CHANCE, TASKS
+from vitlab.position_bench.training import Method
+from vitlab.stats import contrast, interval
+
+WORDS = ("better", "equal", "worse", "undecided", "not applicable")
+
+
+class Judged(NamedTuple):
+    """What posbench says of a method.
+
+    Args:
+        method: Its name.
+        scores: Of each task, the score of each seed.
+        verdicts: Against what the protocol claims, Holm over all of them.
+        families: Against the best measured method of each family, Holm over all of these.
+        cost: CPU seconds a step, and time and memory relative to ``none``.
+        notes: What limits the comparison.
+    """
+
+    method: str
+    scores: dict[str, list[float]]
+    verdicts: list[TaskVerdict]
+    families: list[TaskVerdict]
+    cost: dict[str, float]
+    notes: list[str]
+
+    def __str__(self) -> str:
+        return "\n".join(judged_lines(self))
+
+
+def posbench(
+    method: Any,
+    *,
+    data: str | Path | None = None,
+    folder: str | Path = "posbench",
+    anchors: bool = False,
+    trust_imports: tuple[str, ...] | list[str] = (),
+    say: Callable[[str], None] = print,
+) -> Judged:
+    """Train a position embedding on the tasks of posbench, and compare it with published methods.
+
+    What is complete in ``folder`` is not trained again, so a run that was stopped continues.
+
+    Args:
+        method: A name such as ``rope2d``, a class path, a :class:`vitlab.PosEmbed` or its class.
+        data: Folder that holds CIFAR-10, as torchvision leaves it.
+        folder: Where the cells are kept.
+        anchors: Whether to train ``none`` and ``learned`` here instead of reading their published cells.
+        trust_imports: Packages of yours that a class path may import.
+        say: Receives a line for each cell.
+
+    Raises:
+        UsageError: The method is no PosEmbed or cannot be measured, or the images are not those of the protocol.
+    """
+    trust(trust_imports)
+    chosen = method_of(method)
+    label = label_of(chosen)
+    bench = Bench(Path(folder), Path(data) if data else None, say=say)
+    bench.check_kept(label)
+    notes = [] if anchors else check_anchor(bench)
+    bench.run(chosen, label)
+    references = published()
+    if anchors:
+        references = bench
+        for name in bench.protocol["claims"]["against"]:
+            bench.run(name, name)
+    look(bench, label)
+    return compare_with(bench, label, references, notes)
+
+
+def method_of(method: Any) -> Method:
+    """Return a method as a configuration names it.
+
+    Raises:
+        UsageError: It is neither a name nor a PosEmbed.
+    """
+    if isinstance(method, str):
+        if method not in POS_EMBEDS:
+            if "." not in method:
+                raise UsageError(
+                    f"{method!r} is no position embedding: choose {', '.join(POS_EMBEDS)}, or a class path"
+                )
+            import_class("pos_embed", method)
+        return method
+    if isinstance(method, Mapping):
+        return dict(method)
+    cls = method if isinstance(method, type) else type(method)
+    if not issubclass(cls, PosEmbed):
+        raise UsageError(f"{cls.__qualname__} is no PosEmbed: inherit from vitlab.PosEmbed")
+    used: list[str] = []
+    found = written("pos_embed", method, used)
+    trust_classes(used)
+    return found
+
+
+def check_anchor(bench: Bench) -> list[str]:
+    """Train the published anchor cell again, and return what its difference means for the comparison.
+
+    No line if its predictions are the same to the bit.
+    """
+    anchor, known = bench.protocol["anchor"], published()
+    name, cell = anchor["method"], f"{anchor['training']}-{anchor['seed']}"
+    theirs = known.record(name, cell)
+    if theirs is None:
+        return ["the anchor cell is not published yet: give --anchors to train none and learned here"]
+    torch.set_num_threads(1)
+    bench.run_cell(name, f"anchor.{name}", anchor["training"], anchor["seed"], theirs["rate"])
+    mine = bench.predictions(f"anchor.{name}", cell)
+    if all(np.array_equal(mine[task], x) for task, x in known.predictions(name, cell).items()):
+        return []
+    task = anchor["training"]
+    score, values = bench.record(f"anchor.{name}", cell)["scores"][task], known.scores(name)[task]  # type: ignore[index]
+    spread = contrast([values], [1.0])
+    half = (spread.interval(0.95)[1] - spread.value) * (len(values) + 1) ** 0.5
+    where = "inside" if abs(score - spread.value) <= half else "OUTSIDE"
+    advice = "" if where == "inside" else "; do not trust the comparison: --anchors trains none and learned here"
+    return [
+        f"this machine does not repeat the published bits: the anchor scores {score:.4f} here and "
+        f"{theirs['scores'][task]:.4f} there, {where} the interval of a further seed, "
+        f"so seeds are not taken as pairs{advice}"
+    ]
+
+
+def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) -> Judged:
+    """Return the verdicts on the complete cells of a method.
+
+    Raises:
+        UsageError: A method that the protocol claims against is not measured.
+    """
+    claims = bench.protocol["claims"]
+    missing = [name for name in claims["against"] if not references.is_complete(name)]
+    if missing:
+        raise UsageError(f"{' and '.join(missing)} is not published yet: give --anchors to train it here")
+    paired = not any("not taken as pairs" in note for note in notes)
+    mine = bench.scores(label)
+    measured = {name: references.scores(name) for name in references.complete()}
+    validation = {name: references.validation(name) for name in measured}
+    best = best_of_families(bench.protocol["families"], validation, label)
+    against = {name: measured[name] for name in claims["against"] if name != label}
+    rest = {name: measured[name] for name in best.values() if name not in claims["against"]}
+    verdicts, families = (judge(mine, x, claims["alpha"], claims["margin"], paired) for x in (against, rest))
+    cost = {k: v for k, v in (bench.record(label, "cost") or {}).items() if isinstance(v, float)}
+    return Judged(label, mine, verdicts, families, cost, notes)
+
+
+def look(bench: Bench, label: str) -> int:
+    """Count a look at the test results of a method, and return how many there were."""
+    path = bench.folder / label / "looks.txt"
+    with path.open("a") as file:
+        file.write(time.strftime("%Y-%m-%dT%H:%M:%SZ\n", time.gmtime()))
+    return len(path.read_text().splitlines())
+
+
+def judged_lines(judged: Judged) -> list[str]:
+    """Return what a terminal shows of a verdict."""
+    lines = [f"{judged.method}: score of each task, mean of seeds with its 95 % interval"]
+    for task, (text, _) in TASKS.items():
+        if task not in judged.scores:
+            lines.append(f"  {task:<9} not applicable  ({text})")
+            continue
+        values = judged.scores[task]
+        low, high = interval(values)
+        found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
+        words = ", ".join(
+            f"{v.word} to {v.against} ({100 * v.difference:+.1f})".replace("better to", "better than")
+            .replace("worse to", "worse than")
+            .replace("undecided to", "undecided against")
+            for v in found
+            if v.word != "not applicable"
+        )
+        lines.append(f"  {task:<9} {100 * np.mean(values):5.1f} [{100 * low:.1f}, {100 * high:.1f}]  {words}")
+    if judged.cost:
+        lines.append(
+            f"  cost      {judged.cost['time']:.2f} x the CPU time and {judged.cost['memory']:.2f} x the "
+            "activations of none"
+        )
+    return lines + [f"  note: {note}" for note in judged.notes]
+
+
+def list_lines(bench: Bench) -> list[str]:
+    """Return where the methods stand that are measured, and which are not."""
+    complete = bench.complete()
+    seeds = len(bench.protocol["seeds"])
+    lines = [f"{len(complete)} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each: % right, 95 % interval"]
+    if complete:
+        lines.append(f"{'':<12}" + "".join(f"{task:>20}" for task in TASKS))
+    scores = {name: bench.scores(name) for name in complete}
+    for name in complete:
+        cells = []
+        for task in TASKS:
+            values = scores[name].get(task)
+            low, high = interval(values) if values else (0.0, 0.0)
+            cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
+        lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
+    if len(complete) > 1:
+        lines.append("rank, mean over seeds with its 95 % interval")
+        tables = {task: ranks(scores, task) for task in TASKS}
+        for name in complete:
+            cells = [
+                "{:.1f} [{:.1f}, {:.1f}]".format(*tables[task][name]) if name in tables[task] else "n/a"
+                for task in TASKS
+            ]
+            lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
+    lines.append(f"{'chance':<12}" + "".join(f"{100 * CHANCE[task]:>20.1f}" for task in TASKS))
+    if left := [name for name in POS_EMBEDS if name not in complete]:
+        lines.append(f"not measured: {', '.join(left)}")
+    return lines
+
+
+def read_card(folder: Path) -> Any:
+    """Return the method that a folder of cells is of, as a configuration names it."""
+    name, args = json.loads((folder / "card.json").read_text())["method"]
+    return {"class_path": name, "init_args": args} if args else name

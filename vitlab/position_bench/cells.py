@@ -1,0 +1,231 @@
+"""The cells of posbench: what is kept of each, which are left, and running them so that they resume."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitlab.class_paths import name_and_args
+from vitlab.errors import UsageError
+from vitlab.layers.pos_embed import POS_EMBEDS
+from vitlab.position_bench.pictures import Split, glyphs, photos
+from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
+from vitlab.position_bench.training import (
+    Method,
+    answers_of,
+    bench_cpu_seconds,
+    bench_predictions_of,
+    check_method,
+    cost_of,
+    feature_likeness,
+    outputs_of_images,
+    scores_of,
+    train_network,
+)
+
+GLYPH_SEEDS = {"train": 0, "test": 1}
+
+
+class Bench:
+    """A folder of cells under one protocol.
+
+    Args:
+        folder: Where cells are kept, a folder for each method.
+        data: Folder of the photos.
+        protocol: What is registered; other settings, for tests, are refused by ``verify``.
+        say: Receives a line for each thing done.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path | None = None,
+        protocol: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.folder, self.data, self.say = Path(folder), data, say
+        self.protocol = dict(protocol or registered_protocol())
+        self.digest = protocol_digest(self.protocol)
+        self._splits: dict[str, Split] = {}
+
+    def splits(self, training: str) -> tuple[Split, Split]:
+        """Return the training and the test images of a training.
+
+        Raises:
+            UsageError: The images are not those of the protocol.
+        """
+        sizes, test = self.protocol["trainings"], self.protocol["test"]
+        if training == "glyphs" and "glyphs" not in self._splits:
+            counts = {"train": sizes["glyphs"]["images"], "test": test["glyphs"]}
+            for name, count in counts.items():
+                self._splits["glyphs" if name == "train" else "glyphs_test"] = glyphs(count, GLYPH_SEEDS[name])
+            self._check_digests("glyphs", "glyphs_test")
+        elif training != "glyphs" and "test" not in self._splits:
+            if self.data is None:
+                raise UsageError("posbench trains on CIFAR-10: give its folder, `--data DIR`")
+            counts = {
+                "train": sizes["photos"]["images"],
+                "few": sizes["few"]["images"],
+                "test": test["photos"],
+                "val": self.protocol["validation"],
+            }
+            self._splits |= photos(self.data, counts, self.folder / "photos.npz")
+            self._check_digests("train", "few", "val", "test")
+        own = {"photos": "train", "few": "few", "glyphs": "glyphs"}[training]
+        return self._splits[own], self._splits["glyphs_test" if training == "glyphs" else "test"]
+
+    def _check_digests(self, *names: str) -> None:
+        for name in names:
+            known = self.protocol["digests"].get(name)
+            if known and self._splits[name].digest() != known:
+                raise UsageError(f"the images of {name!r} are not those of the protocol: verdicts would not compare")
+
+    def path(self, label: str, cell: str) -> Path:
+        """Return the record of a cell."""
+        return self.folder / label / f"{cell}.json"
+
+    def record(self, label: str, cell: str) -> dict[str, Any] | None:
+        """Return what is kept of a cell, or None if it is not complete."""
+        path = self.path(label, cell)
+        return dict(json.loads(path.read_text())) if path.is_file() else None
+
+    def predictions(self, label: str, cell: str) -> dict[str, NDArray[np.uint8]]:
+        """Return the predicted classes of a cell, by task."""
+        with np.load(self.path(label, cell).with_suffix(".npz")) as kept:
+            return dict(kept)
+
+    def tuned(self, method: Method, label: str) -> float:
+        """Return the learning rate that is best on validation images, trying what is not tried yet.
+
+        The grid grows while its best rate lies at a border.
+        """
+        tuning = self.protocol["tuning"]
+        rates = sorted(tuning["rates"])
+        found: dict[float, float] = {}
+        while True:
+            for rate in rates:
+                if rate not in found:
+                    found[rate] = self._tuning(method, label, rate)
+            best = max(rates, key=lambda rate: found[rate])
+            if best not in (rates[0], rates[-1]) or len(rates) >= tuning["most"]:
+                return float(best)
+            rates = sorted([*rates, best / 2 if best == rates[0] else best * 2])
+
+    def _tuning(self, method: Method, label: str, rate: float) -> float:
+        cell, seed = f"tune-{rate:g}", self.protocol["tuning"]["seed"]
+        if (kept := self.record(label, cell)) is None:
+            train, _ = self.splits("photos")
+            start = bench_cpu_seconds()
+            try:
+                net = train_network(method, self.protocol, "photos", seed, rate, train)
+                accuracy = self.validated(net)
+            except UsageError:
+                accuracy = 0.0  # diverged
+            kept = {"validation": accuracy, "rate": rate, "seed": seed, "cpu_seconds": bench_cpu_seconds() - start}
+            self._write(label, cell, kept, {})
+        return float(kept["validation"])
+
+    def validated(self, net: Any) -> float:
+        """Return the accuracy of a network on the validation photos."""
+        val = self._splits["val"]
+        return float((outputs_of_images(net, val.images).argmax(1) == val.labels).float().mean())
+
+    def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
+        """Train and test a cell, unless it is complete, and return its record."""
+        cell = f"{training}-{seed}"
+        if (kept := self.record(label, cell)) is not None:
+            return kept
+        train, test = self.splits(training)
+        start = bench_cpu_seconds()
+        net = train_network(method, self.protocol, training, seed, rate, train)
+        seconds = bench_cpu_seconds() - start
+        predictions, refused = bench_predictions_of(net, self.protocol, training, test)
+        scores = scores_of(predictions, answers_of(training, test))
+        kept = {"training": training, "seed": seed, "rate": rate, "scores": scores, "not_applicable": refused}
+        kept |= {"cpu_seconds": seconds, "test_reads": 1, "torch": torch.__version__}
+        if training == "photos":
+            kept |= {"validation": self.validated(net), "likeness": feature_likeness(net, self.protocol, test)}
+        self._write(label, cell, kept, predictions)
+        self.say(f"{label} {cell}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()) + f", {seconds:.0f} CPU s")
+        return kept
+
+    def _write(self, label: str, cell: str, kept: dict[str, Any], predictions: dict[str, NDArray[np.uint8]]) -> None:
+        path = self.path(label, cell)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if predictions:
+            arrays = path.with_suffix(".npz")
+            np.savez_compressed(arrays, **predictions)  # type: ignore[arg-type]
+            kept = kept | {"predictions": digest_of_file(arrays)}
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(kept | {"protocol": self.digest}, indent=1, sort_keys=True) + "\n")
+        part.replace(path)
+
+    def run(self, method: Method, label: str) -> None:
+        """Run all cells of a method that are left: first its learning rate, then five seeds of each training.
+
+        Raises:
+            UsageError: The method cannot be measured, or its cells are of another protocol.
+        """
+        torch.set_num_threads(1)  # another number sums in another order
+        self.check_kept(label)
+        check_method(method, self.protocol)
+        if self.record(label, "card") is None:
+            self._write(label, "card", {"method": name_and_args("pos_embed", method)}, {})
+        rate = self.tuned(method, label)
+        self.say(f"{label}: learning rate {rate:g}")
+        for seed in self.protocol["seeds"]:
+            for training in self.protocol["trainings"]:
+                self.run_cell(method, label, training, seed, rate)
+        if self.record(label, "cost") is None:
+            self._write(label, "cost", cost_of(method, self.protocol), {})
+
+    def check_kept(self, label: str) -> None:
+        """Refuse a folder whose cells are of another protocol or of another method of the same name."""
+        for path in sorted((self.folder / label).glob("*.json")):
+            if json.loads(path.read_text()).get("protocol", self.digest) != self.digest:
+                raise UsageError(f"{path} was trained under another protocol: give another folder")
+
+    def is_complete(self, label: str) -> bool:
+        """Return whether all cells of a method are there."""
+        cells = [f"{training}-{seed}" for training in self.protocol["trainings"] for seed in self.protocol["seeds"]]
+        return all(self.path(label, cell).is_file() for cell in [*cells, "cost"])
+
+    def complete(self) -> list[str]:
+        """Return the methods of vitlab whose cells are all there."""
+        return [name for name in POS_EMBEDS if self.is_complete(name)]
+
+    def scores(self, label: str) -> dict[str, list[float]]:
+        """Return the scores of a method by task, a score a seed; without the tasks that do not apply to it."""
+        found: dict[str, list[float]] = {}
+        for training in self.protocol["trainings"]:
+            for seed in self.protocol["seeds"]:
+                for task, score in (self.record(label, f"{training}-{seed}") or {"scores": {}})["scores"].items():
+                    found.setdefault(task, []).append(score)
+        return {task: values for task, values in found.items() if len(values) == len(self.protocol["seeds"])}
+
+    def validation(self, label: str) -> list[float]:
+        """Return the validation accuracy of each seed of photos."""
+        kept = [self.record(label, f"photos-{seed}") for seed in self.protocol["seeds"]]
+        return [each["validation"] for each in kept if each]
+
+
+def label_of(method: Method) -> str:
+    """Return the name of a method, as its folder is called.
+
+    Example:
+        >>> label_of("coordinates.Coordinates"), label_of({"class_path": "rope2d", "init_args": {"theta": 10}})
+        ('coordinates.Coordinates', 'rope2d_theta_10')
+    """
+    name, args = name_and_args("pos_embed", method)
+    words = [name, *(f"{key}_{value}" for key, value in args.items())]
+    return re.sub(r"[^\w.+-]+", "_", "_".join(words))
+
+
+def published() -> Bench:
+    """Return the bench whose evidence the package ships."""
+    return Bench(FOLDER / "evidence")

@@ -1,0 +1,117 @@
+"""What the cells of posbench say: a verdict for each task, ranks, and the comparisons that were claimed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats as distributions
+
+from vitlab.position_bench.protocol import TASKS
+from vitlab.stats import contrast, holm, interval
+
+Scores = Mapping[str, Sequence[float]]  # of a method: each task, the score of each seed; a task may be missing
+
+
+class TaskVerdict(NamedTuple):
+    """How a method compares with another in a task.
+
+    Args:
+        task: Name of the task.
+        against: The other method.
+        word: ``better``, ``equal``, ``worse``, ``undecided`` or ``not applicable``.
+        difference: Mean difference of the scores.
+        low: Lower end of its 95 % interval, of this difference alone.
+        high: Upper end.
+        p: Two-sided p, adjusted over the family.
+    """
+
+    task: str
+    against: str
+    word: str
+    difference: float = float("nan")
+    low: float = float("nan")
+    high: float = float("nan")
+    p: float = float("nan")
+
+
+def judge(
+    mine: Scores, others: Mapping[str, Scores], alpha: float = 0.05, margin: float = 0.01, paired: bool = True
+) -> list[TaskVerdict]:
+    """Compare a method with others in every task; one family of Holm's of differences, and one of equivalences.
+
+    Each of the two families errs with probability ``alpha / 2`` at most, and both together with ``alpha``.
+
+    Args:
+        mine: Scores of the method.
+        others: Scores of each method that it is compared with, at the same seeds.
+        alpha: Probability of a wrong verdict among all.
+        margin: Difference below which two methods count as equal.
+        paired: Whether equal seeds are pairs; else Welch's intervals.
+
+    Example:
+        >>> mine, other = {"place": [0.9, 0.91, 0.92]}, {"place": [0.1, 0.12, 0.11]}
+        >>> [v.word for v in judge(mine, {"none": other}) if v.task == "place"]
+        ['better']
+    """
+    pairs = [(task, name) for task in TASKS for name in others]
+    known = [(task, name) for task, name in pairs if task in mine and task in others[name]]
+    found = [contrast([mine[task], others[name][task]], [1.0, -1.0], pair=paired) for task, name in known]
+    same = [_is_same(mine[task], others[name][task]) for task, name in known]
+    differs = [
+        1.0 if equal else each.p() if each.is_testable else float("nan")
+        for each, equal in zip(found, same, strict=True)
+    ]
+    equals = [0.0 if equal else _equivalence_p(each, margin) for each, equal in zip(found, same, strict=True)]
+    verdicts = {}
+    for key, estimate, (p, _), (q, _) in zip(known, found, holm(differs), holm(equals), strict=True):
+        low, high = estimate.interval(0.95) if estimate.is_testable else (estimate.value, estimate.value)
+        word = "undecided"
+        if q <= alpha / 2:
+            word = "equal"
+        elif p <= alpha / 2:
+            word = "better" if estimate.value > 0 else "worse"
+        verdicts[key] = TaskVerdict(*key, word, estimate.value, low, high, p)
+    return [verdicts.get(key, TaskVerdict(*key, "not applicable")) for key in pairs]
+
+
+def _is_same(a: Sequence[float], b: Sequence[float]) -> bool:
+    return len(a) > 1 and list(a) == list(b)
+
+
+def _equivalence_p(estimate: Any, margin: float) -> float:
+    """Return the larger p of the two one-sided tests (Schuirmann 1987); NaN where the seeds allow none."""
+    if not estimate.is_testable or not estimate.error > 0:
+        return float("nan")
+    return float(distributions.t.sf((margin - abs(estimate.value)) / estimate.error, estimate.freedom))
+
+
+def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
+    """Return the mean rank of each method in a task over the seeds, 1 the best, with the 95 % interval of the mean.
+
+    Example:
+        >>> ranks({"a": {"few": [0.4, 0.5]}, "b": {"few": [0.3, 0.3]}}, "few")["a"]
+        (1.0, 1.0, 1.0)
+    """
+    names = [name for name in scores if task in scores[name]]
+    if not names:
+        return {}
+    table: NDArray[np.float64] = distributions.rankdata([-np.asarray(scores[name][task]) for name in names], axis=0)
+    return {name: (float(row.mean()), *_clipped(row, len(names))) for name, row in zip(names, table, strict=True)}
+
+
+def _clipped(row: NDArray[np.float64], most: int) -> tuple[float, float]:
+    low, high = interval(row.tolist())
+    return max(1.0, low), min(float(most), high)
+
+
+def best_of_families(
+    families: Mapping[str, Sequence[str]], validation: Mapping[str, Sequence[float]], but: str = ""
+) -> dict[str, str]:
+    """Return the best measured method of each family by validation images, which no claim reads."""
+    best = {}
+    for family, names in families.items():
+        measured = [name for name in names if name in validation and name != but]
+        if measured:
+            best[family] = max(measured, key=lambda name: float(np.mean(validation[name])))
+    return best

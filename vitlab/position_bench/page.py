@@ -1,0 +1,108 @@
+"""Publish what is measured: evidence, one figure, and the table of a page; alone, since it draws."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.layers.pos_embed import POS_EMBEDS
+from vitlab.position_bench.bench import compare_with, list_lines
+from vitlab.position_bench.cells import Bench
+from vitlab.position_bench.protocol import CHANCE, TASKS
+from vitlab.position_bench.training import answers_of
+from vitlab.stats import interval
+
+BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
+
+
+def write_bench_page(bench: Bench, target: Path) -> list[Path]:
+    """Copy the complete methods of a bench to ``target/evidence``, and draw and tabulate them.
+
+    The page is ``target/README.md``: what lies between its two marks is written again, the rest stays.
+
+    Args:
+        bench: The folder of cells, with the data, whose answers are published.
+        target: Folder of the page.
+    """
+    evidence = target / "evidence"
+    evidence.mkdir(parents=True, exist_ok=True)
+    complete = bench.complete()
+    for name in complete:
+        shutil.copytree(bench.folder / name, evidence / name, dirs_exist_ok=True)
+    answers = {
+        k: v
+        for training in bench.protocol["trainings"]
+        for k, v in answers_of(training, bench.splits(training)[1]).items()
+    }
+    np.savez_compressed(evidence / "answers.npz", **{k: v.astype(np.uint8) for k, v in answers.items()})  # type: ignore[arg-type]
+    figure, page = target / "posbench.png", target / "README.md"
+    if complete:
+        draw_scores(bench, complete, figure)
+    old = page.read_text() if page.is_file() else f"# posbench\n\n{BEGIN}\n{END}\n"
+    before, after = old.split(BEGIN)[0], old.split(END)[-1]
+    page.write_text(before + BEGIN + "\n" + "\n".join(page_lines(bench, complete)) + "\n" + END + after)
+    return [evidence, *([figure] if complete else []), page]
+
+
+def page_lines(bench: Bench, complete: list[str]) -> list[str]:
+    """Return the generated part of the page: figure, scores and verdicts."""
+    lines = ["", list_lines(bench)[0].split(":")[0] + "."]
+    lines += ["", "![Methods by tasks, with intervals](posbench.png)", ""] if complete else []
+    lines += ["| method | " + " | ".join(TASKS) + " | time | memory |", "|---" * (len(TASKS) + 3) + "|"]
+    for name in complete:
+        scores, cost, cells = bench.scores(name), bench.record(name, "cost") or {}, []
+        for task in TASKS:
+            values = scores.get(task)
+            low, high = interval(values) if values else (0.0, 0.0)
+            cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost['time']:.2f} | {cost['memory']:.2f} |")
+    lines.append("| chance | " + " | ".join(f"{100 * CHANCE[task]:.1f}" for task in TASKS) + " | | |")
+    against = bench.protocol["claims"]["against"]
+    if not all(name in complete for name in against):
+        return lines
+    for other in against:
+        lines += ["", f"Against `{other}`, Holm over each method's {len(TASKS) * len(against)} claims:", ""]
+        lines += ["| method | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
+        for name in complete:
+            if name not in (other, "none"):
+                found = {v.task: v for v in compare_with(bench, name, bench, []).verdicts if v.against == other}
+                words = [
+                    f"{v.word} {100 * v.difference:+.1f}" if v.word != "not applicable" else "n/a"
+                    for v in (found[task] for task in TASKS)
+                ]
+                lines.append(f"| {name} | " + " | ".join(words) + " |")
+    if left := [name for name in POS_EMBEDS if name not in complete]:
+        lines += ["", f"Not measured yet: {', '.join(left)}."]
+    return lines
+
+
+def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
+    """Draw a panel for each task: the score of each method with its 95 % interval, and chance."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 * len(TASKS), 0.9 + 0.28 * len(complete)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(TASKS), sharey=True)
+    for ax, (task, (text, _)) in zip(axes, TASKS.items(), strict=True):
+        for y, name in enumerate(complete):
+            if values := bench.scores(name).get(task):
+                low, high = interval(values)
+                ax.plot([100 * low, 100 * high], [y, y], color="tab:blue", linewidth=2)
+                ax.plot(100 * np.mean(values), y, "o", color="tab:blue", markersize=4)
+            else:
+                ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=7)
+        ax.axvline(100 * CHANCE[task], color="0.6", linewidth=0.8, linestyle=":")
+        ax.set_title(task, fontsize=9)
+        ax.set_xlabel(
+            text.replace(" on ", "\non ")
+            .replace("holds", "\nholds")
+            .replace("right of", "right\nof")
+            .replace("marks of", "marks\nof")
+            .replace(", 8", ",\n8"),
+            fontsize=7,
+        )
+        ax.tick_params(labelsize=7)
+        ax.set_yticks(range(len(complete)), complete)
+    axes[0].invert_yaxis()
+    figure.savefig(path, dpi=130, metadata={"Software": None})

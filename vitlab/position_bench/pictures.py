@@ -1,0 +1,152 @@
+"""What posbench trains on: photos of CIFAR-10, and generated images whose answers are known."""
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitlab.errors import UsageError
+
+CELLS = 8  # tokens a side
+PIXELS = 4  # of a token
+OFFSETS = (-3, -2, -1, 1, 2, 3)
+HEADS = {"place": CELLS**2, "offset": len(OFFSETS), "far": 2}
+A_CLASS = 2000  # training images of each class: those whose file names come first
+
+
+class Split(NamedTuple):
+    """Images and their labels.
+
+    Args:
+        images: ``(N, C, H, W)``, of mean about 0 and spread about 1.
+        labels: ``(N,)`` classes, or ``(N, 3)`` answers to the questions of :data:`HEADS`.
+    """
+
+    images: Tensor
+    labels: Tensor
+
+    def digest(self) -> str:
+        """Return the SHA-256 of images and labels."""
+        found = hashlib.sha256()
+        for values in self:
+            found.update(np.ascontiguousarray(values.numpy()).tobytes())
+        return found.hexdigest()
+
+
+def glyphs(count: int, seed: int) -> Split:
+    """Return generated images: one channel, 32 x 32, marks that fill a token each, on noise.
+
+    A bright mark A and a dark mark B lie at any two places: where A is, and how many columns B is to the right of it,
+    are asked. Two further rows hold a mark at the left and one at the right border; both rows have the same two
+    patterns, so that only their places tell whether those of a row match.
+
+    Args:
+        count: Number of images.
+        seed: What all of them follow from.
+
+    Example:
+        >>> glyphs(5, seed=0).images.shape
+        torch.Size([5, 1, 32, 32])
+    """
+    patterns = np.random.default_rng(2718).permuted(np.repeat([[-1.0, 1.0] * 8], 8, axis=0), axis=1).reshape(8, 4, 4)
+    rng = np.random.default_rng([43, seed])
+    images = rng.normal(0, 0.5, (count, CELLS, PIXELS, CELLS, PIXELS))
+    labels = np.zeros((count, 3), dtype=np.int64)
+    for image, label in zip(images, labels, strict=True):
+        step = rng.integers(len(OFFSETS))
+        dx = OFFSETS[step]
+        row, below = rng.integers(CELLS), rng.integers(CELLS)
+        column = rng.integers(max(0, -dx), CELLS - max(0, dx))
+        rows = rng.permutation([r for r in range(CELLS) if r not in (row, below)])[:2]
+        p, q = rng.permutation(len(patterns))[:2]
+        match = rng.integers(2)
+        for r, left, right in ((rows[0], p, p if match else q), (rows[1], q, q if match else p)):
+            image[r, :, rng.integers(2)] += 1.5 * patterns[left]
+            image[r, :, CELLS - 1 - rng.integers(2)] += 1.5 * patterns[right]
+        image[row, :, column] += 2 + patterns[rng.integers(len(patterns))]
+        image[below, :, column + dx] += -2 + patterns[rng.integers(len(patterns))]
+        label[:] = row * CELLS + column, step, match
+    side = CELLS * PIXELS
+    return Split(torch.from_numpy(images.reshape(count, 1, side, side).astype(np.float32)), torch.from_numpy(labels))
+
+
+def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> dict[str, Split]:
+    """Return ``train``, ``val``, ``test`` and ``few``: CIFAR-10, Krizhevsky 2009, classes in turn.
+
+    Args:
+        root: Folder that holds ``cifar-10-batches-py``, as torchvision leaves it, or ``train/CLASS/*.png`` and
+            ``test/CLASS/*.png`` with the original file names.
+        sizes: Number of images of each split.
+        keep: File to keep the decoded images in.
+
+    Raises:
+        UsageError: The folder holds neither.
+    """
+    if keep is not None and keep.is_file():
+        found = dict(np.load(keep))
+    else:
+        found = {f"{name}_{what}": value for name, pair in _decoded(root).items() for what, value in pair.items()}
+        if keep is not None:
+            keep.parent.mkdir(parents=True, exist_ok=True)
+            np.savez(keep, **found)
+    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+    images = {
+        name: (torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2) / 255 - mean) / 0.25
+        for name in ("train", "test")
+    }
+    train = Split(images["train"].contiguous(), torch.from_numpy(found["train_labels"]))
+    test = Split(images["test"].contiguous(), torch.from_numpy(found["test_labels"]))
+    val, rest = sizes["val"], slice(sizes["val"], sizes["val"] + sizes["train"])
+    return {
+        "train": Split(*(x[rest] for x in train)),
+        "few": Split(*(x[rest][: sizes["few"]] for x in train)),
+        "val": Split(*(x[:val] for x in train)),
+        "test": Split(*(x[: sizes["test"]] for x in test)),
+    }
+
+
+def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:
+    """Return uint8 images and labels of both splits: of each class the first by file name, classes in turn."""
+    for folder in (root, root / "cifar10-20k"):
+        if (folder / "train").is_dir() and (folder / "test").is_dir():
+            return {name: _of_folder(folder / name) for name in ("train", "test")}
+    if (root / "cifar-10-batches-py").is_dir():
+        return {name: _of_batches(root / "cifar-10-batches-py", name) for name in ("train", "test")}
+    raise UsageError(
+        f"{root} holds no CIFAR-10: neither `cifar-10-batches-py` nor `train` and `test`; "
+        "`python -c \"import torchvision; torchvision.datasets.CIFAR10('DIR', download=True)\"`, then `--data DIR`"
+    )
+
+
+def _of_folder(folder: Path) -> dict[str, NDArray[Any]]:
+    from PIL import Image
+
+    by_class = [sorted(path.glob("*.png"))[:A_CLASS] for path in sorted(folder.iterdir()) if path.is_dir()]
+    files = [path for paths in zip(*by_class, strict=True) for path in paths]
+    labels = np.tile(np.arange(len(by_class)), len(by_class[0]))
+    return {"images": np.stack([np.asarray(Image.open(path).convert("RGB")) for path in files]), "labels": labels}
+
+
+@cache
+def _of_batches(folder: Path, name: str) -> dict[str, NDArray[Any]]:
+    from torchvision.datasets import CIFAR10
+
+    CIFAR10(folder.parent)  # checks the MD5 of every file, which are pickles, before any is read
+    images, labels, names = [], [], []
+    for path in sorted(folder.glob("data_batch_*" if name == "train" else "test_batch")):
+        batch = pickle.loads(path.read_bytes(), encoding="bytes")
+        images.append(batch[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+        labels += batch[b"labels"]
+        names += [each.decode() for each in batch[b"filenames"]]
+    every = np.concatenate(images)
+    order = sorted(range(len(names)), key=lambda i: names[i])
+    by_class = [[i for i in order if labels[i] == k][:A_CLASS] for k in range(10)]
+    chosen = [i for each in zip(*by_class, strict=False) for i in each]
+    return {"images": every[chosen], "labels": np.array(labels)[chosen]}

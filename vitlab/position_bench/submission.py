@@ -1,0 +1,131 @@
+"""Hand in the cells of a method, and check what others hand in."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitlab.errors import UsageError
+from vitlab.position_bench.cells import Bench
+from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
+from vitlab.position_bench.training import Method, scores_of
+
+FACTS = ("card", "cost")
+MANIFEST = "MANIFEST.json"
+
+
+def answers_kept(bench: Bench) -> dict[str, Any]:
+    """Return the right answers of each task: published with the evidence, so that no images are needed."""
+    path = FOLDER / "evidence" / "answers.npz"
+    if not path.is_file():
+        raise UsageError("the answers of posbench are not published yet: verify and submit need its evidence")
+    with np.load(path) as kept:
+        return {name: kept[name] for name in TASKS}
+
+
+def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
+    """Return what is wrong with the cells of a method, a line each.
+
+    Found are missing seeds, another protocol (other data, another recipe), another learning rate than the one that the
+    validation images chose, and predictions or scores that were edited.
+
+    Args:
+        bench: The folder, under the registered protocol.
+        label: The method.
+        answers: The right answers of each task.
+    """
+    found, folder = [], bench.folder / label
+    for training in bench.protocol["trainings"]:
+        for seed in bench.protocol["seeds"]:
+            if not bench.path(label, f"{training}-{seed}").is_file():
+                found.append(f"{training}, seed {seed}: is missing")
+    found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
+    tried = {}
+    for path in sorted(p for p in folder.glob("*.json") if p.name != MANIFEST):
+        kept = json.loads(path.read_text())
+        if kept.get("protocol") != bench.digest:
+            found.append(f"{path.name}: was trained under another protocol: other data or another recipe")
+        if path.name.startswith("tune-"):
+            tried[kept["rate"]] = kept["validation"]
+        if "scores" in kept:
+            found += _of_cell(bench, label, path, kept, answers)
+    best = max(tried, key=lambda rate: tried[rate], default=None)
+    rates = {kept["rate"] for path in folder.glob("*-*.json") if "scores" in (kept := json.loads(path.read_text()))}
+    if not set(bench.protocol["tuning"]["rates"]) <= set(tried):
+        found.append("learning rates of the grid were not tried")
+    elif rates - {best}:
+        found.append(
+            f"trained at {', '.join(f'{rate:g}' for rate in sorted(rates))}, and {best:g} is best in validation"
+        )
+    elif best in (min(tried), max(tried)) and len(tried) < bench.protocol["tuning"]["most"]:
+        found.append(f"the best learning rate {best:g} lies at the border of those tried")
+    if (manifest := folder / MANIFEST).is_file():
+        listed = json.loads(manifest.read_text())
+        present = {path.name: digest_of_file(path) for path in _files(folder)}
+        found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
+    return found
+
+
+def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers: dict[str, Any]) -> list[str]:
+    arrays = path.with_suffix(".npz")
+    if path.stem != f"{kept['training']}-{kept['seed']}":
+        return [f"{path.name}: is of {kept['training']}, seed {kept['seed']}"]
+    if not arrays.is_file() or digest_of_file(arrays) != kept.get("predictions"):
+        return [f"{arrays.name}: the predictions were edited or are missing"]
+    predictions = bench.predictions(label, path.stem)
+    due = {task for task, (_, training) in TASKS.items() if training == kept["training"]}
+    due -= set(kept["not_applicable"])
+    sizes = bench.protocol["test"]
+    counts = {"sizes": sizes["sizes"]["images"], "shift": sizes["shift"]["images"]}
+    if set(predictions) != due:
+        return [f"{path.name}: has predictions of {', '.join(sorted(predictions))}, not of {', '.join(sorted(due))}"]
+    for task, classes in predictions.items():
+        count = counts.get(task, sizes["glyphs" if kept["training"] == "glyphs" else "photos"])
+        if classes.shape[-1] != min(count, len(answers[task])):
+            return [f"{path.name}: {task} has {classes.shape[-1]} predictions, of {count}"]
+    scores = scores_of(predictions, answers)
+    return [
+        f"{path.name}: {task} is {kept['scores'].get(task)}, and its predictions give {score}"
+        for task, score in scores.items()
+        if abs(kept["scores"].get(task, -1) - score) > 1e-9
+    ]
+
+
+def retrain(bench: Bench, label: str, method: Method, training: str = "few", seed: int = 0) -> list[str]:
+    """Train a cell of a submission again, and return a line if its predictions are others.
+
+    Predictions that nothing was trained for fit their scores: only this finds them.
+    """
+    kept = bench.record(label, f"{training}-{seed}")
+    if kept is None:
+        return [f"{training}, seed {seed}: is missing"]
+    again = Bench(bench.folder / label / "again", bench.data, bench.protocol, bench.say)
+    again.run_cell(method, label, training, seed, kept["rate"])
+    mine, theirs = (each.predictions(label, f"{training}-{seed}") for each in (again, bench))
+    shutil.rmtree(again.folder)
+    share = min(float((mine[task] == theirs[task]).mean()) for task in mine)
+    return [] if share == 1 else [f"{training}-{seed}: trained again, {share:.1%} of the predictions are the same"]
+
+
+def write_submission(bench: Bench, label: str, target: Path, answers: dict[str, Any]) -> list[Path]:
+    """Write the folder that a pull request would add: cells, card and digests of all files.
+
+    Raises:
+        UsageError: ``verify`` refuses the cells, or the folder exists.
+    """
+    if problems := problems_of(bench, label, answers):
+        raise UsageError(f"{label} cannot be submitted: {problems[0]}")
+    if target.exists():
+        raise UsageError(f"{target} exists: remove it or give another folder")
+    target.mkdir(parents=True)
+    for path in _files(bench.folder / label):
+        shutil.copyfile(path, target / path.name)
+    files = {path.name: digest_of_file(path) for path in _files(target)}
+    (target / MANIFEST).write_text(json.dumps(files, indent=1, sort_keys=True) + "\n")
+    return sorted(target.iterdir())
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.suffix in (".json", ".npz", ".txt") and p.name != MANIFEST)
