@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     given = {"--data": options.data, "--data.root": options.root}  # before what changes their values
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
-                from vitlab.analysis.typeset import formats_of
+        from vitlab.analysis.typeset import formats_of
         from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
