@@ -44,7 +44,7 @@ def test_outputs_are_stored_and_small(path):
         assert cell["metadata"] == (ANSWERS if cell["id"] == "answers" else {})
         for output in cell.get("outputs", []):
             assert output["output_type"] != "error" and output.get("name") != "stderr", cell["id"]
-    assert path.stat().st_size < 300_000
+    assert path.stat().st_size < 300 * 1024
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
 
 
