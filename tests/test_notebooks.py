@@ -1,6 +1,8 @@
-"""The notebooks run from top to bottom, and are stored without what they print."""
+"""The notebooks run from top to bottom and are stored with what they print; their pages are as new as they are."""
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,9 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
+PAGES = FOLDER.parent / "docs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+ANSWERS = {"jupyter": {"source_hidden": True}, "tags": ["answers"]}  # folded
 
 
 def test_there_are_six():
@@ -23,14 +27,66 @@ def test_there_are_six():
     assert [path.stem for path in NOTEBOOKS] == names
 
 
+@pytest.fixture(scope="module")
+def render():
+    spec = importlib.util.spec_from_file_location("render", FOLDER.parent / "docs" / "render.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_stripped(path):
+def test_outputs_are_stored_and_small(path):
     notebook = json.loads(path.read_text())
+    counts = [cell["execution_count"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert counts == [*range(1, len(counts) + 1)], "`make pages` runs it from top to bottom"
     for cell in notebook["cells"]:
-        assert cell["metadata"] == {}
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == [] and cell["execution_count"] is None, f"{cell['id']}: clear all outputs"
+        assert cell["metadata"] == (ANSWERS if cell["id"] == "answers" else {})
+        for output in cell.get("outputs", []):
+            assert output["output_type"] != "error" and output.get("name") != "stderr", cell["id"]
+    assert path.stat().st_size < 300 * 1024
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_ends_with_three_exercises_and_asserts_the_answers(path):
+    cells = json.loads(path.read_text())["cells"]
+    place = [cell["id"] for cell in cells].index("answers")
+    questions, answers = ("".join(cells[i]["source"]) for i in (place - 1, place))
+    assert questions.startswith("## Exercises") and len(cells) - place <= 2
+    assert re.findall(r"^(\d)\. ", questions, re.M) == ["1", "2", "3"]
+    parts = re.split(r"^# \d\. ", answers, flags=re.M)
+    assert len(parts) == 4 and all("assert " in part for part in parts[1:])
+    assert "all three as answered" in str(cells[place]["outputs"])
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_page_is_as_new_as_its_notebook(path, render):
+    notebook, page = json.loads(path.read_text()), (PAGES / f"{path.stem}.md").read_text()
+    made = f"<!-- made from cells {render.digest(notebook)} -->"
+    assert made in page, "`make pages` writes docs/notebooks/ anew"
+    next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")["source"] += ["# later"]
+    assert render.digest(notebook) not in page
+
+
+def test_the_counterpart_of_each_figure_and_formula_of_the_articles_is_there():
+    index = (PAGES / "index.md").read_text()
+    named = ["patchify", "tokenize", "class (prediction) token", "position embedding", "self-attention", "multi-head"]
+    named += ["single head with the skip of the values", "MLP", "encoder", "head", "soft split", "token transformer"]
+    named += ["Token-to-Token module", "2,500, 650, 175", "sines and cosines", "the permutation"]
+    rows = [line for line in index.splitlines() if line.startswith("| ") and "](" in line]
+    for name in named:
+        assert any(name in row.split(" | ")[0] for row in rows), name
+    links = [re.findall(r"\[([^\]]+)\]\(([^)#]+)#?([^)]*)\)", row) for row in rows]
+    assert all(links) and len(rows) > 30
+    for title, file, anchor in [link for row in links for link in row]:
+        assert (PAGES / file).exists(), file
+        if anchor:
+            heading = re.search(r'"(.+)"', title)[1]
+            assert re.search(rf"^##+ {re.escape(heading)}$", (PAGES / file).read_text(), re.M), heading
+            assert anchor == re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-"), anchor
+        elif not file.endswith(".md"):
+            assert f"]({file})" in (PAGES / f"{file.rsplit('_', 1)[0]}.md").read_text(), file
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
