@@ -177,11 +177,12 @@ def _in_parts(net: Asked, images: Tensor, classes: Tensor, method: Method) -> Te
 def _figure(table: pd.DataFrame) -> Figure:
     """Draw gain and first patch of each map under each filling, and below them the curves."""
     figure = Figure(figsize=(11, 8.4), layout="constrained")
-    above, below = figure.add_gridspec(2, 1, height_ratios=(1, 1.8))
+    rows = figure.add_gridspec(2, 1, height_ratios=(1, 1.8))
+    above, below = rows[0], rows[1]
     fillings, maps = (list(table[name].unique()) for name in ("filling", "map"))
     maps = [name for name in maps if name != "random"]
     names = {"gain": "area between LeRF and MoRF", "first_above_random": "fall by the first patch, less a random one's"}
-    for ax, (column, label) in zip(above.subgridspec(1, 2).subplots(), names.items(), strict=True):
+    for ax, (column, label) in zip(above.subgridspec(1, 2).subplots(squeeze=False)[0], names.items(), strict=True):
         for i, filling in enumerate(fillings):
             part = table.query("kind == 'MoRF' and share == 0 and filling == @filling").set_index("map").loc[maps]
             ends = np.abs(part[[f"{column}_low", f"{column}_high"]].to_numpy().T - part[column].to_numpy())
