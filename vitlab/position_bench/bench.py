@@ -201,6 +201,7 @@ def list_lines(bench: Bench) -> list[str]:
     lines = [f"{len(complete)} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each: % right, 95 % interval"]
     if complete:
         lines.append(f"{'':<12}" + "".join(f"{task:>20}" for task in TASKS))
+        lines.append(f"{'chance':<12}" + "".join(f"{100 * CHANCE[task]:>20.1f}" for task in TASKS))
     scores = {name: bench.scores(name) for name in complete}
     for name in complete:
         cells = []
@@ -218,7 +219,6 @@ def list_lines(bench: Bench) -> list[str]:
                 for task in TASKS
             ]
             lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
-    lines.append(f"{'chance':<12}" + "".join(f"{100 * CHANCE[task]:>20.1f}" for task in TASKS))
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines.append(f"not measured: {', '.join(left)}")
     return lines
