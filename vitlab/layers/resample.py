@@ -59,27 +59,27 @@ def resize_bias_table(table: Tensor, old_grid: Grid, grid: Grid) -> Tensor:
 def _offset_weights(old: int, new: int) -> Tensor:
     """Return the ``(2 new - 1, 2 old - 1)`` linear interpolation matrix of offsets along one axis."""
     places = _geometric_places(old - 1, new - 1)  # where the old offsets 0, 1, ... lie in the new range
-    weights = torch.zeros(2 * new - 1, 2 * old - 1)
-    for offset in range(new):
-        above = next((k for k, place in enumerate(places) if place >= offset), old - 1)
-        below = max(above - 1, 0)
-        gap = places[above] - places[below]
-        share = min(1.0, (offset - places[below]) / gap) if gap else 1.0
-        for sign in (-1, 1):
-            row = new - 1 + sign * offset
-            weights[row, old - 1 + sign * below] = 1 - share
-            weights[row, old - 1 + sign * above] = share  # overwrites the entry above where both are 0
-    return weights
+    offsets, columns = torch.arange(1 - new, new), torch.arange(1 - old, old)
+    size, sign = offsets.abs().double(), torch.where(offsets < 0, -1, 1)
+    above = torch.searchsorted(places, size).clamp(max=old - 1)  # the first place that is not below
+    below = (above - 1).clamp(min=0)
+    gap = places[above] - places[below]
+    share = torch.where(gap > 0, ((size - places[below]) / gap).clamp(max=1), 1.0).float()[:, None]
+    at_above, at_below = columns == (sign * above)[:, None], columns == (sign * below)[:, None]
+    return torch.where(at_above, share, torch.where(at_below, 1 - share, 0.0))  # that above, where both are 0
 
 
-def _geometric_places(old: int, new: int) -> list[float]:
-    """Return 0, 1, 1 + q, 1 + q + q^2, ...: ``old`` steps, with the ratio q for which the last one is ``new``."""
+def _geometric_places(old: int, new: int) -> Tensor:
+    """Return 0, 1, 1 + q, 1 + q + q^2, ... in float64: ``old`` steps, with the q for which the last one is ``new``.
 
-    def places(q: float) -> list[float]:
-        return [sum(q**i for i in range(k)) for k in range(old + 1)]
-
-    low, high = 0.0, float(max(new, 1))
+    All of it is tensors, so that a graph can compute it for any ``new``.
+    """
+    powers = torch.arange(old, dtype=torch.float64)
+    low = torch.zeros((), dtype=torch.float64)
+    end = low + new
+    high = end.clamp(min=1)
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (low, middle) if places(middle)[-1] > new else (middle, high)
-    return places(low)
+        is_above = (middle**powers).sum() > end
+        low, high = torch.where(is_above, low, middle), torch.where(is_above, middle, high)
+    return F.pad((low**powers).cumsum(0), (1, 0))

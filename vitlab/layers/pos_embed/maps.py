@@ -61,10 +61,11 @@ class ContinuousBias(BiasPosEmbed):
     def fill_tables(self) -> None:
         """Compute all offsets, and the index of the offset of each pair of tokens."""
         like = next(self.mlps.parameters())
-        reference = self.grid_size if self.trained_grid is None else self.trained_grid.tolist()
+        reference = self.grid_size if self.trained_grid is None else self.trained_grid.cpu().double().unbind()
+        steps = [8 / torch.as_tensor(full - 1, dtype=torch.float64).clamp(min=1) for full in reference]
         sides = [
-            torch.arange(1 - side, side, dtype=torch.float32) * (8 / max(full - 1, 1))
-            for side, full in zip(self.grid_size, reference, strict=True)
+            torch.arange(1 - side, side, dtype=torch.float32) * step
+            for side, step in zip(self.grid_size, steps, strict=True)
         ]
         offsets = torch.cartesian_prod(*sides).view(-1, 2)
         offsets = offsets.sign() * (1 + offsets.abs()).log2() / 3
@@ -184,8 +185,8 @@ class LieRE(PosEmbed):
 
     def fill_tables(self) -> None:
         """Compute the coordinates of all tokens."""
-        sides = torch.tensor(self.grid_size, dtype=torch.float64)[:, None]
-        cells = F.pad(torch.stack(grid_cells(self.grid_size)) / sides, (self.num_prefix_tokens, 0))
+        parts = [cell / side for cell, side in zip(grid_cells(self.grid_size), self.grid_size, strict=True)]
+        cells = F.pad(torch.stack(parts), (self.num_prefix_tokens, 0))
         self.register_buffer("cells", cells.to(self.generators), persistent=False)
 
     def rotations(self, layer: int) -> Tensor:

@@ -62,10 +62,10 @@ class Fire(BiasPosEmbed):
 
     def biases(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` biases, the same in every block."""
-        sides = self.cells.new_tensor(self.grid_size)[:, None]
         with without_autocast(self.cells):
             offsets = self.cells[:, :, None] - self.cells[:, None]  # (2, N, N), query minus key
-            farthest = torch.maximum(self.cells, sides - 1 - self.cells)  # (2, N)
+            opposite = [side - 1 - cell for side, cell in zip(self.grid_size, self.cells, strict=True)]
+            farthest = torch.maximum(self.cells, torch.stack(opposite))  # (2, N)
             bound = torch.maximum(farthest, self.threshold.abs())[:, :, None]
             parts = offsets.sign() * self._psi(offsets.abs()) / (self._psi(bound) + 1e-12)  # not 0 / 0 where c = 0
             bias = self.mlp(parts.movedim(0, -1)).movedim(-1, 0)  # (A, N, N)

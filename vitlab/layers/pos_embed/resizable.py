@@ -1,6 +1,5 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
-import copy
 from collections.abc import Callable
 from typing import Any, Self, cast
 
@@ -56,7 +55,8 @@ class Resizable(nn.Module):
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
         """Return this module for another grid, sharing its parameters; the module itself at its own grid.
 
-        Tensors of the new grid are cached until the parameters change, and recomputed where gradients are needed.
+        Tensors of the new grid are cached until the parameters change, and recomputed where gradients are needed. In a
+        graph nothing is cached: the tensors are computed from the grid, so that one graph serves every size.
 
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
@@ -65,6 +65,8 @@ class Resizable(nn.Module):
         if grid_size == self.grid_size:
             return self
         policy = policy or self.resize
+        if torch.compiler.is_compiling():
+            return self._resized_copy(grid_size, policy)
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         trains = torch.is_grad_enabled() and any(p.requires_grad for p in tensors.values())
         versions = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors.values()]
@@ -74,14 +76,25 @@ class Resizable(nn.Module):
                 self._at[grid_size, policy] = cached
         return cast(Self, cached[1])
 
+    def copied(self) -> Self:
+        """Return a shallow copy, made in a way that can also be compiled, unlike ``copy.copy``."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
+
     def _resized_copy(self, grid_size: Grid, policy: ResizePolicy | None) -> Self:
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
-        other = copy.copy(self)
-        other.__dict__ |= {name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")}
+        other = self.copied()
+        other.__dict__.update({name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")})
         other._at, other.grid_size = {}, grid_size
-        state = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        state = {name: state[name] for name in self.state_dict() if name in state}
+        unsaved = {
+            f"{place}.{name}" if place else name
+            for place, module in self.named_modules()
+            for name in module._non_persistent_buffers_set
+        }
+        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        state = {name: value for name, value in tensors.items() if name not in unsaved}  # state_dict() ends a graph
         default = next(iter(self.policies_for(state)), None)
         for name, value in other.resized_state(state, self.grid_size, policy or default).items():
             if value is not state.get(name):
@@ -147,7 +160,7 @@ def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: f
         >>> y.tolist(), x.tolist()
         ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
     """
-    old = grid_size if trained_grid is None else trained_grid.tolist()
+    old = grid_size if trained_grid is None else trained_grid.cpu().double().unbind()  # numbers would end a graph
     sides = [
         (torch.arange(side, dtype=torch.float64) + half_cell) * (trained / side) - half_cell
         for side, trained in zip(grid_size, old, strict=True)

@@ -170,9 +170,9 @@ class RoPE2d(RotaryPosEmbed):
         cells = super()._cells()
         if self.coordinates == "index":
             return cells
-        sides = cells.new_tensor(self.grid_size)[:, None]
-        cells[:, self.num_prefix_tokens :] = 2 * (cells[:, self.num_prefix_tokens :] + 0.5) / sides - 1
-        return cells
+        axes = zip(cells[:, self.num_prefix_tokens :], self.grid_size, strict=True)
+        patches = torch.stack([2 * (axis + 0.5) / side - 1 for axis, side in axes])
+        return torch.cat([cells[:, : self.num_prefix_tokens], patches], dim=1)
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool

@@ -50,7 +50,8 @@ class SinCosPosEmbed(AddedPosEmbed):
     def fill_tables(self) -> None:
         """Compute the fixed table."""
         if not self.trainable:
-            self.weight = self.formula(self.grid_size, self.trained_grid).to(self.weight)[None]
+            table = self.formula(self.grid_size, self.trained_grid).to(self.weight)[None]
+            self.register_buffer("weight", table, persistent=False)
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return only interpolate for a trained or interpolated table, every policy of the class otherwise."""

@@ -102,9 +102,9 @@ class Together(PosEmbed):
         """Return this module for another grid: each part by ``policy``, or by its default where it lacks that."""
         if grid_size == self.grid_size:
             return self
-        policy, other = policy or self.resize, copy.copy(self)
+        policy, other = policy or self.resize, self.copied()
         policies = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
-        other._modules = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
+        other.__dict__["_modules"] = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
         other.grid_size = grid_size
         return other
 
