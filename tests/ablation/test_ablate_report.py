@@ -254,6 +254,21 @@ def test_figures_say_what_they_show_in_text_and_tables_come_for_papers(folder):
     assert not re.search(r"(?<!\\)[%_&#]", "".join(c for row in cells(table) for c in row))
 
 
+def test_every_figure_of_a_report_can_be_read_in_a_column(folder, monkeypatch, tmp_path):
+    shutil.copytree(folder.parents[3], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "analysis"))
+    from figure_faults import faults
+
+    seen = []
+    monkeypatch.setattr(write, "figure_bytes", lambda figure, form: seen.append(figure) or b"<svg")
+    ablation = read_ablation("made-up.yaml")
+    write_report(ablation, list(resolved(ablation)), None, False, ("svg",), "column")
+    assert len(seen) > 4
+    for figure in seen:
+        assert figure.get_figwidth() <= 3.3 and not faults(figure)
+
+
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
     """A finished ablation: its file, arms and cells; its reports without figures, which are most of their time."""

@@ -21,7 +21,7 @@ Width = Literal["column", "page"]
 Format = Literal["pdf", "svg", "png"]
 INCHES: dict[Width, float] = {"column": 3.3, "page": 6.9}  # of a journal's column and page
 POINTS, SMALL = 7.0, 6.5  # of text, and of numbers at ticks and names of lines
-TALLEST = 9.0  # inches
+TALLEST, LOWEST = 9.0, 1.35  # inches of a figure, and of a row of curves with its title where they are many
 MANY = 40  # panels, which take seconds to lay out
 SETTINGS: Any = {"svg.hashsalt": "vitlab", "svg.fonttype": "none", "pdf.fonttype": 42}  # text stays text
 LINE = 1.25 * SMALL / 72  # inches between two lines of text
@@ -87,8 +87,16 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
         for ax, names in beside:
             _place(copy, ax, names)
     copy.draw_without_rendering()
+    _fix(copy)
     _clear(copy, {id(text) for _, names in beside for text in names})
     return copy
+
+
+def _fix(figure: Figure) -> None:
+    """Leave the axes where they are, without the last digits of the layout, which differ from run to run."""
+    figure.set_layout_engine("none")
+    for ax in figure.axes:
+        ax.set_position(np.round(ax.get_position(original=True).bounds, 5).tolist())
 
 
 def _settle(figure: Figure, groups: Sequence["_PanelGrid"]) -> None:
@@ -222,7 +230,8 @@ def _first_height(groups: Sequence[_PanelGrid]) -> float:
 
 def _set_height(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
     height = figure.get_figheight() + sum(group.short_by(figure) for group in groups)
-    figure.set_figheight(min(max(height, 1.0), TALLEST))
+    least = sum(group.rows * (0 if group.is_pictures else LOWEST) for group in groups) + 1.0  # curves stay curves
+    figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
 
 
 def _size(text: Text) -> tuple[float, float]:
