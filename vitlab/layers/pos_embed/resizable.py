@@ -160,7 +160,7 @@ def grid_cells(grid_size: Grid, trained_grid: Tensor | None = None, half_cell: f
         >>> y.tolist(), x.tolist()
         ([0.0, 0.0, 0.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 0.0, 1.0, 2.0])
     """
-    old = grid_size if trained_grid is None else trained_grid.cpu().double().unbind()  # numbers would end a graph
+    old: Any = grid_size if trained_grid is None else trained_grid.cpu().double().unbind()  # numbers would end a graph
     sides = [
         (torch.arange(side, dtype=torch.float64) + half_cell) * (trained / side) - half_cell
         for side, trained in zip(grid_size, old, strict=True)
