@@ -2,6 +2,7 @@ from typing import get_args
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
 from vitlab.models.vit import VisionTransformer
@@ -16,7 +17,7 @@ NAMES = [*get_args(PosEmbedName), ["learned", "rope2d"]]
 
 def net_of(pos_embed, **more):
     torch.manual_seed(0)
-    net = VisionTransformer(**TINY, **WINDOWS | more, pos_embed=pos_embed).eval()
+    net = VisionTransformer(**TINY | WINDOWS | more, pos_embed=pos_embed).eval()
     for name, p in net.named_parameters():
         if p.ndim < 2 or name.startswith("pos_embed."):
             torch.nn.init.normal_(p, std=0.3)
@@ -94,3 +95,43 @@ def test_permuted_positions_have_no_other_grid():
         pytest.raises(ValueError, match="cannot be resized to another grid"),
     ):
         net(torch.randn(1, 1, *LARGE))
+
+
+QUICK = ["learned", "alibi2d", "rope2d"]  # a table, a bias, a rotation
+ONE_GRAPH = [(name, "patch") for name in QUICK] + [
+    pytest.param(name, tokenizer, marks=pytest.mark.slow if tokenizer == "patch" else pytest.mark.rare)
+    for tokenizer in ("patch", "t2t")
+    for name in NAMES
+    if (tokenizer, name) not in [("patch", quick) for quick in QUICK]
+]
+
+
+@pytest.mark.parametrize(("name", "tokenizer"), ONE_GRAPH)
+def test_one_graph_serves_three_sizes(name, tokenizer):
+    check_one_graph(net_of(name, tokenizer=tokenizer, depth=1))
+
+
+@pytest.mark.slow
+def test_one_graph_serves_positions_that_were_rescaled_once():
+    net, small = net_of("rope2d", depth=1, img_size=20), net_of("rope2d", depth=1)
+    net.load_state_dict(resample_pos_embed(small.state_dict(), net, small.grid_size, "rescale")[0])
+    assert net.pos_embed.trained_grid is not None
+    check_one_graph(net)
+
+
+@pytest.mark.rare
+def test_inductor_compiles_once_for_three_sizes():
+    check_one_graph(net_of("learned", depth=1), "inductor")
+
+
+def check_one_graph(net, backend="eager"):
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend(backend)
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=graphs)
+    counts = set()
+    with torch.no_grad():
+        for size in (LARGE, (32, 12), (28, 36)):
+            images = torch.randn(3, 1, *size)
+            torch.testing.assert_close(compiled(images), net(images), atol=1e-5, rtol=1e-5)
+            counts.add(graphs.frame_count)
+    assert len(counts) == 1  # what was compiled for the first size serves the others

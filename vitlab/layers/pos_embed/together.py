@@ -64,13 +64,11 @@ class Together(PosEmbed):
 
     def bias(self, layer: int) -> Tensor | None:
         """Return the sum of all biases on the logits of block ``layer``, ``(A, L, L)``, or None."""
-        biases = [bias for part in self.parts.values() if (bias := part.bias(layer)) is not None]
-        return torch.stack(biases).sum(0) if biases else None
+        return _sum([part.bias(layer) for part in self.parts.values()])
 
     def relate(self, q: Tensor, layer: int) -> Tensor | None:
         """Return the sum of all biases that depend on the queries, ``(B, A, L, L)``, or None."""
-        biases = [bias for part in self.parts.values() if (bias := part.relate(q, layer)) is not None]
-        return torch.stack(biases).sum(0) if biases else None
+        return _sum([part.relate(q, layer) for part in self.parts.values()])
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``."""
@@ -131,6 +129,11 @@ class Together(PosEmbed):
             resized = part.resized_state(part_state, old_grid, part_policy, antialias)
             new |= {f"{name}.{key}": value for key, value in resized.items()}
         return new
+
+
+def _sum(biases: list[Tensor | None]) -> Tensor | None:
+    given = [bias for bias in biases if bias is not None]
+    return torch.stack(given).sum(0) if given else None
 
 
 def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
