@@ -12,7 +12,7 @@ import pytest
 import vitlab
 
 PACKAGE = Path(vitlab.__file__).parent
-BESIDE = ("analysis", "ablation", "look")  # rooms that the core does not need
+BESIDE = ("analysis", "ablation", "look", "position_bench")  # rooms that the core does not need
 RUN = """
 import sys
 from vitlab.cli.main import main
