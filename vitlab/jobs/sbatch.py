@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,19 @@ def read_site(path: str, **given: Any) -> Site:
         return Site(**values)
     except ValueError as error:
         raise UsageError(f"`--slurm {path}`: {error}") from error
+
+
+def ask_sbatch(script: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Submit a batch script and return what sbatch answered, with a code other than 0 if the job can never run.
+
+    Slurm itself takes a job that asks for more than any node has, where ``EnforcePartLimits`` is not set, and lets it
+    wait for ever; ``--test-only`` tells.
+    """
+    words = *words, str(script)
+    tested = subprocess.run(["sbatch", "--test-only", *words], capture_output=True, text=True, check=False)
+    if tested.returncode:
+        return tested
+    return subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True, check=False)
 
 
 def attempts_text(run: Path, folder: Path) -> str:
