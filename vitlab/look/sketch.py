@@ -14,7 +14,8 @@ STYLE = """<style>
 .vl{color:#1c2024;background:#fff}@media (prefers-color-scheme:dark){.vl{color:#e6e7ea;background:#14161a}}
 .vl text{font:14px system-ui,sans-serif;fill:currentColor}.vl .s{font-size:12px;fill-opacity:.8}.vl .n{text-anchor:end}
 .vl rect,.vl circle{stroke:currentColor;stroke-width:1;fill-opacity:.2}.vl path{stroke:currentColor;fill:none}
-.vl a rect{stroke-width:2.5}.vl .a{fill:#56B4E9}.vl .b{fill:#E69F00}.vl .c{fill:#009E73}.vl .d{fill:#CC79A7}
+.vl a{color:inherit}.vl a rect{stroke-width:2.5}
+.vl .a{fill:#56B4E9}.vl .b{fill:#E69F00}.vl .c{fill:#009E73}.vl .d{fill:#CC79A7}
 .vl .e,.vl .plus{fill:none}@media print{.vl{color:#000;background:none}}
 </style>"""
 
