@@ -44,7 +44,7 @@ def with_drawings(markdown, src_uri):
     here = DOCS / posixpath.dirname(src_uri)
     drawn = {path: (here / path).read_text(encoding="utf-8") for path in DRAWING.findall(markdown)}
     drawn = {path: text for path, text in drawn.items() if text.startswith("<svg") and 'class="vl"' in text}
-    there = {name for text in drawn.values() for name in re.findall(r'<svg id="([^"]+)"', text)}
+    there = {name for text in drawn.values() for name in re.findall(r'<svg [^>]*\bid="([^"]+)"', text)}
     gallery = posixpath.relpath(GALLERY.replace(".md", ".html"), posixpath.dirname(src_uri) or ".")
 
     def link(found):
