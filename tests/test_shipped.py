@@ -180,7 +180,7 @@ def test_a_trained_network_is_shipped_whole_with_its_card(name):
     file = Path(find_weights(f"vitlab:{name}"))
     card = json.loads(Path(f"{file}.json").read_text())
     assert file.stat().st_size < 2e6 and (ROOT / card["recipe"]).is_file() and isinstance(card["seed"], int)
-    assert card["data"]["license"] == "CC BY 4.0" and card["measured"]["test"]["n"] == 357
+    assert "every 5th" in card["data"]["choice"] and card["data"]["license"] == "CC BY 4.0" and card["measured"]["test"]["n"] == 357
     assert f"{card['measured']['test']['acc1']:.1%}".replace("%", " %") in (ROOT / card["recipe"]).read_text()
     built = vitlab.create_model(name, weights=f"vitlab:{name}").eval()
     net, transform = vitlab.load(f"vitlab:{name}")
