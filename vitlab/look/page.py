@@ -35,7 +35,7 @@ from vitlab.runs.machine import own_version
 HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
 POINTS = 2000  # of a curve
-SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js")
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "drawings.js")
 RELOAD = 20  # seconds
 
 
