@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from vitlab.ablation.inference.analyses import CURVES, curve_rows
+from vitlab.ablation.inference.analyses import curve_rows
+from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
 
 
@@ -44,4 +45,4 @@ def test_an_old_table_is_the_filling_with_the_mean_color(tmp_path):
     }
     old_alone = curve_rows(SimpleNamespace(ablation=ablation, runs={("a", 0): runs["a", 0]}))
     assert [(row["line"], row["measure"]) for row in old_alone] == [("mean color, rollout", "gain")]
-    assert set(CURVES["faithfulness"].lines) == {"filling", "map"}
+    assert set(ANALYSES["faithfulness"].curve.lines) == {"filling", "map"}

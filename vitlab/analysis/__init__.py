@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from vitlab.analysis.catalogue import ANALYSES, names_of
+from vitlab.analysis.catalogue import ANALYSES, Analysis, Curve, names_of
 from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ else:
 
 __all__ = [
     "ANALYSES",
+    "Analysis",
+    "Curve",
     "Finding",
     "Subject",
     "analyze_attention",

@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, beside, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
@@ -125,6 +126,11 @@ def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uni
     return Finding(table, figure, f"{note} from it (95 % interval over images, not adjusted for {len(table)} heads)")
 
 
+@Analysis(
+    reading="Where the class token attends in each head: bright patches have the largest weights.",
+    limits="The reason for a decision: deleting the most attended patches may hurt no more than deleting random ones; "
+    "`faithfulness` measures that.",
+)
 def analyze_attention(subject: Subject) -> Finding:
     """Show where a token attends, in each head of one layer.
 
@@ -146,6 +152,11 @@ def analyze_attention(subject: Subject) -> Finding:
     return maps_of_images(subject, images, named, f"attention of the {note}")
 
 
+@Analysis(
+    reading="The product of the attention of all layers, with the residual path as half: what can reach the class "
+    "token.",
+    limits="The effect of MLPs, values and T2T's token layers; which class a patch supports.",
+)
 def analyze_rollout(subject: Subject) -> Finding:
     """Show which patches reach a token's output through all layers.
 
@@ -163,6 +174,17 @@ def analyze_rollout(subject: Subject) -> Finding:
     )
 
 
+@Analysis(
+    reading="The mean distance of each head's attention: compare a dot with the hollow one, the same head with "
+    "shuffled tokens.",
+    limits="The cause: a head may be local because it knows positions or because neighbors have similar content.",
+    curve=Curve(
+        x="layer",
+        measures={"distance": "distance", "above_null": "above the null"},
+        words="Mean attention distance in patches, and what of it is left of the same images with tokens in random "
+        "places; mean of the heads.",
+    ),
+)
 def analyze_distance(subject: Subject) -> Finding:
     """Measure the mean attention distance of each head between patches, in rows renormalized without prefix tokens.
 
@@ -176,6 +198,15 @@ def analyze_distance(subject: Subject) -> Finding:
     return _heads(subject, "distance", lambda maps: mean_distance(maps, grid, prefix), uniform, unit)
 
 
+@Analysis(
+    reading="How widely each head attends: near the dashed line evenly to all tokens, near 0 to a single one.",
+    limits="Whether the attended tokens matter.",
+    curve=Curve(
+        x="layer",
+        measures={"entropy": "entropy", "above_null": "above the null"},
+        words="Entropy of attention in nats, and the same against tokens in random places; mean of the heads.",
+    ),
+)
 def analyze_entropy(subject: Subject) -> Finding:
     """Measure how widely each head attends, over all tokens.
 

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -174,6 +175,18 @@ def without_positions(net: VisionTransformer) -> VisionTransformer:
     return net
 
 
+@Analysis(
+    reading="How well a linear probe reads a token's cell after each block: content reveals it too, so compare with a "
+    "network without positions.",
+    limits="Whether the network uses this information.",
+    curve=Curve(
+        x="layer",
+        measures={"accuracy": "accuracy", "excess": "excess", "r2": "r2"},
+        lines=("images", "positions"),
+        words="Share of tokens whose cell a ridge regression tells, the excess over no positions, and R^2 of row and "
+        "column.",
+    ),
+)
 def analyze_probe(subject: Subject) -> Finding:
     """Probe each token for its cell, layer by layer, with and without positions.
 

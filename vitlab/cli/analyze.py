@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "vitlab analyze",
         description="Show what a network has learned: a table and a figure for each analysis.",
         epilog="what each analysis does NOT show:\n"
-        + "\n".join(f"  {name:<15} {no}" for name, (_, _, no) in ANALYSES.items())
+        + "\n".join(f"  {name:<15} {no}" for name, no in ANALYSES.limits().items())
         + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -8,6 +8,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from vitlab.analysis.attribution.maps import methods_of, predicted
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws
 from vitlab.analysis.subject import Finding, Subject
@@ -43,6 +44,19 @@ def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> 
     return net
 
 
+@Analysis(
+    reading="How similar a map stays while weights are randomized from the head down: a map that does not change "
+    "shows the image, not the network.",
+    limits="Faithfulness: a map that does change may still be wrong.",
+    curve=Curve(
+        x="blocks",
+        x_label="blocks that change places",
+        log2=True,
+        measures={"correlation": "correlation"},
+        lines=("map", "random"),
+        words="How alike a map stays while weights become random.",
+    ),
+)
 def analyze_sanity(subject: Subject) -> Finding:
     """Compare each map with that of a network whose weights become random from the head down.
 

@@ -3,11 +3,16 @@
 import pandas as pd
 
 from vitlab.analysis.attention import token_name
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import grid_of_axes, overlay, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import all_attention_maps
 
 
+@Analysis(
+    reading="The attention of every layer and head on one image, one row per layer.",
+    limits="What a head does with the tokens it attends to, and other images.",
+)
 def analyze_heads(subject: Subject) -> Finding:
     """Show the attention of a token in each layer (rows) and head (columns), for the first image.
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.analysis.views.pca import pca_colors
@@ -11,6 +12,10 @@ from vitlab.analysis.views.token_layers import split_features, t2t_of
 SHOWN = 3  # channels
 
 
+@Analysis(
+    reading="The features after each soft split of T2T as colors and as single channels, like figure 2 of T2T-ViT.",
+    limits="Which channels matter: those shown have the largest variance.",
+)
 def analyze_splits(subject: Subject) -> Finding:
     """Show the features after each soft split: principal components as colors, and the channels that vary most.
 

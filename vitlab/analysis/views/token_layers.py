@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.attention import distances, uniform_distance
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import grid_of_axes, heat, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -66,6 +67,16 @@ def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
     return tokenizer
 
 
+@Analysis(
+    reading="Where a token between T2T's soft splits attends, on the finer grids there; a performer's weights are "
+    "those that its random features imply.",
+    limits="What the token receives: these layers add values, not inputs.",
+    curve=Curve(
+        x="layer",
+        measures={"mean_distance": "mean_distance"},
+        words="Mean distance of attention between the splits, in cells.",
+    ),
+)
 def analyze_token_layers(subject: Subject) -> Finding:
     """Show the attention of a token between the soft splits.
 
