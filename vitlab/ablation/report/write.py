@@ -215,10 +215,10 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
         page: The report as one HTML file.
         summary: Its numbers as CSV.
     """
-    from vitlab.jobs.train.wandb import has_key, prepare_environment
+    from vitlab.jobs.train.wandb import chosen_mode, prepare_environment
 
     way: Any
-    project, way = where.project, where.mode or ("online" if has_key() else "offline")
+    project, way = where.project, chosen_mode(where.is_offline)
     prepare_environment()
     try:
         import wandb
