@@ -19,8 +19,8 @@ from vitlab.analysis import ANALYSES, Analysis, Curve, Finding
 from vitlab.cli.main import main
 from vitlab.config.trust import TRUSTED, trust
 from vitlab.errors import UsageError
-from vitlab.look.analyses import write_page
-from vitlab.look.findings import findings_of
+from vitlab.look.analysis_page import write_page
+from vitlab.look.stored_analyses import findings_of
 from vitlab.runs.directory import RunDir
 
 MINE = """

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.look.analyses import write_page
+        from vitlab.look.analysis_page import write_page
     how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
     own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None

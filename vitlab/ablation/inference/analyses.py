@@ -6,14 +6,14 @@ from typing import Any
 
 import pandas as pd
 
-from vitlab.ablation.inference.measured import Results, table_of
+from vitlab.ablation.inference.measured import CellResults, table_of
 from vitlab.ablation.inference.words import Section
 from vitlab.analysis import ANALYSES, Curve
 from vitlab.analysis.catalogue import Drawing, Rows, Tables
 from vitlab.stats import interval
 
 
-def curve_rows(results: Results) -> Rows:
+def curve_rows(results: CellResults) -> Rows:
     """Return a row for each arm and point of each curve: mean over seeds and its interval."""
     return [
         row
@@ -24,23 +24,23 @@ def curve_rows(results: Results) -> Rows:
     ]
 
 
-def tables_of(results: Results, name: str) -> Tables:
+def tables_of(results: CellResults, name: str) -> Tables:
     """Return the tables of an analysis of all cells, comparable with each other."""
     read = {key: table for key, run in results.runs.items() if (table := table_of(run, name)) is not None}
     curve = ANALYSES[name].curve
     return curve.together(read) if curve else read
 
 
-def drawing_of(results: Results, name: str, curve: Curve) -> Drawing | None:
+def drawing_of(results: CellResults, name: str, curve: Curve) -> Drawing | None:
     """Return the second figure of an analysis; None if it has none."""
     return curve.drawing(_by_arm(results, tables_of(results, name))) if curve.drawing else None
 
 
-def _summaries(results: Results, name: str, curve: Curve) -> Tables:
+def _summaries(results: CellResults, name: str, curve: Curve) -> Tables:
     return {key: curve.summary(table).assign(seed=key[1]) for key, table in tables_of(results, name).items()}
 
 
-def _by_arm(results: Results, tables: Tables) -> dict[str, list[pd.DataFrame]]:
+def _by_arm(results: CellResults, tables: Tables) -> dict[str, list[pd.DataFrame]]:
     """Return the tables of each arm that has any, in the order of the arms."""
     found = {
         arm.name: [table for (name, _), table in tables.items() if name == arm.name] for arm in results.ablation.arms
@@ -49,7 +49,7 @@ def _by_arm(results: Results, tables: Tables) -> dict[str, list[pd.DataFrame]]:
 
 
 def _arm_rows(
-    results: Results, name: str, curve: Curve, arm: str, tables: list[pd.DataFrame]
+    results: CellResults, name: str, curve: Curve, arm: str, tables: list[pd.DataFrame]
 ) -> Iterator[dict[str, Any]]:
     keys = [*curve.lines, curve.x]
     whole = pd.concat(tables).assign(**({} if curve.x else {"": 0.0}))
@@ -67,7 +67,7 @@ def _arm_rows(
             yield {**row, "low": low, "high": high, "half": (high - low) / 2}
 
 
-def sections(results: Results, rows: Rows) -> list[Section]:
+def sections(results: CellResults, rows: Rows) -> list[Section]:
     """Return a section for each analysis, and one on those that could not be done."""
     found: list[Section] = []
     for name in results.ablation.analyses:
@@ -89,12 +89,12 @@ def sections(results: Results, rows: Rows) -> list[Section]:
     return found
 
 
-def _notes(results: Results, name: str, key: str) -> list[str]:
+def _notes(results: CellResults, name: str, key: str) -> list[str]:
     noted = [run.note(name) for run in results.runs.values()]
     return [re.split(", pos_embed=|; ", note[key])[0] + "." for note, now in noted if key in note and not now.is_stale]
 
 
-def _not_done(results: Results, name: str) -> tuple[list[str], list[str]]:
+def _not_done(results: CellResults, name: str) -> tuple[list[str], list[str]]:
     arms, texts = [], []
     for (arm, seed), run in results.runs.items():
         note, now = run.note(name)

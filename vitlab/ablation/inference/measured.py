@@ -20,7 +20,7 @@ NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
 
 
 @dataclass
-class Results:
+class CellResults:
     """The numbers of the finished cells."""
 
     ablation: Ablation
@@ -77,9 +77,9 @@ class Results:
         return pd.DataFrame(rows)
 
 
-def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
+def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:
     """Return the results of all finished cells, including stale ones if accepted."""
-    results = Results(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
+    results = CellResults(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
     for cell in cells_of(ablation, results.resolved):
         key = (cell.arm.name, cell.seed)
         state = cell.state()

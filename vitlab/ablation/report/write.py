@@ -17,7 +17,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import linear
 from vitlab.ablation.inference.looks import take_look
-from vitlab.ablation.inference.measured import Results, collect
+from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table
 from vitlab.ablation.report.drawings import Rows, figures
@@ -109,7 +109,7 @@ def write_report(
     )
 
 
-def _refuse_useless(results: Results) -> None:
+def _refuse_useless(results: CellResults) -> None:
     """Refuse results of no cell, and of cells that read different images."""
     if not results.runs:
         stale = sum(state == "stale" for state in results.states.values())

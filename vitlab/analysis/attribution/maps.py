@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.analysis.attention import maps_of_images, rollout
 from vitlab.analysis.catalogue import Analysis
+from vitlab.analysis.head_attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
