@@ -14,7 +14,7 @@ from vitlab.data.known.digits import Digits
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
-from vitlab.tasks import MAE
+from vitlab.pretraining import MAE
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
 
