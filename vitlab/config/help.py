@@ -1,6 +1,7 @@
 """``vitlab fit --help``: the common arguments, described by the docstrings of the classes that take them.
 
-Reading the docstrings takes seconds of imports, so ``flags.json`` beside this file stores them;
+Reading the docstrings takes seconds of imports, so ``flags.json`` beside this file stores them: the parser's own help
+(``--help_all``) takes 5.4 s of CPU and 490 lines, this one .1 s and 150;
 ``python -m vitlab.config.help`` regenerates it, and a test compares.
 """
 
