@@ -36,7 +36,7 @@ _SELDOM = (  # set seldom, and named without a word about them; --model.help=Cla
     "model: lr_batch min_lr warmup_lr cooldown_epochs norm_eps reg_tokens pre_norm fc_norm head_hidden init_std",
     "model: layer_scale drop_path_subset",
     "data: max_unreadable class_map img_size_schedule repeats random_erasing crop_pct mean std value_range max_pixels",
-    "data: split_seed fold split_file",
+    "data: split_seed fold split_file color_profile",
 )
 SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
 _WIDTH = 33  # columns of the flags
