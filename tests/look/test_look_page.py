@@ -16,8 +16,8 @@ import torch
 from PIL import Image, ImageFont
 
 import vitlab
-from vitlab.analysis.attention import analyze_attention
 from vitlab.analysis.attribution.maps import METHODS, occlusion
+from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.cli.main import main
@@ -27,8 +27,8 @@ from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import outcome_facts, paired
-from vitlab.look.findings import findings_of
 from vitlab.look.page import render
+from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
@@ -319,7 +319,7 @@ def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_differen
     with_table(a, "distance", heads.assign(distance_low=low, distance_high=high))
     with_table(b, "distance", heads.assign(distance=[2.0, 2.25, 2.0], distance_low=[1.75, 2, 1.75], distance_high=2.25))
     with_table(b, "entropy", heads.rename(columns={"distance": "entropy"}))
-    monkeypatch.setattr("vitlab.look.findings.FIGURES", 300_000)
+    monkeypatch.setattr("vitlab.look.stored_analyses.FIGURES", 300_000)
     distance, entropy = findings_of({"a": a, HOSTILE: b})
     rows = [(r["where"], r["difference"], r["apart"], r["higher"]) for r in distance["differences"]["rows"]]
     assert rows == [

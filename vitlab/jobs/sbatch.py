@@ -1,4 +1,8 @@
-"""The settings of a SLURM cluster and the batch script made from them."""
+"""The settings of a SLURM cluster and the batch script made from them.
+
+submitit is not used: it submits a pickled Python function and pickles it again to requeue it, where this script is the
+command that a user would type, can be read and submitted without vitlab, and stops a job that no attempt moves on.
+"""
 
 import dataclasses
 import re

@@ -12,7 +12,7 @@ from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.gpus import slot, visible_devices
 from vitlab.ablation.execution.progress import Board, Progress
-from vitlab.ablation.execution.worker import Outcome, process_cell
+from vitlab.ablation.execution.worker import CellOutcome, process_cell
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 
@@ -64,7 +64,7 @@ class Pool:
             _set_aside_damaged(cell, say)
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
-        self.failures: list[tuple[Cell, Outcome]] = []
+        self.failures: list[tuple[Cell, CellOutcome]] = []
         self._mutex = threading.Lock()
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
@@ -97,7 +97,7 @@ class Pool:
                 try:
                     outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
                 except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
-                    outcome = Outcome("failed", "system", str(error))
+                    outcome = CellOutcome("failed", "system", str(error))
                 finally:
                     claim.release()
                 with self._mutex:
@@ -150,7 +150,7 @@ class Pool:
     def _is_over(self, cell: Cell) -> bool:
         return cell.is_finished() or bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
 
-    def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def _tell(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.end == "stopped":
             self.board.say(f"stopped  {cell.name}; `run` continues it")
             return
