@@ -103,6 +103,7 @@ class Lab:
         (folder / "pace.py").write_text(PACE)
         (folder / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
         own = {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}", "OMP_NUM_THREADS": "1"}
+        own["MASTER_ADDR"] = "127.0.0.1"  # no name server knows the nodes `a` and `b`
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = cluster.environment | own | {"PATH": path, "VITLAB_JOIN_TIMEOUT": "300"}
 
