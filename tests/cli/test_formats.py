@@ -47,7 +47,11 @@ def test_saved_benchmarks_are_rows_and_a_file_is_written_beside_what_is_printed(
 
 def test_what_is_measured_is_printed_for_programs_or_written_into_a_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(importlib.import_module("bench.command")._RUN, "limit", lambda options: ([{"model": "vit", "gflop": 1 / 3}], [], ["a note"]))
+    monkeypatch.setitem(
+        importlib.import_module("bench.command")._RUN,
+        "limit",
+        lambda options: ([{"model": "vit", "gflop": 1 / 3}], [], ["a note"]),
+    )
     main(["bench", "limit", "--rounds", "3", "--json"])
     printed = json.loads(capsys.readouterr().out)
     main(["bench", "limit", "--rounds", "3", "--json", "limit.json"])
