@@ -134,8 +134,8 @@ def ablate(
 
     Args:
         file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence;
-            or what such a file holds, in which levels may be classes and objects: it becomes
-            ``runs/ablations/NAME/ablation.yaml``.
+            or what such a file holds, in which ``base`` may be a configuration, and levels and base may hold classes
+            and objects: it becomes ``runs/ablations/NAME/ablation.yaml``.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
         trust_imports: Packages of yours that class paths of the file may import.
     """
