@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from small_nets import small_net
+from small_nets import small_net, train
 from torch import nn
 
 from vitlab.analysis import ANALYSES
@@ -221,3 +221,10 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     assert "`--model.depth` changes a run, and timm:resnet10t has none" in capsys.readouterr().err
     assert main(["look", "timm:resnet10t", "--img_size", "12", "--images", "photos/a", "--pictures", "2"]) == 0
     assert "BasicBlock" in (tmp_path / "look.html").read_text()
+    train(tmp_path / "run", "--data.subset=0.1", "--trainer.accelerator=cpu")
+    words = ["look", "run", *small[:3], "--images", "photos/a", "--pictures", "1", "-o", "both.html"]
+    assert main(words) == 0  # --img_size is that of the network by name, not of the run
+    page = (tmp_path / "both.html").read_text()
+    assert [one["shape"]["name"] for one in json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])] == [
+        "run", "resnet10t"
+    ]  # fmt: skip
