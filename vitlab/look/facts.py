@@ -116,11 +116,8 @@ def first_words(run: RunDir) -> list[str]:
     model, data = content.get("model") or {}, content.get("data") or {}
     args, size = model.get("init_args") or {}, run.read("model.json").get("parameters")
     said = [str(model.get("class_path", "unknown")).rpartition(".")[2]]
-    said += [
-        f"{text} {str(choice_text(args[key])).partition('(')[0]}"
-        for key, text in SAID.items()
-        if args.get(key) is not None
-    ]
+    for key in (key for key in SAID if args.get(key) is not None):
+        said.append(f"{SAID[key]} {str(choice_text(args[key])).partition('(')[0]}")
     words.append(", ".join([*said, *([f"{size / 1e6:.3g} M parameters"] if size else [])]))
     found: dict[str, Any] = run.read("data.json")
     said = [str(found.get("data") or data.get("class_path", "unknown")).rpartition(".")[2]]
