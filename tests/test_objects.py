@@ -52,6 +52,14 @@ def test_a_task_keeps_objects_as_a_configuration_holds_them():
     assert again.state_dict().keys() == task.state_dict().keys()
 
 
+def test_a_flag_is_kept_as_whether_there_is_what_it_asks_for():
+    path = "torch.nn.modules.linear.Linear"
+    assert written("x", nn.Linear(2, 3)) == {"class_path": path, "init_args": {"in_features": 2, "out_features": 3}}
+    assert written("x", nn.Linear(2, 3, bias=False))["init_args"]["bias"] is False
+    with pytest.raises(ValueError, match=r"`pos_embed`: torch\.nn\.modules\.linear\.Linear must be a subclass of"):
+        vitlab.Classifier(pos_embed=nn.Linear(2, 2))  # and not that it cannot be written
+
+
 def test_an_object_whose_arguments_are_its_attributes_is_written_and_verified():
     assert written("act_layer", nn.GELU("tanh")) == {
         "class_path": "torch.nn.modules.activation.GELU",
@@ -129,6 +137,36 @@ def test_the_module_of_a_class_in_hand_is_trusted_and_no_other(untrusted):
     assert not trust.may_import("userpkg.net.Net")
     as_arguments({"model.pos_embed": "userpkg.net.Net"})  # text is no class in hand
     assert not trust.may_import("userpkg.net.Net")
+
+
+class NoForward(nn.Module):
+    pass
+
+
+class Pair(nn.Module):
+    def forward(self, x, *args, **kwargs):
+        return x, None
+
+
+@pytest.mark.parametrize("part", ["act_layer", "norm_layer", "mlp_layer", "attn", "block", "tokenizer", "global_pool"])
+def test_a_part_without_forward_is_named(part):
+    with pytest.raises(ValueError, match=rf"`{part}`: \S+NoForward has no `forward`"):
+        vitlab.create_model(**TINY, **{part: NoForward})
+
+
+@pytest.mark.parametrize("part", ["mlp_layer", "attn", "block", "global_pool", "act_layer"])
+def test_a_part_that_returns_a_tuple_is_named_before_anything_is_written(part, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"test_objects\.Pair") as error:
+        vitlab.fit("t2t", {f"model.{part}": Pair, "trainer.accelerator": "cpu"}, quiet=True)
+    assert "tuple" in str(error.value) and "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("take", [vitlab.load, vitlab.ablate])
+def test_what_is_neither_a_run_nor_a_file_is_refused(take):
+    with pytest.raises(ValueError, match="got a function"):
+        take(lambda: 1)
 
 
 KINDS = {

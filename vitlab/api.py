@@ -118,6 +118,8 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
     """
     from vitlab.jobs.load import load_trained
 
+    if not isinstance(source, str | os.PathLike):
+        raise UsageError(f"`load` takes a run, its name or a file, got a {type(source).__name__}")
     trust(trust_imports)
     return load_trained(os.fspath(source))
 
@@ -132,13 +134,16 @@ def ablate(
 
     Args:
         file: A YAML file, the name of a shipped experiment such as ``position_embeddings/probe``, or exported evidence;
-            or what such a file holds, in which levels may be classes and objects: it becomes
-            ``runs/ablations/NAME/ablation.yaml``.
+            or what such a file holds, in which ``base`` may be a configuration, and levels and base may hold classes
+            and objects: it becomes ``runs/ablations/NAME/ablation.yaml``.
         trust_command: Whether to allow `run.command` of the file, which may be any program.
         trust_imports: Packages of yours that class paths of the file may import.
     """
+    from vitlab.ablation.file.spec import Ablation
     from vitlab.ablation.lab import Lab
 
+    if not isinstance(file, str | os.PathLike | Mapping | Ablation):
+        raise UsageError(f"`ablate` takes a file, what it holds as a dict, or an Ablation, got a {type(file).__name__}")
     trust(trust_imports)
     return Lab(os.fspath(file) if isinstance(file, str | os.PathLike) else file, trust_command=trust_command)
 

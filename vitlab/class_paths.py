@@ -96,6 +96,8 @@ def find_class(key: str, path: str, kind: Any, words: Iterable[str] = (), home: 
         raise ValueError(f'`{key}`: {module} has no class "{name}"{did_you_mean(name, dir(space))}')
     if not isinstance(found, type) or not issubclass(found, kinds):
         raise ValueError(f"`{key}`: {path} must be a subclass of {names}")
+    if getattr(getattr(found, "forward", None), "__name__", "") == "_forward_unimplemented":  # that of nn.Module
+        raise ValueError(f"`{key}`: {path} has no `forward`, which maps what it gets to a tensor")
     return found
 
 

@@ -110,12 +110,19 @@ def arguments_of(key: str, thing: Any) -> dict[str, Any]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         if parameter.name in saved or hasattr(thing, parameter.name):
-            kept[parameter.name] = saved.get(parameter.name, getattr(thing, parameter.name, None))
+            kept[parameter.name] = saved.get(parameter.name, _as_given(parameter, getattr(thing, parameter.name, None)))
         elif parameter.default is parameter.empty:
             raise UsageError(f"`{key}`: {name} does not keep its argument `{parameter.name}`: {way_out}")
     kept = {p.name: kept[p.name] for p in parameters if p.name in kept and kept[p.name] is not p.default}
     if difference := _difference(thing, cls, kept):
         raise UsageError(f"`{key}`: how this {name} was built is not known ({difference}): {way_out}")
+    return kept
+
+
+def _as_given(parameter: inspect.Parameter, kept: Any) -> Any:
+    """Return the argument that an attribute of its name keeps: of a flag, as ``bias=False``, whether it is there."""
+    if isinstance(parameter.default, bool) and (kept is None or hasattr(kept, "requires_grad")):
+        return kept is not None
     return kept
 
 

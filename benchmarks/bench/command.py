@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError, did_you_mean
+from vitlab.tables import formatted
 
 _TEXT = {
     "model": "img/s and memory of networks, ours against peers",
@@ -47,9 +48,13 @@ def main(argv: list[str]) -> int:
     head = [f"`vitlab bench {' '.join(argv)}`", machine_line(result["machine"])]
     lines = [*(f"- {note}" for note in notes), *(f"- FAILS: {failure}" for failure in failures)]
     text = "\n\n".join([*head, *tables(options.what, rows), "\n".join(lines)])
-    sys.stdout.write(text.rstrip() + "\n")
-    if options.json:
-        path = Path(options.json)
+    if options.form:
+        sys.stderr.write("".join(f"{line}\n" for line in (head[1], *lines)))
+        sys.stdout.write(formatted(rows, options.form))
+    else:
+        sys.stdout.write(text.rstrip() + "\n")
+    if options.json_file:
+        path = Path(options.json_file)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n")
         path.with_suffix(".md").write_text(text.rstrip() + "\n")
@@ -153,9 +158,12 @@ _RUN: dict[str, Callable[[argparse.Namespace], Measured]] = {
 
 
 def _saved_table(options: argparse.Namespace) -> int:
-    from bench.saved import speed_table
+    from bench.saved import speed_rows, speed_table
     from vitlab.tables import replace_section
 
+    if options.form:
+        sys.stdout.write(formatted(speed_rows(Path(options.saved)), options.form))
+        return 0
     text = speed_table(Path(options.saved))
     if options.readme:
         replace_section(text, Path(options.readme), "speed")
@@ -192,7 +200,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="threads of torch (default: torch's own choice)")
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each case (default: %(default)s)")
     parser.add_argument("--budget", type=float, default=60, help="seconds for all cases (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write the result to FILE, and as Markdown beside it")
+    add_formats(parser, "write the result to FILE, and as Markdown beside it")
     parser.add_argument("--baseline", metavar="FILE", help="an earlier --json: list ratios outside its intervals")
     parser.add_argument(
         "--saved", metavar="DIR", default="benchmarks", help="table: where saved runs are (%(default)s)"

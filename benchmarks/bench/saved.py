@@ -21,10 +21,7 @@ _COLUMNS = {
 
 def speed_table(folder: Path) -> str:
     """Return one row per network and precision: our speed and memory relative to a plain network or the best peer."""
-    found = [json.loads((folder / name).read_text()) for name in FILES if (folder / name).is_file()]
-    rows = [row for result in found for row in result["rows"] if row.get("table", "model") == "model"]
-    if not rows or any("all_seconds" not in row for row in rows):  # older runs kept no times
-        raise UsageError(f"`make benchmarks` must first measure {' and '.join(FILES)}, into {folder}")
+    found, rows = _read(folder), speed_rows(folder)
     keys = dict.fromkeys((row["model"], row["dtype"]) for row in rows if row["contender"] != "vitlab")
     lines = [_line([row for row in rows if (row["model"], row["dtype"]) == key]) for key in keys]
     machine = found[0]["machine"]
@@ -35,6 +32,18 @@ def speed_table(folder: Path) -> str:
         f"{machine['threads']} threads of {machine['cpu']}, torch {machine['versions']['torch']}, commit {commits}."
     )
     return f"{table(lines, _COLUMNS)}\n\n{note}{busy}"
+
+
+def speed_rows(folder: Path) -> list[dict[str, Any]]:
+    """Return what was measured of each network, mode and contender, of which :func:`speed_table` shows the ratios."""
+    rows = [row for result in _read(folder) for row in result["rows"] if row.get("table", "model") == "model"]
+    if not rows or any("all_seconds" not in row for row in rows):  # older runs kept no times
+        raise UsageError(f"`make benchmarks` must first measure {' and '.join(FILES)}, into {folder}")
+    return rows
+
+
+def _read(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / name).read_text()) for name in FILES if (folder / name).is_file()]
 
 
 def _line(rows: list[dict[str, Any]]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from vitlab.ablation.execution.resolve import command
 from vitlab.config import trust
 
 sys.path.append(str(Path(__file__).parents[1]))
+from userpkg.net import Net
 from userpkg.pos import Coordinates
 
 MINE = {
@@ -44,6 +45,20 @@ def test_it_becomes_the_file_that_it_would_be_and_its_cells_trust_the_classes():
     again = vitlab.ablate(lab.ablation)
     assert again.ablation is lab.ablation
     assert vitlab.ablate(file).ablation.arms == lab.ablation.arms
+
+
+def test_its_base_may_be_a_configuration_with_a_module_and_data_in_hand():
+    base = {"model": Net, "data": vitlab.Digits(subset=0.1), "trainer": {"max_epochs": 1, "accelerator": "cpu"}}
+    levels = {"small": {"model.width": 4}, "wide": {"model.width": 8}}
+    change = {"base": base, "axes": {"width": levels}, "baseline": {"width": "small"}}
+    lab = vitlab.ablate({**MINE, **change, "metric": {"primary": "val_acc", "mode": "max"}})
+    kept = yaml.safe_load(Path("runs/ablations/mine/base.yaml").read_text())
+    assert kept["model"] == {"class_path": "userpkg.net.Net"}
+    assert kept["data"] == {"class_path": "vitlab.data.known.digits.Digits", "init_args": {"subset": 0.1}}
+    assert lab.ablation.base == ("runs/ablations/mine/base.yaml",)
+    assert lab.ablation.trust_imports == ("userpkg",)
+    with pytest.raises(ValueError, match=r"`base` is nested, as a config file is: 'trainer\.max_epochs'"):
+        vitlab.ablate({**MINE, "base": {"trainer.max_epochs": 3}})
 
 
 WRONG = {

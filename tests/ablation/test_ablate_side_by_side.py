@@ -37,6 +37,10 @@ def test_ablations_are_listed_and_compared_by_their_reports(tmp_path, monkeypatc
     assert "not tested against each other" in page and f"| {other} |" in page and "## Claims" in page
     means = [float(row.split("|")[4]) for row in page.split("## acc1\n")[1].split("\n## ")[0].splitlines()[3:] if row]
     assert means == sorted(means, reverse=True)
+    assert main(["compare", "mine", other, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    learned = next(row for row in rows if row["ablation"] == "mine" and row["arm"] == "learned")
+    assert learned["mean"] == pytest.approx(0.9853, abs=5e-5) and learned["n"] == 3
 
 
 def test_means_are_in_the_order_of_numbers_and_other_tables_are_refused(tmp_path, monkeypatch, capsys):
@@ -62,6 +66,11 @@ def test_the_tables_of_an_ablation_are_printed_for_programs_too(lab, monkeypatch
     assert [(row["arm"], row["seed"], row["state"]) for row in rows] == [
         (arm, seed, "done") for arm in ("none", "learned") for seed in (0, 1)
     ]
+    assert main(["plan", "toy.yaml", "--json", "--trust_command"]) == 0
+    arms = json.loads(capsys.readouterr().out)
+    assert [row["arm"] for row in arms] == ["none", "learned"] and arms[0]["unlike"] == ""
+    main(["verify", "toy.yaml", "--json"])
+    assert json.loads(capsys.readouterr().out)[-1]["cells"] == 4
     assert main(["report", "toy.yaml", "--csv"]) == 0
     shown = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
     with next(Path("runs").rglob("report/summary.csv")).open() as file:

@@ -38,7 +38,7 @@ def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch
     assert main(["analyze", names, "mine.safetensors", "--images", str(photos), "--quick"]) == 0
     said = capsys.readouterr().out
     assert "does not define a normalization: using ImageNet" in said and f"left out {photos}/3.png" in said
-    assert "scramble measures accuracy, and the images for mine have no classes" in said
+    assert "scramble         scramble.csv" in said and "so predictions are compared and no accuracy is measured" in said
     assert "fewshot needs class labels" in said
     assert "confusion        not done: the images for mine have no classes" in said
     table = pd.read_csv(tmp_path / "analysis" / "mine" / "attention.csv")
@@ -103,7 +103,7 @@ def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_pat
     ]
     assert main(["fit", *words, trust, "--trainer.accelerator=cpu", "--name=own", "--quiet"]) == 0
     assert main(["analyze", "attention,pca,scramble", "own", trust, "--images", str(photos)]) == 0
-    assert "scramble measures accuracy, and the images for own have no classes" in capsys.readouterr().out
+    assert "so predictions are compared and no accuracy is measured" in capsys.readouterr().out
     found = pd.read_csv("runs/own/analysis/attention.csv").query("image == 0 and map == 'head 1'")["weight"]
     task = Wrapped(of_timm == "true").eval()
     task.load_state_dict(torch.load("runs/own/checkpoints/best.ckpt", weights_only=True)["state_dict"])
@@ -130,9 +130,9 @@ def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_pat
     assert main(["analyze", "knn,confusion", "own", trust, *other]) == 0
     said = capsys.readouterr().out
     assert "classes that the network was not trained on" in said and "accuracy cannot be measured" in said
-    assert main(["look", "own", trust]) == 0  # its images are not ours to read: curves and the drawing
-    assert "vitlab cannot read images of own; choose some with --images" in capsys.readouterr().out
-    assert '<svg class="vl"' in Path("runs/own/look.html").read_text()
+    assert main(["look", "own", trust, "--pictures", "2"]) == 0  # those of its own data
+    page = Path("runs/own/look.html").read_text()
+    assert '<svg class="vl"' in page and '"occlusion' in page and "left out" not in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
-from small_nets import small_net
+from small_nets import small_net, train
 from torch import nn
 
 from vitlab.analysis import ANALYSES
@@ -35,13 +35,13 @@ def hugging_face(num_channels=1, **arguments):
 
 
 NETWORKS = {  # what builds it, the side of its images, how many analyses it takes at least
-    "resnet": (lambda: timms("resnet10t", channels=(8, 8, 16, 16), stem_width=8), 32, 15),
-    "convnext": (lambda: timms("convnext_atto", depths=(1, 1, 2, 1), dims=(8, 8, 16, 16)), 32, 15),
+    "resnet": (lambda: timms("resnet10t", channels=(8, 8, 16, 16), stem_width=8), 32, 16),
+    "convnext": (lambda: timms("convnext_atto", depths=(1, 1, 2, 1), dims=(8, 8, 16, 16)), 32, 16),
     "swin": (
         lambda: timms("swin_tiny_patch4_window7_224", img_size=28, window_size=7, embed_dim=8, depths=(1, 2),
-                      num_heads=(2, 2)), 28, 14),
-    "cait": (lambda: timms("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=16, num_heads=2, depth=2), 32, 14),
-    "hugging face": (hugging_face, 32, 17),
+                      num_heads=(2, 2)), 28, 15),
+    "cait": (lambda: timms("cait_xxs24_224", img_size=32, patch_size=8, embed_dim=16, num_heads=2, depth=2), 32, 15),
+    "hugging face": (hugging_face, 32, 18),
 }  # fmt: skip
 
 
@@ -209,7 +209,8 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     assert main(["analyze", "all", *small, "--images", "photos/a"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in ANALYSES]
     done = {line.split(" ")[0] for line in lines if "not done" not in line}
-    assert done == {"attribution", "faithfulness", "sanity", "pca", "cka", "filters", "cost"} and len(lines) == 27
+    maps = {"attribution", "faithfulness", "sanity", "shift", "scramble_image"}
+    assert done == {*maps, "pca", "cka", "probe", "filters", "cost"} and len(lines) == 27
     few = "errors,confusion,calibration,knn,fewshot,shift,resolution,scramble_image"
     assert main(["analyze", few, *small, "--data", "ImageFolder", "--root", "photos", "--data.num_workers=0"]) == 0
     assert "not done" not in capsys.readouterr().out
@@ -218,3 +219,10 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     assert "`--model.depth` changes a run, and timm:resnet10t has none" in capsys.readouterr().err
     assert main(["look", "timm:resnet10t", "--img_size", "12", "--images", "photos/a", "--pictures", "2"]) == 0
     assert "BasicBlock" in (tmp_path / "look.html").read_text()
+    train(tmp_path / "run", "--data.subset=0.1", "--trainer.accelerator=cpu")
+    words = ["look", "run", *small[:3], "--images", "photos/a", "--pictures", "1", "-o", "both.html"]
+    assert main(words) == 0  # --img_size is that of the network by name, not of the run
+    page = (tmp_path / "both.html").read_text()
+    assert [one["shape"]["name"] for one in json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])] == [
+        "run", "resnet10t"
+    ]  # fmt: skip

@@ -5,6 +5,7 @@ from PIL import Image
 from small_nets import small_net
 
 from vitlab.analysis.head_attention import analyze_attention, analyze_distance, analyze_heads
+from vitlab.analysis.outcomes.confusion import analyze_confusion
 from vitlab.analysis.scramble import analyze_scramble
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import analyze_pca, pca_colors
@@ -98,8 +99,9 @@ def test_a_network_of_ones_own_needs_only_a_function_that_prepares_pictures():
     assert subject.pixels(subject.shown())[1].mean().item() == pytest.approx(200 / 255, abs=1e-3)
     assert set(analyze_attention(subject).table["image"]) == {0, 1, 2}
     assert len(analyze_distance(subject).table) == 4
-    with pytest.raises(UsageError, match="scramble measures accuracy, and the images for mine have no classes"):
-        analyze_scramble(subject)
+    assert "acc1" not in analyze_scramble(subject).table  # predictions are compared
+    with pytest.raises(UsageError, match="the images for mine have no classes"):
+        analyze_confusion(subject)
     with pytest.raises(UsageError, match="mine has no data, and this needs images of a train split"):
         subject.batches("train")
     with pytest.raises(UsageError, match="this needs images"):

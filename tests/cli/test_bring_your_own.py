@@ -1,6 +1,7 @@
 """Modules and data that know nothing of vitlab: trained, stopped, resumed and measured by its commands."""
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -182,9 +183,34 @@ def test_the_module_of_the_page_has_the_whole_life(here, monkeypatch, capsys):
         "shape": ["batch", 1, 8, 8],
         "values": "as `eval_transform` of mydata.MyData returns them",
     }
-    assert main(["look", "own", *trusted]) == 0
+    assert main(["analyze", "errors,confusion,knn,attribution,cka", "own", "--num_images=16", *trusted]) == 0
+    assert "not done" not in capsys.readouterr().out
+    assert main(["look", "own", "--pictures=2", *trusted]) == 0
+    page = Path("runs/own/look.html").read_text()
+    assert "left out" not in capsys.readouterr().out and '"occlusion' in page and '"target": "class ' in page
     with pytest.raises(ValueError, match='no format "torchscript"; give safetensors, timm, onnx, pt2'):
         vitlab.Run("own").export("torchscript")
+
+
+def test_a_module_and_data_that_know_nothing_of_vitlab_are_ablated_from_python(monkeypatch):
+    from userpkg import Bars, Net
+
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent}{os.pathsep}{TESTS}")  # for the cells, processes of their own
+    base = {"model": Net, "data": Bars, "trainer": {"max_epochs": 1, "accelerator": "cpu", "logger": False}}
+    lab = vitlab.ablate(
+        {
+            "name": "width",
+            "base": base,
+            "axes": {"model.width": [4, 8]},
+            "seeds": [0],
+            "baseline": {"width": "4"},
+            "metric": {"primary": "val_acc", "mode": "max"},
+            "match": {"params": 9},
+        }
+    )
+    assert lab.run(workers=1).code == 0
+    arms = lab.report().arms
+    assert arms["arm"].tolist() == ["4", "8"] and arms["n"].tolist() == [1, 1] and arms["mean"].between(0, 1).all()
 
 
 class Tuples(nn.Module):

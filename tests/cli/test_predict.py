@@ -53,6 +53,23 @@ def predict(run, *arguments):
 
 
 @pytest.mark.slow
+def test_the_tables_of_a_run_are_printed_for_programs_too(run, photos, capsys):
+    capsys.readouterr()
+    assert predict(run, photos / "a.png", photos / "c.png", "--csv", "--topk", 2) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head == "path,class_1,probability_1,class_2,probability_2" and len(rows) == 2
+    assert main(["embed", str(run), str(photos / "a.png"), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)[0]) == 1 + 24
+    assert main(["test", str(run), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    kept = json.loads((run / "results.json").read_text())["test"]
+    assert row["split"] == "test" and row["acc1"] == kept["acc1"] and len(row["recall"]) == 10
+    assert main(["verify", str(run), "--json"]) == 0
+    assert all(row["whole"] for row in json.loads(capsys.readouterr().out))
+    assert main(["predict", str(run), str(photos / "a.png"), "--csv", "-o", "x.csv"]) == 2
+
+
+@pytest.mark.slow
 def test_a_run_says_of_files_what_its_network_says_of_the_data(run, tmp_path):
     cli = restore(RunDir(run), run / "checkpoints" / "best.ckpt")
     cli.datamodule.build("test")

@@ -61,6 +61,16 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     assert json.loads(written.read_text())["images"]["train"] == 20
 
 
+def test_the_data_command_prints_for_programs(photos, tmp_path, capsys):
+    words = [str(photos), "-o", str(tmp_path / "samples.png"), "--num_workers", "0"]
+    assert data_command([*words, "--json"]) == 0
+    (report_,) = json.loads(capsys.readouterr().out)
+    assert report_["images"]["train"] == 20
+    assert data_command([*words, "--csv"]) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.startswith("class,train") and sum(int(row.split(",")[1]) for row in rows) == 20
+
+
 def test_the_picture_shows_what_a_configuration_does_at_its_size(photos, tmp_path, capsys):
     config, sheets = tmp_path / "mine.yaml", []
     for scale in (0.05, 1.0):

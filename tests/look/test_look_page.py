@@ -26,7 +26,7 @@ from vitlab.data import Digits
 from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
-from vitlab.look.facts import outcome_facts, paired
+from vitlab.look.facts import first_words, outcome_facts, paired
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
@@ -54,6 +54,20 @@ SMALL = {
 def small_subject(name="small", **changes):
     torch.manual_seed(0)
     return Subject(vitlab.VisionTransformer(**{**SMALL, **changes}), Digits(), name=name)
+
+
+def test_a_run_says_first_its_status_its_model_its_data_and_whether_its_numbers_are_current(tmp_path):
+    assert first_words(RunDir(tmp_path)) == ["unknown", "unknown", "unknown", "not measured yet"]
+    run = measured(tmp_path / "run", [True, False])
+    tokenizer = {"class_path": "t2t", "init_args": {"t2t_dim": 32}}
+    write_text(run.config, json.dumps({"model": {"class_path": "a.Mine", "init_args": {"tokenizer": tokenizer}}}))
+    run.write("run.json", {"status": "running"})
+    run.write("model.json", {"parameters": 1_500_000})
+    run.write("data.json", {"data": "my.Set", "splits": {"train": {"n": 1200}}, "class_names": ["a", "b"],
+                            "mean": [], "std": []})  # fmt: skip
+    words = first_words(run)
+    assert words[:3] == ["running", "Mine, tokenizer t2t, 1.5 M parameters", "Set, 1,200 training images, 2 classes"]
+    assert words[2] in render("page", {"run": run}, [])
 
 
 def measured(folder, right, names=("a", HOSTILE)):

@@ -39,6 +39,16 @@ def test_a_classifier_learns_its_sizes_from_the_data_and_its_checkpoint_is_loade
     assert "acc1" in str(tester.test(vitlab.Classifier(**SMALL), data, ckpt_path=file, verbose=False))
 
 
+def test_nothing_at_all_has_to_be_given(tmp_path):
+    task = vitlab.Classifier()
+    trained(tmp_path, task, vitlab.Digits(subset=0.05, batch_size=8))
+    assert (task.net.img_size, task.net.patch_size, task.net.grid_size, task.net.num_classes) == ((8, 8), 2, (4, 4), 10)
+    net, transform = vitlab.load(next(Path(tmp_path).rglob("*.ckpt")))
+    assert net(transform(Image.new("L", (8, 8)))[None]).shape == (1, 10)
+    with pytest.raises(ValueError, match="`patch_size` must divide"):  # what was given stays
+        vitlab.Classifier(patch_size=16).take_sizes(vitlab.Digits())
+
+
 def test_weights_are_as_if_the_sizes_had_been_given():
     data = vitlab.Digits(subset=0.1, batch_size=16)
     task = vitlab.Classifier(**SMALL)

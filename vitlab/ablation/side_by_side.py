@@ -74,7 +74,25 @@ def compare_ablations(names: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
+def compared_rows(names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows that :func:`compare_ablations` shows, with all their columns and numbers in full."""
+    return [{"ablation": name, **{k: _number(v) for k, v in row.items()}} for name in names for row in _read_rows(name)]
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text or None
+
+
 def _summary(name: str) -> list[dict[str, str]]:
+    short = ("mean", "low", "high", "difference", "adjusted_p")
+    rows = _read_rows(name)
+    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+
+
+def _read_rows(name: str) -> list[dict[str, str]]:
     folders = [Path(name), RUNS / "ablations" / name / "report"]
     if Path(name).is_file():
         folders = [spec.read_ablation(name).directory / "report"]
@@ -87,8 +105,7 @@ def _summary(name: str) -> list[dict[str, str]]:
         rows = list(csv.DictReader(file))
     if lost := [key for key in ("kind", "metric", "mean") if rows and key not in rows[0]]:
         raise UsageError(f"{found} is not of `vitlab ablate report`: it has no column `{lost[0]}`")
-    short = ("mean", "low", "high", "difference", "adjusted_p")
-    return [{**row, **{k: f"{float(row[k]):.4f}" if row.get(k) else "-" for k in short}, **_whole(row)} for row in rows]
+    return rows
 
 
 def _mean(row: dict[str, str]) -> float:

@@ -1,7 +1,7 @@
 """Linear probes of frozen tokens, by closed-form ridge regression."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
 import torch
@@ -12,11 +12,13 @@ from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.resample import Grid
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import block_tokens
+from vitlab.models.walk import block_tokens, placed_tokens
 
 PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a CellProbe, in mean variances of the features
 
@@ -195,7 +197,9 @@ def analyze_probe(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:6]
         ['images', 'positions', 'layer', 'accuracy', 'accuracy_low', 'accuracy_high']
     """
-    own = subject.transformer("probe", "positions that can be taken out")
+    if isinstance(subject.net, AnyNetwork):
+        return _probe_foreign(subject, subject.net)
+    own = subject.net
     other = subject.other if subject.other is not None and subject.other.pos_embed == "none" else None
     if other is not None:
         _check_comparable(subject, other)
@@ -231,6 +235,59 @@ def analyze_probe(subject: Subject) -> Finding:
         f"validation images; no positions: {base_name}"
     )
     return Finding(table.drop(columns="line"), figure, note)
+
+
+def _probe_foreign(subject: Subject, net: AnyNetwork) -> Finding:
+    """Probe a network whose positions cannot be taken out: the excess is over chance, on images of no fixed content.
+
+    Images rolled by a random number of pixels show everything everywhere equally often, and noise shows nothing: what
+    tells the cell of a token there is the network, by positions or by the padding of its convolutions.
+    """
+    sources: dict[str, Callable[[SplitName], Iterable[Tensor]]] = {}
+    if not subject.has_no_data:
+        sources["validation"] = lambda split: (images for images, _ in subject.batches(split))
+        sources["rolled"] = lambda split: _rolled(subject, split)
+    sources["noise"] = lambda split: (images for images, _ in _noise(subject, seed=int(split == "val")))
+    rows = []
+    for name, batches in sources.items():
+        probes: dict[int, PositionProbe] = {}
+        for split in ("train", "val"):
+            for images in batches(split):
+                for layer, found in enumerate(placed_tokens(net, images)):
+                    if found is not None and found[1][0] * found[1][1] > 1:
+                        probe = probes.setdefault(layer, PositionProbe(found[1]))
+                        (probe.add if split == "train" else probe.score)(found[0].cpu())
+        for layer, probe in probes.items():
+            chance = 1 / len(probe.targets)
+            facts = {"images": name, "positions": "with", "layer": layer, **probe.result()}
+            excess = over_images("excess", (probe.accuracies() - chance).numpy())
+            rows.append({**facts, **excess, "chance": chance, "of": net.stages[layer].name})
+    if not rows:
+        raise UsageError(f"probe needs features that have a place in the image, and {subject.kind} shows none there")
+    table = pd.DataFrame(rows)
+    figure, axes = one_axes(columns=2, width=4.0)
+    for ax, column in zip(axes, ("accuracy", "excess"), strict=True):
+        curves(ax, table, "layer", column, by="images")
+        ax.set_xticks(sorted(table["layer"].unique()))
+    first = table[table["images"] == table["images"].iloc[0]]
+    axes[0].plot(first["layer"], first["chance"], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+    for ax, name in zip(axes, ("accuracy of the cell", "excess over chance"), strict=True):
+        finish(ax, "layers passed", name)
+        ax.set_ylim(min(0.0, table["excess"].min()), 1.05)
+    note = (
+        f"ridge on up to {subject.num_images} training images, penalty by generalized cross-validation; positions of "
+        "this network cannot be taken out: read the rolled images and noise, which have no content of a place"
+    )
+    return Finding(table, figure, note)
+
+
+def _rolled(subject: Subject, split: SplitName) -> Iterator[Tensor]:
+    """Yield the images of a split, each rolled by its own random number of pixels, as on a torus."""
+    generator = torch.Generator().manual_seed(int(split == "val"))
+    for images, _ in subject.batches(split):
+        H, W = images.shape[2:]
+        moves = torch.stack([torch.randint(side, (len(images),), generator=generator) for side in (H, W)], dim=1)
+        yield torch.stack([image.roll((y, x), (1, 2)) for image, (y, x) in zip(images, moves.tolist(), strict=True)])
 
 
 def _check_comparable(subject: Subject, other: Subject) -> None:

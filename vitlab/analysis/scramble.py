@@ -21,6 +21,8 @@ from vitlab.models.walk import changed_output, outputs
 from vitlab.tokenizers.patch import cut_patches
 
 REPEATS = 3  # permutations of each block size
+UNLABELED = {"flipped": "share of other predictions"}
+NO_CLASSES = "images without classes that the network knows, so predictions are compared and no accuracy is measured"
 
 
 def permuted_blocks(grid_size: Grid, side: int, generator: torch.Generator) -> Tensor:
@@ -85,21 +87,22 @@ def scramble_image(images: Tensor, order: Tensor, grid_size: Grid) -> Tensor:
     return patches.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
 
 
-def changes_of(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, NDArray[Any]]:
+def changes_of(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, NDArray[Any]]:
     """Compare ``(B, K)`` outputs image by image: right now, another prediction, change of the outputs; ``(B,)`` each.
 
-    ``change_mean`` is that of an image's outputs in the mean, ``change_most`` its largest.
+    Without labels nothing is right. ``change_mean`` is that of an image's outputs in the mean, ``change_most`` its
+    largest.
     """
     change, now = (after - before).abs().cpu(), after.argmax(dim=1)
-    return {
-        "acc1": (now == labels).cpu().numpy(),
+    right = {} if labels is None else {"acc1": (now == labels).cpu().numpy()}
+    return right | {
         "flipped": (now != before.argmax(dim=1)).cpu().numpy(),
         "change_mean": change.mean(dim=1).numpy(),
         "change_most": change.amax(dim=1).numpy(),
     }
 
 
-def compare(before: Tensor, after: Tensor, labels: Tensor) -> dict[str, float]:
+def compare(before: Tensor, after: Tensor, labels: Tensor | None) -> dict[str, float]:
     """Return the means over images of :func:`changes_of`, with intervals."""
     found = changes_of(before, after, labels)
     return {key: value for name, values in found.items() for key, value in over_images(name, values).items()}
@@ -137,9 +140,9 @@ def analyze_scramble(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:7]
         ['level', 'side', 'blocks', 'repeat', 'acc1', 'acc1_low', 'acc1_high']
     """
-    subject.need_classes("scramble")
+    has_labels = subject.labels_known("scramble")
     net = subject.transformer("scramble", "tokens that can be shuffled before positions")
-    return _measure(subject, "tokens", lambda images, order: scramble_tokens(net, images, order))
+    return _measure(subject, "tokens", has_labels, lambda images, order: scramble_tokens(net, images, order))
 
 
 @Analysis(
@@ -163,17 +166,19 @@ def analyze_scramble_image(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:7]
         ['level', 'side', 'blocks', 'repeat', 'acc1', 'acc1_low', 'acc1_high']
     """
-    subject.need_classes("scramble_image")
+    has_labels = subject.labels_known("scramble_image")
     net, grid = subject.net, subject.net.grid_size
     if any(pixels % side for pixels, side in zip(net.img_size, grid, strict=True)):
         raise UsageError(
             f"scramble_image needs a grid that divides the image, got {grid} for {net.img_size}: use scramble"
         )
-    return _measure(subject, "image", lambda images, order: outputs(net, scramble_image(images, order, grid)))
+    shuffled = lambda images, order: outputs(net, scramble_image(images, order, grid))  # noqa: E731
+    return _measure(subject, "image", has_labels, shuffled)
 
 
-def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tensor]) -> Finding:
-    net, (images, labels), before = subject.net, subject.labeled(), subject.outputs()
+def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tensor, Tensor], Tensor]) -> Finding:
+    net, (images, classes), before = subject.net, subject.labeled(), subject.outputs()
+    labels = classes if has_labels else None
     generator = torch.Generator().manual_seed(0)
 
     drawn: dict[int, list[Tensor]] = {1: [before]}  # number of blocks: outputs with each permutation
@@ -189,18 +194,21 @@ def _measure(subject: Subject, level: str, run: Callable[[Tensor, Tensor], Tenso
     table, bands = pd.DataFrame(rows).assign(n=len(images)), []
     for blocks, each in drawn.items():
         now = torch.stack(each).argmax(dim=2)  # (permutations, n)
-        whole = over_draws("acc1", (now == labels).cpu().numpy())
-        bands.append({"blocks": blocks, **whole, **over_draws("flipped", (now != before.argmax(dim=1)).cpu().numpy())})
-    figure, axes = one_axes(columns=2, width=4.0)
-    for ax, column, name in zip(axes, ("acc1", "flipped"), ("accuracy", "share of other predictions"), strict=True):
+        band = over_draws("flipped", (now != before.argmax(dim=1)).cpu().numpy())
+        if labels is not None:
+            band |= over_draws("acc1", (now == labels).cpu().numpy())
+        bands.append({"blocks": blocks, **band})
+    shown = {"acc1": "accuracy", "flipped": "share of other predictions"} if has_labels else UNLABELED
+    figure, axes = one_axes(columns=len(shown), width=4.0)
+    for ax, (column, name) in zip(axes, shown.items(), strict=True):
         curves(ax, pd.DataFrame(bands), "blocks", column)
         ax.set_xscale("log", base=2)
         ax.set_xticks(sorted(table["blocks"].unique()), [str(n) for n in sorted(table["blocks"].unique())])
         ax.set_ylim(0, 1.05)
         finish(ax, f"shuffled blocks of {'tokens' if level == 'tokens' else 'the image'}", name, legend=False)
-    axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
-    axes[0].legend(fontsize=7, frameon=False)
-    note = (
-        f"{len(images)} validation images, {REPEATS} permutations each, bands over both; largest change of an output:"
-    )
+    if has_labels:
+        axes[0].axhline(1 / before.shape[1], color=COLORS[6], linestyle="--", linewidth=1, label="chance")
+        axes[0].legend(fontsize=7, frameon=False)
+    what = "validation images" if has_labels else NO_CLASSES
+    note = f"{len(images)} {what}, {REPEATS} permutations each, bands over both; largest change of an output:"
     return Finding(table, figure, f"{note} {table['change_most'].max():.2g} averaged over images")

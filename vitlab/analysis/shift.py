@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
-from vitlab.analysis.scramble import changes_of
+from vitlab.analysis.scramble import NO_CLASSES, changes_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs
 
@@ -72,8 +72,9 @@ def analyze_shift(subject: Subject) -> Finding:
         >>> list(finding.table.columns)[:6]
         ['fill', 'pixels', 'direction', 'acc1', 'acc1_low', 'acc1_high']
     """
-    subject.need_classes("shift")
-    net, (images, labels), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
+    has_labels = subject.labels_known("shift")
+    net, (images, classes), before, black = subject.net, subject.labeled(), subject.outputs(), subject.black()
+    labels = classes if has_labels else None
     stride = net.img_size[0] // net.grid_size[0]
     rows = []
     for fill in get_args(Fill):
@@ -90,13 +91,16 @@ def analyze_shift(subject: Subject) -> Finding:
     table = pd.DataFrame(rows).assign(n=len(images))
     table["agreement"] = 1 - table["flipped"]
     table["agreement_low"], table["agreement_high"] = 1 - table["flipped_high"], 1 - table["flipped_low"]
-    figure, axes = one_axes(columns=2, width=4.0)
+    shown = {"acc1": "accuracy"} if has_labels else {}
+    shown |= {"agreement": "same prediction"}
+    figure, axes = one_axes(columns=len(shown), width=4.0)
     mean = table[table["direction"] == MEAN]
-    for ax, column, name in zip(axes, ("acc1", "agreement"), ("accuracy", "same prediction"), strict=True):
+    for ax, (column, name) in zip(axes, shown.items(), strict=True):
         curves(ax, mean, "pixels", column, by="fill")
         ax.set_ylim(0, 1.05)
         ax.set_xticks(table["pixels"].unique())
         ax.axvline(stride, color="0.7", linewidth=0.8, zorder=0)
         finish(ax, "shift, pixels (gray line: a patch)", name)
-    note = f"{len(images)} validation images, mean of four directions, patches of {stride} pixels"
+    what = "validation images" if has_labels else NO_CLASSES
+    note = f"{len(images)} {what}, mean of four directions, patches of {stride} pixels"
     return Finding(table, figure, note)

@@ -6,16 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
+import lightning as L
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from vitlab.analysis.typeset import INCHES, Format, Width, figure_bytes, printed
-from vitlab.analysis.views.pictures import PreparedPictures, as_tensor, shape_text
+from vitlab.analysis.views.pictures import LoadedImages, PreparedPictures, as_tensor, shape_text
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
-from vitlab.data.files.sets import Images
+from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.pipeline import Pipeline
@@ -36,8 +37,9 @@ class Subject:
     Args:
         net: The network: any module that maps images to class scores; is set to evaluation mode. A Vision Transformer
             of vitlab, or one of timm with an equivalent, can be asked everything, others what they have.
-        data: The data set it was trained on, or a function from a PIL image to a normalized ``(C, H, W)``: then
-            ``pictures`` are the only images, and have no labels.
+        data: The data set it was trained on; a LightningDataModule of your own, whose batches are images and targets;
+            or a function from a PIL image to a normalized ``(C, H, W)``: then ``pictures`` are the only images, and
+            have no labels.
         arguments: The arguments it was built with.
         name: Its name in figures.
         classifies: Whether its outputs are scores of the data's classes.
@@ -86,9 +88,14 @@ class Subject:
     def __post_init__(self) -> None:
         if not isinstance(self.net, nn.Module):
             raise UsageError(f"`net` must be a torch.nn.Module that maps images to outputs, got {self.net!r:.80}")
+        if isinstance(self.data, L.LightningDataModule) and not isinstance(self.data, ImageData):
+            self.data = LoadedImages(self.data)
         if not isinstance(self.data, ImageData):
             self.data, self.classifies = PreparedPictures.of(self.data, self.net, self.pictures, self.name), False
         self.net = as_asked(self.net, self.name, self.data.img_size, self.data.in_chans).eval()
+        if isinstance(self.data, LoadedImages):
+            self.data.name_targets(self.net.num_classes)
+            self.classifies = self.data.targets["kind"] == "class"
         takes, made = ((each.in_chans, *each.img_size) for each in (self.net, self.data))
         if takes != made:
             raise UsageError(f"{self.name} takes images of {shape_text(takes)}, and its data has {shape_text(made)}")
@@ -131,7 +138,7 @@ class Subject:
             limit: Largest number of images; default: ``num_images``.
             pipeline: Preprocessing; default: the network's, without augmentation.
         """
-        if isinstance(self.data, PreparedPictures):
+        if self.has_no_data:
             return self._of_pictures(split, self.num_images if limit is None else limit)
         images, limit = self._images(split), self.num_images if limit is None else limit
         if len(images) > limit:
@@ -152,9 +159,14 @@ class Subject:
         return ((part, torch.full((len(part),), -1)) for part in self.pictures[:limit].to(self.device).split(32))
 
     @property
+    def has_no_data(self) -> bool:
+        """Whether the only images are ``pictures``, which have no classes."""
+        return isinstance(self.data, PreparedPictures) and not isinstance(self.data, LoadedImages)
+
+    @property
     def has_pictures(self) -> bool:
         """Whether there are images to draw maps for."""
-        return self.pictures is not None or not isinstance(self.data, PreparedPictures)
+        return self.pictures is not None or not self.has_no_data
 
     def once(self, name: str, make: Callable[[], T]) -> T:
         """Return the result of ``make``, which is called once and cached for other analyses."""
@@ -169,6 +181,10 @@ class Subject:
     def prepared(self, images: Images, pipeline: Pipeline | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield batches of some images of the data set, as :meth:`batches` does."""
         data, pipeline = self.data, pipeline or self.data.pipeline
+        if isinstance(data, LoadedImages) and isinstance(images, TensorImages):
+            for pixels, labels in data.sized(images, pipeline.img_size):
+                yield pixels.to(self.device), labels.to(self.device)
+            return
         order = EvalOrder(len(images), min(data.batch_size, 32))
         for pixels, labels, _ in pipeline.loader(images, order, data.mean, 0, torch.device("cpu"), data.on_unreadable):
             yield pipeline.normalize(pixels.to(self.device), data.statistics()), labels.to(self.device)
@@ -185,7 +201,7 @@ class Subject:
         """
         if self.pictures is not None:
             return self.pictures[:count].to(self.device)
-        if isinstance(self.data, PreparedPictures):
+        if self.has_no_data:
             return next(self._of_pictures("val", count))[0]  # refuses: there are none
         images = self._images("val")
         first = self.prepared(images.take(_order(len(images))[:count].numpy()))
@@ -223,14 +239,25 @@ class Subject:
 
     def check_classes(self) -> None:
         """Refuse to measure accuracy on images without classes, or with classes that the network does not know."""
-        if isinstance(self.data, PreparedPictures):
+        if self.has_no_data:
             raise UsageError(f"the images for {self.name} have no classes, so accuracy cannot be measured")
+        if self.data.targets["kind"] == "none":
+            raise UsageError(f"the targets for {self.name} are neither classes nor numbers that it predicts")
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
+    def labels_known(self, name: str) -> bool:
+        """Return whether what changes predictions can be told from accuracy, too; refuse an analysis of numbers."""
+        if not (self.has_no_data or self.is_elsewhere):
+            self.need_classes(name)
+            return True
+        if self.net.num_classes < 2:
+            raise UsageError(f"{name} compares predicted classes, and {self.kind} has one output")
+        return False
+
     def need_classes(self, name: str) -> None:
         """Refuse an analysis of accuracy for a network or images without classes."""
-        if isinstance(self.data, PreparedPictures):
+        if self.has_no_data:
             raise UsageError(f"{name} measures accuracy, and the images for {self.name} have no classes")
         self.check_classes()
         if not self.classifies:

@@ -133,8 +133,8 @@ class RunRecord(Callback):
             self.epoch_sums[name] = self.epoch_sums.get(name, 0.0) + value
         n = sums.pop("n")
         self.row = {f"train/{name}": value / n for name, value in sums.items()} | logged(trainer, on_step=True)
-        for optimizer in trainer.optimizers[:1]:
-            self.row["lr"] = optimizer.param_groups[0]["lr"]
+        for group in (group for optimizer in trainer.optimizers[:1] for group in optimizer.param_groups[:1]):
+            self.row["lr"] = group["lr"]  # without an optimizer, Lightning's has no groups
         if self._steps.grad_norm is not None:
             self.row["grad_norm"] = self._steps.grad_norm.item()
         self.row |= {"images_per_second": n / (now - self._since), "data_wait": self._waited / (now - self._since)}

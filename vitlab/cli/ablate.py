@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, list_ablations
+from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser, add_formats, add_print
 from vitlab.errors import UsageError, printable
@@ -27,7 +27,7 @@ WORDS = {
     "compare": "print arms and claims of several ablations side by side, from their reports",
 }
 STARTS = ("plan", "run")  # subcommands that start programs
-TABLES = ("status", "report", "list")  # subcommands that show a table
+TABLES = ("plan", "status", "report", "verify", "list", "compare")  # subcommands that show a table
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
   vitlab ablate run experiments/position_embeddings/probe.yaml --workers 2
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         _print(ablation_rows(), options.form) if options.form else _say(list_ablations())
         return 0
     if options.word == "compare":
-        _say(compare_ablations(options.files))
+        _print(compared_rows(options.files), options.form) if options.form else _say(compare_ablations(options.files))
         return 0
     source = getattr(options, "evidence", None) or options.file
     if not source:
@@ -109,13 +109,17 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
+def _note(text: str) -> None:
+    sys.stderr.write("".join(f"{printable(line)}\n" for line in text.split("\n")))
+
+
 def _print(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
     sys.stdout.write(formatted(rows, form))
 
 
 def _plan(lab: "Lab", options: argparse.Namespace) -> int:
     plan = lab.plan(options.workers, options.check)
-    _say(str(plan))
+    _print(plan.rows, options.form) if options.form else _say(str(plan))
     if plan.same_start is False:
         return 1
     return 2 if plan.is_refused else 0
@@ -161,7 +165,7 @@ def _register(lab: "Lab", options: argparse.Namespace) -> int:
 
 def _verify(lab: "Lab", options: argparse.Namespace) -> int:
     found = lab.verify(options.allow_missing, options.deep)
-    _say(str(found))
+    _print(found.rows, options.form) if options.form else _say(str(found))
     return 0 if found.is_green else 1
 
 
@@ -216,6 +220,7 @@ def cv(argv: list[str]) -> int:
         "--workers", type=int, metavar="N", help="folds to train at a time (default: one per GPU, or half the cores)"
     )
     parser.add_argument("--retry_failed", action="store_true", help="try the failed folds again")
+    add_formats(parser)
     options, rest = parser.parse_known_args(argv)
     from vitlab import cross_validate
     from vitlab.config.parser import settings
@@ -225,7 +230,7 @@ def cv(argv: list[str]) -> int:
             parser.error(f"`{word}` is out of place: give configs first, then changes as --key=value")
     found = cross_validate(
         options.configs, settings(rest), options.folds, options.seed, options.name, options.workers,
-        options.retry_failed, _say,
+        options.retry_failed, _note if options.form else _say,
     )  # fmt: skip
-    _say(f"{found}\n{found.file}")
+    _print(found.rows, options.form) if options.form else _say(f"{found}\n{found.file}")
     return found.status.code or int(bool(found.status.failed))

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.errors import UsageError
+from vitlab.tables import formatted
 
 
 def main(argv: list[str]) -> int:
@@ -17,7 +18,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--img_size", type=int, help="side of the images in the picture (default: the training size)")
     parser.add_argument("--num_workers", type=int, default=2, help="processes that decode (default: %(default)s)")
     parser.add_argument("-o", "--output", default="samples.png", help="picture to write (default: %(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="also write the report to FILE")
+    add_formats(parser, "also write the report to FILE")
     options = parser.parse_args(argv)
     if Path(options.output).suffix not in (".png", ".jpg"):
         raise UsageError(f"`--output` must end in .png or .jpg, got {options.output}")
@@ -34,17 +35,25 @@ def main(argv: list[str]) -> int:
             given["img_size"] = options.img_size
         data = kind_of(options.folder)(options.folder, **given | {"num_workers": options.num_workers})
         found = report(data)
-        sys.stdout.write(report_as_text(found) + "\n")
-        if options.json:
-            write_json(Path(options.json), found)
+        form, notes = options.form, sys.stderr if options.form else sys.stdout
+        text = formatted([found], "json") if form == "json" else formatted(_classes(found), "csv")
+        sys.stdout.write(text if form else report_as_text(found) + "\n")
+        if options.json_file:
+            write_json(Path(options.json_file), found)
         if found["images"].get("train"):
             write_picture(data, options.output)
-            sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")
+            notes.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")
     except BrokenPipeError:  # an OSError, but no mistake of the user's
         raise
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     return 0
+
+
+def _classes(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each class: its name, and the number of its images in each split."""
+    counts = found["class_counts"].items()
+    return [{"class": name, **{split: n[k] for split, n in counts}} for k, name in enumerate(found["class_names"])]
 
 
 def _data_of(config: str) -> dict[str, Any]:

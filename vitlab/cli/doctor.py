@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.trust import FORCED
 from vitlab.runs.directory import RUNS
 
@@ -58,13 +58,21 @@ def main(argv: list[str]) -> int:
         epilog="Exit code: 0 if nothing is wrong, else 1.",
         allow_abbrev=False,
     )
-    parser.parse_args(argv)
-    wrong = 0
+    add_formats(parser)
+    form = parser.parse_args(argv).form
+    wrong, rows = 0, []
     for check in CHECKS:
         for finding in _findings(check):
             wrong += finding.state == "wrong"
-            sys.stdout.write(f"{finding.state:<6} {finding.name:<13} {finding.text}\n")
-            sys.stdout.flush()
+            rows.append(finding._asdict())
+            if not form:
+                sys.stdout.write(f"{finding.state:<6} {finding.name:<13} {finding.text}\n")
+                sys.stdout.flush()
+    if form:
+        from vitlab.tables import formatted
+
+        sys.stdout.write(formatted(rows, form))
+        return 1 if wrong else 0
     sys.stdout.write(f"\n{wrong} wrong\n" if wrong else "\nnothing is wrong\n")
     return 1 if wrong else 0
 

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.config.arguments import CommandParser
+from vitlab.config.arguments import CommandParser, add_formats
 from vitlab.config.options import POLICIES
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
 from vitlab.runs.directory import RunDir, find_directory, find_run
+from vitlab.tables import formatted
 
 if TYPE_CHECKING:
     from vitlab.jobs.evaluate import Command
@@ -35,8 +36,14 @@ def test(argv: list[str]) -> int:
 def verify(argv: list[str]) -> int:
     """Run ``vitlab verify RUN``; the exit code is 1 if a file is damaged."""
     parser = run_parser("verify", "Read every file of a run and compare it with its checksum, where it has one.")
-    run = find_directory(parser.parse_args(argv).run)
+    add_formats(parser)
+    options = parser.parse_args(argv)
+    run = find_directory(options.run)
     found = _check_files(run)
+    if options.form:
+        rows = [{"file": name, "whole": reason is None, "reason": reason} for name, reason in found.items()]
+        sys.stdout.write(formatted(rows, options.form))
+        return int(any(reason is not None for reason in found.values()))
     lines = [f"whole    {name}" if reason is None else f"DAMAGED  {name}: {reason}" for name, reason in found.items()]
     damaged = sum(reason is not None for reason in found.values())
     lines.append(f"{run.path}: {len(found)} files, {damaged or 'none'} damaged")
@@ -121,16 +128,21 @@ def _measure(command: "Command", run: RunDir, checkpoint: Path, line: str, rest:
     found = evaluate(command, run, checkpoint, rest, *resize, options.quiet, options.with_training_images)
     if found:
         for sentence in found.sentences:
-            say(sentence)
+            sys.stderr.write(f"{printable(sentence)}\n") if options.form else say(sentence)
         values = {k if k == "n" else f"{found.split}/{k}": v for k, v in found.values.items()}
         text = metrics_text(values, "images") or f"{run.path} logs no metrics on this split"
         changed = " ".join(f"{key}={value}" for key, value in found.changes.items())
-        say(f"variation with {changed}: {text}" if changed else text)
-        if found.recall:
-            say(_recall(found.recall))
-        if found.predictions.empty:
-            say("no predictions/*.parquet: the task returns no predictions for single images")
-        say(line)
+        if options.form:
+            row = {"run": str(run.path), "checkpoint": checkpoint.name, "split": found.split, **found.values}
+            row |= {"recall": found.recall, "changes": found.changes}
+            sys.stdout.write(formatted([row], options.form))
+        else:
+            say(f"variation with {changed}: {text}" if changed else text)
+            if found.recall:
+                say(_recall(found.recall))
+            if found.predictions.empty:
+                say("no predictions/*.parquet: the task returns no predictions for single images")
+            say(line)
         if found.unsaved:
             sys.stderr.write(f"vitlab: {printable(found.unsaved)}\n")
             return 1
@@ -159,5 +171,6 @@ def _parser(command: "Command") -> argparse.ArgumentParser:
         help="measure a split that changed after training even if it now holds training images",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="print errors only")
+    add_formats(parser)
     parser.epilog = "Any --trainer.*, --model.* or --data.* argument changes a value of the run's configuration."
     return parser

@@ -4,11 +4,13 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from vitlab.config.arguments import add_formats
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
+from vitlab.tables import formatted
 
 EPILOG = """METHOD is a name such as rope2d, or the class path of a PosEmbed of yours, with --trust_imports. Cells
 that are complete in the folder are not trained again: the same command continues. `vitlab posbench METHOD verify`
@@ -30,6 +32,7 @@ def main(argv: list[str]) -> int:
     add("--retrain", action="store_true", help="with verify: train a cell again and compare its predictions")
     add("--evidence", type=Path, metavar="DIR", help="write page, figure and evidence of the complete methods here")
     add("-o", "--output", type=Path, metavar="DIR", help="of submit: the folder to write (default: submission/METHOD)")
+    add_formats(parser)
     add_trust(parser)
     options = parser.parse_args(argv)
     action = options.methods.pop() if options.methods[-1:] in (["verify"], ["submit"]) else "run"
@@ -39,9 +42,10 @@ def main(argv: list[str]) -> int:
         from vitlab.position_bench import bench
         from vitlab.position_bench.cells import Bench, published
     if options.list:
-        _show(bench.list_lines(published()))
+        kept = published()
+        _print(bench.list_rows(kept), options.form) if options.form else _show(bench.list_lines(kept))
         return 0
-    own = Bench(options.folder, options.data, say=lambda line: _show([line]))
+    own = Bench(options.folder, options.data, say=_note if options.form else lambda line: _show([line]))
     if options.evidence:
         from vitlab.position_bench.page import write_bench_page
 
@@ -56,13 +60,21 @@ def _show(lines: Iterable[str]) -> None:
     sys.stdout.flush()
 
 
+def _note(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _print(rows: list[dict[str, Any]], form: Literal["json", "csv"]) -> None:
+    sys.stdout.write(formatted(rows, form))
+
+
 def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
     from vitlab.position_bench import bench, submission
     from vitlab.position_bench.cells import label_of
 
     if action == "run" and not options.cells:
         judged = bench.posbench(text, data=options.data, folder=options.folder, anchors=options.anchors, say=own.say)
-        _show(bench.judged_lines(judged))
+        _print(bench.judged_rows(judged), options.form) if options.form else _show(bench.judged_lines(judged))
         return 0
     if action == "run":
         own.run(bench.method_of(text), label_of(text))

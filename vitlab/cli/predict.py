@@ -4,9 +4,10 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.cli.evaluate import chosen_checkpoint, run_parser
+from vitlab.config.arguments import add_formats
 from vitlab.config.images import escaped, find_images
 from vitlab.errors import UsageError, printable
 from vitlab.lazy import quick_imports
@@ -15,6 +16,7 @@ from vitlab.runs.directory import RunDir
 if TYPE_CHECKING:
     import pandas as pd
 
+Form = Literal["json", "csv"]
 FORMATS = (".csv", ".parquet", ".json")
 EPILOG = """Any --trainer.*, --data.* or --model.* argument changes a value of the run's configuration; the default is a
 single device. The exit code is 1 if a file could not be read; all others are predicted nevertheless."""
@@ -56,8 +58,9 @@ def _predict(
     table, found = predict(run, checkpoint, rest, files, options.topk, options.quiet, features)
     if table is None:  # not rank 0; a code other than 0 would end rank 0 too
         return 0
-    _show(table, output, "feature vector" if features else "prediction")
-    say(line)
+    _show(table, output, options.form, "feature vector" if features else "prediction")
+    if not options.form:
+        say(line)
     unreadable |= found
     for path, reason in unreadable.items():
         sys.stderr.write(f"unreadable  {printable(f'{escaped(path)}: {reason}')}\n")
@@ -80,11 +83,14 @@ def _options(argv: list[str], features: bool) -> tuple[argparse.Namespace, list[
     if not features:
         add("--topk", type=int, default=5, help="classes to list per image (default: %(default)s)")
     add("--quiet", action="store_true", help="print errors only")
+    add_formats(parser)
     parser.epilog = EPILOG
     words, rest = _split(argv)
     options = parser.parse_intermixed_args(words)
     if features:
         options.topk = 1
+    if options.form and options.output:
+        raise UsageError(f"`--{options.form}` prints the table, and `--output` writes it: give one of them")
     if options.topk < 1:
         raise UsageError(f"`--topk` must be at least 1, got {options.topk}")
     return options, rest
@@ -97,17 +103,21 @@ def _predict_own(run: RunDir, checkpoint: Path, line: str, rest: list[str], opti
 
     open_terminal(options.quiet)
     table = predict_from_data(run, checkpoint, rest, options.quiet)
-    _show(table, output)
-    say(line)
+    _show(table, output, options.form)
+    if not options.form:
+        say(line)
     return 0
 
 
-def _show(table: "pd.DataFrame", output: Path | None, what: str = "prediction") -> None:
-    """Write the table to ``output``, or print it."""
+def _show(table: "pd.DataFrame", output: Path | None, form: Form | None, what: str = "prediction") -> None:
+    """Write the table to ``output``, or print it, as text or in a format for programs."""
     from vitlab.jobs.terminal import say
-    from vitlab.tables import as_text, write
+    from vitlab.tables import as_text, formatted, write
 
-    if output is None:
+    if form:
+        rows = [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+        sys.stdout.write(formatted(rows, form))
+    elif output is None:
         say(as_text(table))
     else:
         write(table, output)

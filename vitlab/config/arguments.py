@@ -42,11 +42,31 @@ def grid_of(text: str) -> tuple[int, int]:
     return row, column
 
 
-def add_formats(parser: argparse.ArgumentParser) -> None:
-    """Let a command that prints a table take ``--json`` and ``--csv``; ``form`` is then ``json``, ``csv`` or None."""
+def add_formats(parser: argparse.ArgumentParser, file: str = "") -> None:
+    """Let a command that prints a table take ``--json`` and ``--csv``; ``form`` is then ``json``, ``csv`` or None.
+
+    Args:
+        parser: The command's parser.
+        file: What ``--json FILE`` writes, for a command that may write it into a file; ``json_file`` is then that file.
+    """
     forms = parser.add_mutually_exclusive_group()
+    if file:
+        forms.add_argument("--json", metavar="FILE", nargs="?", const="-", action=_JsonOrFile,
+                           help=f"{file}; without FILE, print JSON alone, numbers in full")  # fmt: skip
+        forms.add_argument("--csv", dest="form", action="store_const", const="csv", help="print CSV, numbers in full")
+        parser.set_defaults(form=None, json_file=None)
+        return
     for form, text in (("json", "print JSON, one object a row"), ("csv", "print CSV")):
         forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"{text}, numbers in full")
+
+
+class _JsonOrFile(argparse.Action):
+    def __call__(self, parser: Any, options: Any, value: Any, word: str | None = None) -> None:
+        """Set ``form`` for ``--json``, and ``json_file`` for ``--json FILE``."""
+        if value == "-":
+            options.form = "json"
+        else:
+            options.json_file = value
 
 
 def add_print(parser: argparse.ArgumentParser, formats: str) -> None:

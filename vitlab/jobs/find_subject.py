@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitlab.data
 from vitlab.analysis.subject import CkaTokens, Subject
+from vitlab.analysis.views.pictures import LoadedImages
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
 from vitlab.data.base import ImageData
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.data.timm_images import images_of
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.interface import image_fact, network, path_of
+from vitlab.interface import answering, image_fact, network, path_of
 from vitlab.jobs.checkpoint import load_checkpoint, misfit
 from vitlab.jobs.load import load_pictures, load_trained
 from vitlab.jobs.rebuild import evaluation_args, one_device
@@ -37,6 +39,7 @@ from vitlab.runs.shards import read_checkpoint
 from vitlab.runs.standing import checksum
 from vitlab.shipped import find_weights
 from vitlab.tasks import Classifier
+from vitlab.tasks.base import Task
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation of its pixels
 
@@ -203,8 +206,9 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
     """Rebuild a run and its data, with the weights of one of its checkpoints."""
     cli = _rebuild(run, checkpoint, [*one_device(run), *rest], bool(view.images))
     with user_mistakes():
-        net: Any = _asked(cli, run)
-        data: Any = cli.datamodule if isinstance(cli.datamodule, ImageData) else _transform_of(cli.datamodule, net)
+        images = _loaded(cli.datamodule, bool(view.images))
+        net: Any = _asked(cli, run, images)
+        data: Any = images or _transform_of(cli.datamodule, net)
         subject = Subject(
             net=net.to(cli.trainer.strategy.root_device),
             data=data,
@@ -219,21 +223,45 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
     return subject
 
 
-def _asked(cli: VitlabCLI, run: RunDir) -> Asked:
+def _asked(cli: VitlabCLI, run: RunDir, images: ImageData | None) -> Asked:
     """Return the network of a run as analyses ask it; an own one takes images of the data, or as model.json says."""
-    name, net = f"the network of {run.path}", network(cli.model)
+    name, data = f"the network of {run.path}", images or cli.datamodule
+    facts: list[Any] = [image_fact(data, key) or run.model.get(key) for key in ("img_size", "in_chans")]
     try:
+        net = _answering_like(cli.model, facts)
         return as_transformer(net, name)
-    except NoCounterpart:
-        facts: list[Any] = [image_fact(cli.datamodule, key) or run.model.get(key) for key in ("img_size", "in_chans")]
+    except NoCounterpart as error:
         if not all(facts):
             raise CannotBeAsked(
                 f"{name} does not say what images it takes: give {path_of(cli.datamodule)} `img_size` and `in_chans`"
             ) from None
         try:
-            return AnyNetwork(net, name, (facts[0][0], facts[0][1]), facts[1])
+            return AnyNetwork(error.theirs, name, (facts[0][0], facts[0][1]), facts[1])
         except UsageError as error:
             raise CannotBeAsked(str(error)) from error
+    except UsageError as error:
+        raise CannotBeAsked(str(error)) from error
+
+
+def _answering_like(task: Any, facts: Sequence[Any]) -> nn.Module:
+    """Return the ``net`` of a task, which is looked into; an own task itself if its ``forward`` returns something else.
+
+    Args:
+        task: The LightningModule.
+        facts: Size and channels of its images, as far as they are known.
+    """
+    net = network(task)
+    if isinstance(task, Task) or (whole := answering(task)) is net or not all(facts):
+        return net
+    value = next(task.parameters(), torch.zeros(()))
+    images = torch.randn(2, facts[1], *facts[0], generator=torch.Generator().manual_seed(0)).to(value)
+    try:
+        with torch.no_grad():
+            mine, theirs = whole.eval()(images), net.eval()(images)
+        same = mine.shape == theirs.shape and torch.allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    except Exception:  # whatever a foreign network raises; the whole one is asked again, and its refusal told
+        same = False
+    return net if same else whole
 
 
 def _classifies(task: Any, data: Any, net: Asked) -> bool:
@@ -249,6 +277,25 @@ def _load_decoder(task: Any, checkpoint: Path) -> Any:
         content = read_checkpoint(checkpoint, map_location="cpu")["state_dict"]
         task.load_state_dict({k: v for k, v in content.items() if not k.startswith("net.")}, strict=False)
     return task
+
+
+def _loaded(data: Any, has_pictures: bool) -> ImageData | None:
+    """Return data with images: of vitlab, or what the loaders of another data module give.
+
+    None if they give none, and for other pictures, which data without ``eval_transform`` cannot prepare.
+    """
+    if isinstance(data, ImageData):
+        return data
+    if has_pictures and not hasattr(data, "eval_transform"):
+        return None
+    try:
+        return LoadedImages(data)
+    except UsageError as error:
+        reason = str(error)
+    except Exception as error:  # whatever foreign data raise, such as that files are missing
+        reason = f"{path_of(data)} raises {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    say(f"images           left out those of the data: {reason}")
+    return None
 
 
 def _transform_of(data: Any, net: Any) -> Any:

@@ -88,7 +88,8 @@ def build_pool(
     cls = find_class("global_pool", word, nn.Module, get_args(PoolName))
     module: nn.Module = build("global_pool", cls, args, offered)
     with torch.no_grad():
-        shape = tuple(module.eval()(torch.zeros(2, num_prefix_tokens + 4, dim)).shape)
+        found = module.eval()(torch.zeros(2, num_prefix_tokens + 4, dim))
+    shape = tuple(found.shape) if isinstance(found, Tensor) else f"a {type(found).__name__}"
     if shape != (2, dim):
         raise ValueError(
             f"`global_pool`: {word} must map tokens (B, L, {dim}) to (B, {dim}), but gave {shape} for B = 2"

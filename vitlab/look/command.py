@@ -1,5 +1,6 @@
 """``vitlab look``: one HTML page about runs and networks."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,12 +66,14 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     from vitlab.jobs.terminal import say
     from vitlab.look.page import render
 
+    named = [source for source in sources if is_elsewhere(source)]
+    plain = replace(view, weights=None, img_size=None, init_grid=None) if named else view  # those are of the named ones
     runs: dict[str, RunDir] = {}
     subjects: list[Subject] = []
     for source in sources:
         try:
-            changes = rest if len(sources) == 1 or not is_elsewhere(source) else []  # of runs
-            subject = subject_at(source, view, changes)[0]
+            changes = rest if len(sources) == 1 or source not in named else []  # of runs
+            subject = subject_at(source, view if source in named else plain, changes)[0]
         except CannotBeAsked as error:  # its run still has curves
             run = find_run(source)[0]
             runs[run.path.name if run.path.name not in runs else source] = run
@@ -80,7 +83,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
             say(f"pictures         left out: vitlab cannot read images of {subject.name}; choose some with --images")
         if subject.name in (one.name for one in subjects):
             subject.name = source
-        if not is_elsewhere(source):
+        if source not in named:
             runs[subject.name] = find_run(source)[0]
         subjects.append(subject)
     return render(

@@ -10,6 +10,7 @@ import yaml
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.class_metrics import confusion
+from vitlab.class_paths import choice_text
 from vitlab.config.keys import dotted
 from vitlab.look.charts import line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
@@ -18,6 +19,7 @@ from vitlab.runs.standing import Standing
 from vitlab.stats import mcnemar, paired_interval
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
+SAID = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network that are said first
 MOST_CLASSES = 60  # largest confusion matrix on a page
 
 
@@ -98,6 +100,33 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
             n = f"{result['n']:.0f} " if "n" in result else ""
             return {"split": split, "head": head, "name": name, "n": n, "others": others, "of": _weights(run, result)}
     return None
+
+
+def first_words(run: RunDir) -> list[str]:
+    """Return what the page says first of a run: status, model, data, and whether its numbers are of its weights.
+
+    Example:
+        >>> first_words(RunDir("runs/first"))[1].partition(",")[0]
+        'Classifier'
+    """
+    record: dict[str, Any] = dict(run.record)
+    ending = record.get("ending") or {}
+    words = [f"{record.get('status', 'unknown')}{': ' if ending else ''}{ending['text'] if ending else ''}"]
+    content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
+    model, data = content.get("model") or {}, content.get("data") or {}
+    args, size = model.get("init_args") or {}, run.read("model.json").get("parameters")
+    said = [str(model.get("class_path", "unknown")).rpartition(".")[2]]
+    for key in (key for key in SAID if args.get(key) is not None):
+        said.append(f"{SAID[key]} {str(choice_text(args[key])).partition('(')[0]}")
+    words.append(", ".join([*said, *([f"{size / 1e6:.3g} M parameters"] if size else [])]))
+    found: dict[str, Any] = run.read("data.json")
+    said = [str(found.get("data") or data.get("class_path", "unknown")).rpartition(".")[2]]
+    if (n := ((found.get("splits") or {}).get("train") or {}).get("n")) is not None:
+        said.append(f"{n:,} training images")
+    said += [f"{len(names)} classes" for names in [found.get("class_names")] if names]
+    words.append(", ".join(said))
+    doubted = "not all numbers are of its present weights" if doubts_of(run) else "numbers of its present weights"
+    return [*words, doubted if numbers_of(run) or doubts_of(run) else "not measured yet"]
 
 
 def doubts_of(run: RunDir) -> list[str]:

@@ -19,6 +19,7 @@ from vitlab.look.facts import (
     config_of,
     doubts_of,
     environment,
+    first_words,
     logged_curves,
     numbers_of,
     outcome_facts,
@@ -140,6 +141,7 @@ def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.D
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts = {"name": name, "path": run.path, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
+    facts["first"] = first_words(run)
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 

@@ -194,6 +194,30 @@ def judged_lines(judged: Judged) -> list[str]:
     return lines + [f"  note: {note}" for note in judged.notes]
 
 
+def judged_rows(judged: Judged) -> list[dict[str, Any]]:
+    """Return a row for each task of a verdict and what it was compared with, numbers in full, for programs."""
+    rows = []
+    for task, values in judged.scores.items():
+        low, high = interval(values)
+        score = {"method": judged.method, "task": task, "score": float(np.mean(values)), "low": low, "high": high}
+        found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
+        rows += [{**score, "against": v.against, "difference": v.difference, "verdict": v.word} for v in found] or [
+            score
+        ]
+    return rows
+
+
+def list_rows(bench: Bench) -> list[dict[str, Any]]:
+    """Return a row for each measured method and task, numbers in full, for programs."""
+    rows = []
+    for name in bench.complete():
+        for task, values in bench.scores(name).items():
+            low, high = interval(values) if values else (None, None)
+            score = float(np.mean(values)) if values else None
+            rows.append({"method": name, "task": task, "score": score, "low": low, "high": high, "seeds": len(values)})
+    return rows
+
+
 def list_lines(bench: Bench) -> list[str]:
     """Return where the methods stand that are measured, and which are not."""
     complete = bench.complete()

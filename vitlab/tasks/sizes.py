@@ -1,11 +1,15 @@
 """What a task that was built by hand learns from its data; alone, as no step of a training needs it."""
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any, cast
 
 import lightning as L
+from lightning.pytorch.utilities import rank_zero_info
 
 from vitlab.interface import LINKED, image_fact
+
+FEWEST = 4  # tokens a side where nobody gave the patch size and the usual one does not fit
 
 if TYPE_CHECKING:  # a part of a task is none by itself
     _OfTask = L.LightningModule
@@ -39,6 +43,12 @@ class SizedByData(_OfTask):
         taken, (args, given) = inspect.signature(type(self)).parameters, self._given
         known = {name: image_fact(data, name) for name in LINKED if name in taken and name not in given}
         news = {k: v for k, v in known.items() if v is not None and v not in (now := self.hparams.get(k), [now, now])}
+        if "img_size" in news and "patch_size" in taken and not {"patch_size", "tokenizer"} & given.keys():
+            usual, sides = taken["patch_size"].default, news["img_size"]
+            if (fitting := patch_for(sides, usual)) != usual:
+                news["patch_size"] = fitting
+                size = " x ".join(map(str, sides))
+                rank_zero_info(f"patch_size={fitting}: nobody gave one, and {usual} does not divide images of {size}")
         targets = news.pop("targets", None) or {}
         is_other = bool(targets) and (targets["kind"] != self.kind or self.kind == "number")
         if not news and not (is_other and self.is_as_built()):
@@ -51,3 +61,17 @@ class SizedByData(_OfTask):
             )
         twin = cast(Any, type(self))(*args, **given, **news, **({"targets": targets} if targets else {}))
         vars(self).update({name: value for name, value in vars(twin).items() if name not in ("_trainer", "_fabric")})
+
+
+def patch_for(img_size: list[int], usual: int) -> int:
+    """Return the usual patch size if it divides an image, else the largest below it that leaves 4 x 4 tokens or more.
+
+    Example:
+        >>> patch_for([224, 224], 16), patch_for([8, 8], 16), patch_for([28, 28], 16), patch_for([3, 3], 16)
+        (16, 2, 7, 1)
+    """
+    whole = math.gcd(*img_size)
+    if whole % usual == 0:
+        return usual
+    sides = (side for side in range(usual, 1, -1) if whole % side == 0 and min(img_size) // side >= FEWEST)
+    return next(sides, 1)

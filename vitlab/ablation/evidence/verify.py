@@ -41,6 +41,14 @@ class Verified:
         """Whether every number agrees with its predictions, and none is missing."""
         return not self.problems and not self.missing and self.checked > 0
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The cells that disagree or are missing, and what was checked, for programs."""
+        rows: list[dict[str, Any]] = [{"cell": name, "problem": "; ".join(x)} for name, x in self.problems.items()]
+        rows += [{"cell": name, "problem": f"missing: {state}"} for name, state in self.missing.items()]
+        whole = {"cell": "all", "problem": "" if self.is_green else "not verified"}
+        return [*rows, {**whole, "cells": self.checked, "numbers": self.numbers}]
+
     def __str__(self) -> str:
         lines = [f"{name}: {'; '.join(words)}" for name, words in self.problems.items()]
         lines += [f"{name}: {state}, and planned" for name, state in self.missing.items()]

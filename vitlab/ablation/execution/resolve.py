@@ -242,7 +242,7 @@ def _run_probe(
         "config": config,
         "data": run.data,
         "model": run.model,
-        "groups": json.loads((run.path / "param_groups.json").read_text()),
+        "groups": json.loads(groups.read_text()) if (groups := run.path / "param_groups.json").is_file() else [],
         "images_per_second": rows[-1] if rows else float("nan"),
         "start_seconds": max(0.0, seconds - (steps * batch_size(config) / rows[-1] if rows else 0.0)),
         "metrics": _metrics(run),
@@ -262,6 +262,8 @@ def _metrics(run: RunDir) -> list[str]:
     """Return the metrics that a probe logged: of the validation, or else of the training."""
     keys = {key for row in run.rows() for key in row}
     val, train = ({k.removeprefix(split) for k in keys if k.startswith(split)} for split in ("val/", "train/"))
+    own = {key.removeprefix("val_") for key in keys if key.startswith("val_")}  # of a module that uses no slash
+    val |= {f"{split}_{name}" for split in ("val", "test") for name in own}
     found = val or train | ({"acc5"} if "acc1" in train else set())
     return sorted(found | ({"acc1_macro", "f1_macro"} if "acc1" in found else set()))  # of the evaluation
 

@@ -15,12 +15,16 @@ from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.objects import written
 from vitlab.runs.directory import RUNS, write_text
 
+BASE = "base.yaml"  # the configuration that Python gave
+
 
 def write_file(content: Mapping[str, Any]) -> Path:
     """Write ``runs/ablations/NAME/ablation.yaml``, and the source of classes of a notebook, and return its path.
 
     Args:
-        content: What a file of an ablation holds; classes and objects stand for their class paths.
+        content: What a file of an ablation holds; classes and objects stand for their class paths. Its ``base`` may be
+            the configuration itself, as ``{"model": MyNet, "data": MyData(), "trainer": {"max_epochs": 3}}``, which
+            becomes ``base.yaml`` beside it.
 
     Raises:
         UsageError: It has a mistake, or an object that cannot be written; nothing is written.
@@ -37,10 +41,13 @@ def write_file(content: Mapping[str, Any]) -> Path:
     own = [*packages, *([str(folder / PARTS_FILE)] if source else [])]
     if own:
         plain["trust_imports"] = list(dict.fromkeys([*plain.get("trust_imports", []), *own]))
-    text = yaml.safe_dump(plain, sort_keys=False)
+    base = _with_classes(plain["base"]) if isinstance(plain.get("base"), Mapping) else None
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "ablation.yaml"
-        file.write_text(text)
+        if base is not None:
+            plain["base"] = str(Path(place) / BASE)
+            Path(plain["base"]).write_text(yaml.safe_dump(base, sort_keys=False))
+        file.write_text(yaml.safe_dump(plain, sort_keys=False))
         try:
             spec.read_ablation(file)
         except UsageError as error:
@@ -48,5 +55,19 @@ def write_file(content: Mapping[str, Any]) -> Path:
     if source:
         write_text(folder / PARTS_FILE, source)
         TRUSTED.append(str(folder / PARTS_FILE))  # its classes are those of this process
-    write_text(folder / "ablation.yaml", text)
+    if base is not None:
+        plain["base"] = str(folder / BASE)
+        write_text(folder / BASE, yaml.safe_dump(base, sort_keys=False))
+    write_text(folder / "ablation.yaml", yaml.safe_dump(plain, sort_keys=False))
     return folder / "ablation.yaml"
+
+
+def _with_classes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration in which model and data are mappings, as files have them.
+
+    >>> _with_classes({"model": "mypkg.Mine", "trainer": {"max_epochs": 1}})
+    {'model': {'class_path': 'mypkg.Mine'}, 'trainer': {'max_epochs': 1}}
+    """
+    if dots := [key for key in config if "." in str(key)]:
+        raise UsageError(f"`base` is nested, as a config file is: {dots[0]!r} is a key for levels of `axes`")
+    return {k: {"class_path": v} if k in ("model", "data") and isinstance(v, str) else v for k, v in config.items()}

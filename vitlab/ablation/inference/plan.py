@@ -5,6 +5,7 @@ import math
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
 import pandas as pd
 
@@ -38,6 +39,12 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join([*self.lines, *self.starts])
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The arms with how each does not match, for programs."""
+        rows = [{str(key): value for key, value in row.items()} for row in self.arms.to_dict("records")]
+        return [{**row, "unlike": "; ".join(self.unlike.get(row["arm"], []))} for row in rows]
 
 
 def plan_of(ablation: Ablation, resolved: list[Resolved], workers: int) -> Plan:

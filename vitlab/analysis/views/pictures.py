@@ -1,22 +1,27 @@
-"""Images without classes, for networks whose training data is not available."""
+"""Images that no data set of vitlab prepares: pictures without classes, and what the loaders of one's own data give."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.data.base import ImageData
 from vitlab.data.files.decode import decode
-from vitlab.data.files.sets import Statistics
+from vitlab.data.files.sets import Statistics, TensorImages
+from vitlab.data.files.splits import SplitName
 from vitlab.errors import UsageError
+from vitlab.interface import PAGE, image_fact, path_of, transform_of
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 
 Transform = Callable[[Image.Image], Tensor]
 PROBE = (320, 256)  # width and height of a picture that shows what a transform makes
+MOST_BYTES = 2**31  # of a split of one's own data, which is kept in memory
 
 
 class PreparedPictures(ImageData):
@@ -73,6 +78,105 @@ class PreparedPictures(ImageData):
             mean = [round(float(value), 6) for value in -low * std]
             self._statistics = tuple(mean), tuple(round(float(value), 6) for value in std)
         return self._statistics
+
+
+class LoadedImages(PreparedPictures):
+    """The images and targets of a LightningDataModule that is not vitlab's, as its loaders give them: normalized.
+
+    Args:
+        module: The data. Its training images come in the order of one seed.
+
+    Raises:
+        UsageError: Its loaders give no batches of images ``(B, C, H, W)`` and targets ``(B,)`` or ``(B, T)``.
+
+    Example:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> class Mine(L.LightningDataModule):
+        ...     def val_dataloader(self):
+        ...         return DataLoader(TensorDataset(torch.rand(6, 1, 8, 8), torch.arange(6) % 2), batch_size=4)
+        >>> data = LoadedImages(Mine())
+        >>> data.img_size, data.in_chans, [len(images) for images, _ in data.read_batches("val")]
+        ((8, 8), 1, [4, 2])
+        >>> data.name_targets(num_outputs=2)
+        >>> data.targets, data.class_names
+        ({'kind': 'class'}, ['class 0', 'class 1'])
+    """
+
+    def __init__(self, module: L.LightningDataModule) -> None:
+        self.module, self._is_set_up = module, set[str]()
+        self.first = next(self.read_batches("val"), None)
+        if self.first is None:
+            raise UsageError(f"the validation split of {path_of(module)} is empty")
+        images, own = self.first[0], getattr(module, "eval_transform", None)
+        super().__init__(transform_of(module), (images.shape[2], images.shape[3]), images.shape[1])
+        self.arrays = self.in_chans not in (1, 3)
+        if not callable(own):  # black and white are the darkest and the brightest value
+            low, high = float(images.min()), float(images.max())
+            span = high - low or 1.0
+            self._statistics = (-low / span,) * self.in_chans, (1 / span,) * self.in_chans
+
+    def name_targets(self, num_outputs: int) -> None:
+        """Find what the targets are: classes if they are whole numbers below the outputs' number, or numbers."""
+        assert self.first is not None
+        targets, own = self.first[1], list(image_fact(self.module, "class_names") or ())
+        whole, width = not targets.is_floating_point(), 1 if targets.ndim == 1 else targets.shape[1]
+        if whole and targets.ndim == 1 and int(targets.min()) >= 0 and int(targets.max()) < num_outputs:
+            self.class_names = own if len(own) == num_outputs else [f"class {k}" for k in range(num_outputs)]
+            self.targets = {"kind": "class"}
+        elif not whole and width == num_outputs:
+            names = [f"value {k + 1}" for k in range(width)]
+            self.targets = {"kind": "number", "names": names, "mean": [0.0] * width, "std": [1.0] * width}
+
+    def build(self, wanted: SplitName) -> None:
+        """Read a split, unless it has been read."""
+        if wanted in self.splits:
+            return
+        parts, size = [], 0
+        for images, targets in self.read_batches(wanted):
+            size += images.nbytes
+            if size > MOST_BYTES:
+                raise UsageError(
+                    f"the {wanted} images of {path_of(self.module)} take more than {MOST_BYTES / 1e9:.1f} GB, which an "
+                    "analysis keeps in memory: analyze with data of fewer images"
+                )
+            parts.append((images, targets))
+        if not parts:
+            raise UsageError(f"the {wanted} split of {path_of(self.module)} is empty")
+        images, targets = (torch.cat(part) for part in zip(*parts, strict=True))
+        is_column = self.targets["kind"] == "number" and targets.ndim == 1
+        self.splits[wanted] = TensorImages(images, targets[:, None] if is_column else targets)
+
+    def read_batches(self, split: SplitName) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of a split as the network gets them, on the CPU."""
+        stage = "test" if split == "test" else "fit"
+        if stage not in self._is_set_up:
+            self.module.prepare_data()
+            self.module.setup(stage)
+            self._is_set_up.add(stage)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            loader: Any = getattr(self.module, f"{split}_dataloader")()
+            for batch in loader:
+                for hook in (self.module.on_before_batch_transfer, self.module.on_after_batch_transfer):
+                    batch = hook(batch, 0)
+                yield self._images_and_targets(batch)
+
+    def _images_and_targets(self, batch: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(batch, list | tuple) and len(batch) >= 2 and all(isinstance(x, Tensor) for x in batch[:2]):
+            images, targets = batch[:2]
+            if images.ndim == 4 and images.is_floating_point() and targets.ndim in (1, 2):
+                return images.detach().cpu(), targets.detach().cpu()
+        raise UsageError(
+            f"the loaders of {path_of(self.module)} must give images (B, C, H, W) and targets (B,) or (B, T) for "
+            f"analyses, and give a {type(batch).__name__}; {PAGE}"
+        )
+
+    def sized(self, images: TensorImages, img_size: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches of images of a split and their targets, resized to another size than that of the data."""
+        for pixels, labels in zip(images.images.split(32), images.labels.split(32), strict=True):
+            if img_size != self.img_size:
+                pixels = F.interpolate(pixels, img_size, mode="bilinear", antialias=True)
+            yield pixels, labels
 
 
 def _of_picture(transform: Transform, image: Image.Image) -> Tensor:

@@ -60,7 +60,7 @@ def model_facts(task: Any, data: Any) -> dict[str, Any]:
         return facts | images | _operations(_macs_of_forward(task, **images)) if all(images.values()) else facts
     return {
         **facts,
-        **_operations(count_macs(net)),
+        **_operations(_macs_of_parts(net)),
         **_growing(task, data),
         "tokens": count_tokens(net),
         "grid": list(net.grid_size),
@@ -134,6 +134,36 @@ def check_module(task: L.LightningModule) -> None:
 
 def _operations(macs: int | None) -> dict[str, int]:
     return {} if macs is None else {"macs": macs, "flops": 2 * macs}
+
+
+def _macs_of_parts(net: VisionTransformer) -> int:
+    """Count the multiply-adds of a network of vitlab with parts of one's own.
+
+    Raises:
+        UsageError: Such a part fails, or returns something else than a tensor.
+    """
+    entered: list[nn.Module] = []
+
+    def check(part: nn.Module, args: Any, output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            what = f"a {type(output).__name__}"
+            raise UsageError(f"`forward` of {path_of(part)} must return a tensor, got {what}: return the tokens alone")
+
+    own = [part for part in net.modules() if not type(part).__module__.startswith(("vitlab.", "torch.", "timm."))]
+    hooks = [part.register_forward_pre_hook(lambda part, args: entered.append(part)) for part in own]
+    hooks += [part.register_forward_hook(check) for part in own]
+    try:
+        return count_macs(net)
+    except UsageError:
+        raise
+    except Exception as error:  # foreign code can raise anything
+        if not entered:
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"the forward pass fails in or after {path_of(entered[-1])}: {reason}") from error
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _macs_of_forward(task: Any, img_size: list[int], in_chans: int) -> int | None:

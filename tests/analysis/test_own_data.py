@@ -1,0 +1,155 @@
+"""Data that are not vitlab's: analyses take images and targets from their loaders; and the probe of any network."""
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from vitlab.analysis import analyze_confusion, analyze_errors, analyze_probe, analyze_scramble_image, analyze_shift
+from vitlab.analysis.subject import Subject
+from vitlab.errors import UsageError
+
+
+class Halves(L.LightningDataModule):
+    """Images that are bright on the left (class 0) or on the right; those of validation say what they are, but one."""
+
+    class_names = ("left", "right")
+
+    def __init__(self, targets=lambda labels: labels, form=tuple):
+        super().__init__()
+        self.targets, self.form, self.set_up = targets, form, []
+
+    def setup(self, stage):
+        self.set_up.append(stage)
+
+    def loader(self, seed, wrong):
+        rng = torch.Generator().manual_seed(seed)
+        labels = torch.randint(2, (20,), generator=rng)
+        images = torch.rand(20, 1, 8, 8, generator=rng)
+        for image, label in zip(images, labels, strict=True):
+            image[:, :, :4] += 1 - label
+            image[:, :, 4:] += label
+        labels[:wrong] = 1 - labels[:wrong]
+        return DataLoader(TensorDataset(images, self.targets(labels)), batch_size=8)
+
+    def train_dataloader(self):
+        return self.loader(0, 0)
+
+    def val_dataloader(self):
+        return self.loader(1, 1)
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return self.form((2 * batch[0], batch[1]))  # as Lightning gives it to the network
+
+
+class Sides(nn.Module):
+    def forward(self, images):
+        return torch.stack([images[..., :4].sum(dim=(1, 2, 3)), images[..., 4:].sum(dim=(1, 2, 3))], dim=1)
+
+
+def test_images_and_classes_of_ones_own_data_are_those_that_the_network_was_given():
+    data = Halves()
+    subject = Subject(Sides(), data, name="own", split="val")
+    assert subject.class_names == ["left", "right"] and subject.classifies
+    images, labels = subject.labeled()
+    expected = list(data.val_dataloader())
+    torch.testing.assert_close(images, 2 * torch.cat([batch[0] for batch in expected]))
+    assert torch.equal(labels, torch.cat([batch[1] for batch in expected]))
+    assert data.set_up == ["fit"]
+    wrong = analyze_errors(subject).table
+    assert len(wrong) == 1 and wrong["image"].tolist() == ["image 0"]
+    assert analyze_confusion(subject).note.startswith("20 images of val")
+    shown = subject.pixels(subject.shown(2))
+    assert shown.shape == (2, 8, 8, 1) and 0 <= float(shown.min()) < float(shown.max()) <= 1
+    assert subject.shown_classes(2) == labels[[next(j for j in range(20) if torch.equal(images[j], one)) for one in
+                                               subject.shown(2)]].tolist()  # fmt: skip
+
+
+def test_numbers_of_ones_own_data_are_compared_in_their_own_unit():
+    class One(nn.Module):
+        def forward(self, images):
+            return images.mean(dim=(2, 3))
+
+    subject = Subject(One(), Halves(lambda labels: 3.0 * labels), name="own")
+    table = analyze_errors(subject).table
+    assert list(table) == ["image", "target/value 1", "prediction/value 1", "error"] and len(table) == 20
+    assert set(table["target/value 1"]) == {0.0, 3.0}
+    with pytest.raises(UsageError, match="predicts numbers"):
+        analyze_confusion(subject)
+
+
+def test_what_is_no_batch_of_images_and_targets_is_named():
+    with pytest.raises(UsageError, match=r"must give images \(B, C, H, W\) and targets .* and give a dict"):
+        Subject(Sides(), Halves(form=lambda pair: dict(zip("ab", pair, strict=True))))
+    subject = Subject(Sides(), Halves(lambda labels: labels + 5), name="own")
+    with pytest.raises(UsageError, match="neither classes nor numbers"):
+        analyze_errors(subject)
+
+
+def test_pictures_without_classes_are_shifted_and_scrambled_and_their_predictions_compared():
+    transform = lambda image: torch.full((1, 8, 8), image.getpixel((0, 0)) / 255)  # noqa: E731
+    subject = Subject(Sides(), transform, pictures=torch.rand(6, 1, 8, 8), name="own")
+    shift = analyze_shift(subject)
+    assert "acc1" not in shift.table and "no accuracy is measured" in shift.note
+    half = shift.table.query("fill == 'circular' and pixels == 4 and direction == 'left'")
+    assert half["flipped"].item() == 1  # by half of the image: the other side is the bright one
+    assert set(shift.table.query("pixels == 0")["agreement"]) == {1.0}
+    scrambled = analyze_scramble_image(subject)
+    assert "acc1" not in scrambled.table and scrambled.table["flipped"].between(0, 1).all()
+
+
+class Blocks(nn.Module):
+    """Two convolutions of 2 x 2 and of 1 x 1, which have no border; with ``table``, positions are added between."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.conv, self.table = nn.Conv2d(3, 8, 2, stride=2), nn.Parameter(torch.zeros(8, 4, 4))
+        self.more, self.head = nn.Conv2d(8, 16, 1), nn.Linear(16, 2)
+        if table:
+            nn.init.normal_(self.table, std=5)
+
+    def forward(self, images):
+        return self.head(self.more(self.conv(images) + self.table).mean(dim=(2, 3)))
+
+
+class Skies(L.LightningDataModule):
+    """Images with a bright upper half: the content tells where a token is."""
+
+    def loader(self, seed):
+        images = torch.rand(64, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        images[:, :, :4] += 2
+        return DataLoader(TensorDataset(images, torch.arange(64) % 2), batch_size=32)
+
+    def train_dataloader(self):
+        return self.loader(0)
+
+    def val_dataloader(self):
+        return self.loader(1)
+
+
+@pytest.mark.parametrize("knows", [False, True])
+def test_the_probe_of_a_foreign_network_finds_positions_and_not_content(knows):
+    torch.manual_seed(0)
+    table = analyze_probe(Subject(Blocks(knows), Skies(), name="own", num_images=64)).table
+    assert list(table.columns)[:4] == ["images", "positions", "layer", "accuracy"]
+    assert set(table["images"]) == {"validation", "rolled", "noise"}
+    after = table[table["of"] == "more"].set_index("images")
+    assert after.loc["validation", "excess_low"] > 0  # the sky tells the row
+    for name in ("rolled", "noise"):
+        if knows:
+            assert after.loc[name, "accuracy"] > 0.95
+        else:
+            assert abs(after.loc[name, "excess"]) < 0.03
+    assert np.allclose(after["chance"], 1 / 16)
+
+
+def test_the_probe_of_pictures_alone_reads_noise():
+    torch.manual_seed(0)
+    subject = Subject(Blocks(True), lambda image: torch.zeros(3, 8, 8), pictures=torch.rand(2, 3, 8, 8), num_images=64)
+    table = analyze_probe(subject).table
+    assert set(table["images"]) == {"noise"}
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(192, 5), nn.Linear(5, 2))
+    with pytest.raises(UsageError, match=r"a place in the image, and model \(Sequential\) shows none"):
+        analyze_probe(Subject(flat, lambda image: torch.zeros(3, 8, 8), pictures=torch.rand(2, 3, 8, 8)))
