@@ -20,6 +20,7 @@ from vitlab.errors import UsageError, megabytes
 from vitlab.runs.directory import write_text
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
+from vitlab.runs.guard import during
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
 from vitlab.runs.shards import sweep_shards
 
@@ -45,6 +46,7 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def __init__(self) -> None:
         super().__init__()
         self._thread: threading.Thread | None = None
+        self._place = ""
         self._failure: str | None = None
         self._error: BaseException | None = None
 
@@ -61,13 +63,15 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
         if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
+        self._place = f" into {path.parent}"
         self._thread = threading.Thread(target=self._run, args=(work, path, size), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str | None:
         """Wait for the thread, and return why the last checkpoint could not be written; None if it was."""
         if self._thread is not None:
-            self._thread.join()
+            with during("save", f"the checkpoint to be written{self._place}"):
+                self._thread.join()
         self._thread = None
         (failure, self._failure), (error, self._error) = (self._failure, None), (self._error, None)
         if error:
