@@ -1,4 +1,4 @@
-"""The matrix of phases: a phase that hangs in C++, a signal or none, one to three processes, one of them lost or stopped.
+"""The matrix of phases: one that hangs in C++, a signal or none, one to three processes, one of them lost or stopped.
 
 What hangs hangs where Python's handlers of signals do not run: the main thread waits in C++ for a key that nobody
 sets. The threads that write checkpoints and finish W&B sleep.
