@@ -170,6 +170,8 @@ def judge(cell, found, left, said):
         code, most = {1, 75}, LIMIT + 20
         if "process 2" not in said and "processes 1 to 2" not in said:
             return f"{cell}: nobody is named: {said[-400:]}"
+    if "one" in which and sent == "SIGTERM":
+        code = {75, 1}  # 1 where the loss is noticed first
     if found["code"] not in code or found["seconds"] > most:
         return f"{cell}: exit {found['code']} after {found['seconds']} s: {said[-600:]}"
     if "Traceback" in said or "frame #" in said:
