@@ -225,7 +225,7 @@ def numbers(command, folder):
     return None
 
 
-def once(command, template, folder, target, k, number, expected=None):
+def once(command, template, folder, target, k, number, expected=None, usual=0):
     """Run a command of which one call fails, and repeat it; return its calls by site, and what is wrong."""
     words, again, promised = COMMANDS[command]
     shutil.copytree(template, folder)
@@ -245,7 +245,7 @@ def once(command, template, folder, target, k, number, expected=None):
         return calls, f"{where}exit 0 and no {promised}"
     if code:
         repeated = Process(again or words, folder, None, facts)
-        if (second := repeated.wait(120)) != 0:
+        if (second := repeated.wait(120)) != usual:
             return calls, f"{where}exit {code}, and again exit {second}: {repeated.output()[-200:]!r}"
     if number == errno.EIO and "is damaged: " in said:
         return calls, None  # the disk has lost a checkpoint, another takes its place, and a line says so
@@ -274,12 +274,13 @@ def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=l
     found = {}
     for command in commands:
         plain = folder / "plain"
-        sites, wrong = once(command, template, plain, "", -1, errno.EIO)
+        usual = 1 if command == "ablate verify" else 0  # the toy's predictions do not give its numbers
+        sites, wrong = once(command, template, plain, "", -1, errno.EIO, usual=usual)
         expected = None if wrong else numbers(command, plain)
         shutil.rmtree(plain)
         problems, calls = [wrong] if wrong else [], chosen(sites, every, share, draw)
         for site, k, number in calls:
-            problem = once(command, template, folder / "one", site, k, number, expected)[1]
+            problem = once(command, template, folder / "one", site, k, number, expected, usual)[1]
             problems += [problem] if problem else []
             say(f"  {problem}\n" if problem else "")
             shutil.rmtree(folder / "one")

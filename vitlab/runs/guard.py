@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -178,8 +179,11 @@ class Guard:
         if now - self._since > SILENT and not self._said and self._what:
             self._said = True
             ours = self.who.split()[1:2] in ([], ["0"]) or self.phase == "join"
-            if ours:
-                LOG.info("waiting for %s, for up to %.0f s", self._what, limit_of(self.phase or "build"))
+            text = f"waiting for {self._what}, for up to {limit_of(self.phase or 'build'):.0f} s"
+            if ours and LOG.handlers:
+                LOG.info(text)
+            elif ours and sys.stderr is not None:  # a command without lines of its own
+                sys.stderr.write(f"{text}\n")
 
     def _disobeyed(self, now: float) -> int:
         """Return a signal that the main thread has not obeyed in time, 0 if there is none."""
