@@ -86,7 +86,7 @@ def test_work_that_goes_on_has_no_limit(monkeypatch, left):
         enter("pack", "the next photos")
         for _ in range(8):
             time.sleep(0.1)
-            guard.moved()
+            guard.goes_on()
         assert not watched.reason
 
 

@@ -262,7 +262,7 @@ def during(name: Name, what: str) -> Iterator[None]:
         yield
 
 
-def moved() -> None:
+def goes_on() -> None:
     """Note that the work of the command that runs now goes on; see :meth:`Guard.moved`."""
     if _current:
         _current[-1].moved()

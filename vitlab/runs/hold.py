@@ -77,7 +77,7 @@ def held(
             sys.stderr.write(f"waiting: {who} {what}\n")
         if (now := sign()) != seen:
             seen = now
-            guard.moved()
+            guard.goes_on()
         time.sleep(0.1)
     waited = time.monotonic() - since
     try:

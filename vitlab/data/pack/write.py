@@ -184,7 +184,7 @@ def _write(
                     _fill(what.rows[i], photo, shard, file.tell())
                     file.write(photo.data)
                     bar.update()
-                    guard.moved()
+                    guard.goes_on()
                     i += 1
                 file.flush()
                 os.fsync(file.fileno())
