@@ -39,3 +39,13 @@ def test_no_row_of_a_step_that_is_repeated_stays(tmp_path, known, kept):
     run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3, 4, 5)) + '{"st')
     run.drop_later_rows(known, 3)
     assert [row["step"] for row in run.rows()] == kept
+
+
+def test_rows_whose_file_is_removed_before_they_are_cut_do_not_come_back(tmp_path):
+    run = RunDir(tmp_path)
+    run.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (1, 2, 3)))
+    run.take_over()
+    run.metrics.unlink()
+    run.drop_later_rows(24, 2)
+    run.append_row({"step": 3})
+    assert [row["step"] for row in run.rows()] == [1, 2, 3]

@@ -224,7 +224,10 @@ class RunDir:
             known: Bytes that the file had at the checkpoint; None if unknown. Somebody may have removed it since.
             step: Step of the checkpoint; no row of a later one stays.
         """
-        text = self.metrics.read_bytes() if self.metrics.is_file() else b""
+        if self.fence:
+            text = self.fence.read_rows()
+        else:
+            text = self.metrics.read_bytes() if self.metrics.is_file() else b""
         size = text.rfind(b"\n") + 1
         if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
             size = min(size, known)
