@@ -1,6 +1,7 @@
 """Write checkpoints so that an intact one, and the one before it, survive any crash."""
 
 import copy
+import errno
 import json
 import os
 import resource
@@ -52,7 +53,10 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint, in the present format."""
-        return migrate(super().load_checkpoint(path, *args, **kwargs))
+        try:
+            return migrate(super().load_checkpoint(path, *args, **kwargs))
+        except FileNotFoundError as error:  # so Lightning says, whatever failed
+            raise OSError(error.errno or errno.ENOENT, "it cannot be opened now", str(path)) from error
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""
