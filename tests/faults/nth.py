@@ -166,6 +166,9 @@ def prepare(folder):
         path = folder / "runs" / "cut" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     Image.effect_noise((8, 8), 50).convert("L").save(folder / "image.png")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "sbatch").write_text("#!/bin/sh\necho '4711;cluster'\n")
+    (folder / "bin" / "sbatch").chmod(0o755)
     for i in range(4):
         path = folder / "photos" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +192,15 @@ def ablation(folder):
 
 
 def toy_facts(folder):
-    """Return the environment that the toy reads."""
-    return {"TOY_STARTS": str(folder / "starts"), "TOY_SLEEP": "0", "TOY": "{}", "VITLAB_CACHE": str(folder / "cache")}
+    """Return the environment that the toy reads, with a stand-in for sbatch."""
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return {
+        "PATH": path,
+        "TOY_STARTS": str(folder / "starts"),
+        "TOY_SLEEP": "0",
+        "TOY": "{}",
+        "VITLAB_CACHE": str(folder / "cache"),
+    }
 
 
 def numbers(command, folder):

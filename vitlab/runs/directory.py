@@ -224,10 +224,8 @@ class RunDir:
             known: Bytes that the file had at the checkpoint; None if unknown. Somebody may have removed it since.
             step: Step of the checkpoint; no row of a later one stays.
         """
-        if self.fence:
-            text = self.fence.read_rows()
-        else:
-            text = self.metrics.read_bytes() if self.metrics.is_file() else b""
+        own = self.metrics.read_bytes() if self.metrics.is_file() and not self.fence else b""
+        text = self.fence.read_rows() if self.fence else own
         size = text.rfind(b"\n") + 1
         if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
             size = min(size, known)
