@@ -38,13 +38,13 @@ ablation: setup  ## does a ViT use its positions? five arms, three seeds, a repo
 	$(BIN)/vitlab ablate run experiments/position_embeddings/probe.yaml
 	$(BIN)/vitlab ablate report experiments/position_embeddings/probe.yaml
 
-faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n, VITLAB_HISTORIES=500), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
+faults: setup  ## the catalog of faults (VITLAB_NTH=1 for every n and not the first and last of each site), then runs killed as users run them for MINUTES (30), added to the kills so far; benchmarks/faults.md
 	rm -rf .faults
 	VITLAB_FAULTS=$(CURDIR)/.faults $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; code=$$?; \
 		$(BIN)/python tests/faults/users.py benchmarks/faults-kills.json --minutes $(or $(MINUTES),30) || code=1; \
 		$(BIN)/python tests/faults/report.py .faults benchmarks/faults.md; exit $$code
 
-faults-quick: setup  ## a tenth of it, and one run of each kind killed twice: three minutes, and its table
+faults-quick: setup  ## a sample of it, and one run of each kind killed twice, and its table
 	rm -rf .faults && mkdir .faults
 	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults/users --once & users=$$!; \
 		VITLAB_FAULTS=$(CURDIR)/.faults VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \

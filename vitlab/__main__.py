@@ -4,9 +4,11 @@ import atexit
 import os
 import sys
 import threading
+import time
 from typing import NoReturn
 
 from vitlab.cli.main import main
+from vitlab.runs import interrupt
 
 
 def run() -> NoReturn:
@@ -15,6 +17,8 @@ def run() -> NoReturn:
     Freeing them takes a CPU second or more, and the system frees the memory anyway.
     """
     code = main()
+    if code in (75, 130) or interrupt.HURRY.is_set():
+        threading.Thread(target=_end_soon, args=(code,), daemon=True).start()
     try:
         threading._shutdown()  # type: ignore[attr-defined] # waits for threads, as Python does first
         atexit._run_exitfuncs()
@@ -24,6 +28,12 @@ def run() -> NoReturn:
         code = code or 1
     finally:
         os._exit(code)
+
+
+def _end_soon(code: int) -> None:
+    """End the process although a library, such as W&B, still waits for its server."""
+    time.sleep(3.0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

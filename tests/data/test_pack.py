@@ -326,7 +326,7 @@ def test_a_set_that_another_process_has_packed_otherwise_is_not_taken(tmp_path, 
     target = tmp_path / "packed"
 
     @contextlib.contextmanager
-    def waited(path, what):
+    def waited(path, what, sign):
         monkeypatch.undo()
         monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
         pack(str(root), str(target), 16, num_workers=0)

@@ -14,11 +14,11 @@ from harness import TINY, finish
 def note(request):
     """Keep a figure for the table of `make faults`, where VITLAB_FAULTS names a folder for them."""
 
-    def keep(fault, found, must):
+    def keep(fault, found, must, cells=None):
         folder = os.environ.get("VITLAB_FAULTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            row = {"fault": fault, "found": found, "must": must}
+            row = {"fault": fault, "found": found, "must": must, **({"cells": cells} if cells else {})}
             (Path(folder) / f"{request.node.name}.json").write_text(json.dumps(row))
 
     return keep

@@ -24,7 +24,8 @@ CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-words = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
+facts = dict(os.environ, VITLAB_CLIENT=str(os.getpid()))
+words = json.dumps([sys.argv[1:], facts, os.getcwd()]).encode()
 socket.send_fds(server, [len(words).to_bytes(4, "big")], [0, 1, 2])
 server.sendall(words)
 for number in (1, 2, 10, 12, 15):
@@ -157,6 +158,9 @@ def become(fds, words, environment, place):
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         os._exit(0)
+    if hook := environment.get("VITLAB_BEFORE"):
+        module, _, function = hook.partition(":")
+        getattr(importlib.import_module(module), function)()
     main = importlib.import_module("vitlab.__main__")
     sys.argv = [main.__file__, *words[1 + (words[0] == "-m") :]]
     main.run()

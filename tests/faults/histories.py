@@ -53,8 +53,7 @@ def train(folder, name, host, seed, flock, utime):
                 known = (
                     torch.load(last, weights_only=True) if (last := run.last_checkpoint()) else {"step": 0, "bytes": 0}
                 )
-                text = run.metrics.read_bytes() if run.metrics.is_file() else b""
-                run.cut_rows(min(len(text), known["bytes"])) if text else None
+                run.drop_later_rows(known["bytes"], known["step"])
                 sweep(run.checkpoints)
                 files, step = BackgroundCheckpointIO(), known["step"]
                 while not (folder / "stop").exists() and draw.random() > 0.01:

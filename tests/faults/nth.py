@@ -1,28 +1,37 @@
 """The n-th call of a command to the file system fails, for every n: a loop in the manner of SQLite.
 
-Python's own calls are patched: open, os.open, os.fsync, os.replace, os.rename, os.link, os.utime, os.stat, os.mkdir,
-and write and flush of files that Python opened for writing; each under the command's working folder alone. What this
-cannot see: calls of libraries in C++ and Rust (safetensors, pyarrow, onnx, torch.export, the core of W&B), memory
-maps, and directories that are listed.
+Python's own calls are patched: open, os.open, os.fsync, os.replace, os.rename, os.link, os.unlink, os.utime, os.stat,
+os.mkdir, and write and flush of files that Python opened for writing; each under the command's working folder alone.
+What this cannot see: calls of libraries in C++ and Rust (safetensors, pyarrow, onnx, torch.export, the core of W&B),
+memory maps, directories that are listed, and the processes that a command starts (cells of an ablation, workers).
+
+A site is a call from one place of the code, for one file up to its numbers. By default each site fails at its first
+and its last call, with one of the errors in turn; ``every`` takes all calls and all errors.
 """
 
 import builtins
-import contextlib
 import errno
+import functools
 import io
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import sys
+import zlib
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
+import yaml
 from harness import CONFIGS, Process
 
 ERRORS = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EACCES)
 FIT = ["fit", "--config", str(CONFIGS / "vit.yaml"), "--trainer.logger=false", "--model.embed_dim=8", "--quiet"]
 FIT += ["--model.depth=1", "--model.num_heads=2", "--data.batch_size=32", "--trainer.max_epochs=2", "--data.subset=0.1"]
+SUBMIT = ["submit", "fit", *FIT[1:], "--slurm", str(CONFIGS / "cluster" / "slurm.yaml"), "--nodes", "1", "--gpus", "1"]
 COMMANDS = {  # words; those of the repetition, where they differ; the file that exit 0 promises
     "fit": ([*FIT, "--name", "new"], [*FIT, "--name", "new", "--auto_resume"], "runs/new/weights/last.safetensors"),
     "resume": (["fit", "--resume", "cut", "--quiet"], None, "runs/cut/weights/last.safetensors"),
@@ -34,30 +43,55 @@ COMMANDS = {  # words; those of the repetition, where they differ; the file that
     "look": (["look", "done", "--pictures", "2", "-o", "l.html"], None, "l.html"),
     "analyze": (["analyze", "cost", "done"], None, "runs/done/analysis/cost.csv"),
     "pack": (["pack", "photos", "packed", "--size", "16", "--num_workers", "0"], None, "packed/index.npz"),
+    "ablate run": (["ablate", "run", "new.yaml", "--trust_command"], None, "runs/ablations/new"),
+    "ablate report": (["ablate", "report", "toy.yaml"], None, "runs/ablations/toy"),
+    "ablate verify": (["ablate", "verify", "toy.yaml"], None, None),
+    "ablate export": (["ablate", "export", "toy.yaml", "sent"], None, "sent"),
+    "submit": ([*SUBMIT, "--name", "far"], None, "runs/slurm/far.sbatch"),
+    "runs": (["runs", "list"], None, None),
     "results": (["results", "done"], None, None),
     "verify": (["verify", "done"], None, None),
 }
 
 
 class Failing:
-    """Calls are counted; the ``n``-th fails with ``number``."""
+    """Calls are counted by site; of the site ``target``, the call ``k`` fails with ``number``."""
 
-    def __init__(self, root, n, number):
-        self.root, self.n, self.number, self.count = os.path.realpath(root), n, number, 0
+    def __init__(self, root, target, k, number):
+        self.root, self.target, self.k, self.number = os.path.realpath(root), target, k, number
+        self.counts = Counter()
         self.what = ""
+        self.busy = False
 
     def __call__(self, name, place):
+        if self.busy:
+            return
+        self.busy = True  # what is asked here is not a call of the command
         try:
             path = os.readlink(f"/proc/self/fd/{place}") if isinstance(place, int) else os.fspath(place)
         except (OSError, TypeError):
             return
+        finally:
+            self.busy = False
         path = os.path.join(os.getcwd(), os.fsdecode(path))
         if not path.startswith(self.root) or "/log-" in path or path.endswith("/calls"):
             return
-        self.count += 1
-        if self.count == self.n:
+        site = self.site(name, path)
+        self.counts[site] += 1
+        if site == self.target and self.counts[site] == self.k:
             self.what = f"{name} {path}"
             raise OSError(self.number, os.strerror(self.number), path)
+
+    def site(self, name, path):
+        """Return name, file and place in the code of a call, as text."""
+        frame, places = sys._getframe(2), []
+        while frame is not None and len(places) < 3:
+            file = frame.f_code.co_filename
+            if "/vitlab/" in file or not places:
+                places.append(f"{file.rpartition('/')[2]}:{frame.f_lineno}")
+            frame = frame.f_back
+        file = re.sub(r"[0-9a-f]{6,}|\d+", "#", path[len(self.root) :])
+        return f"{name} {file} {' < '.join(places)}"
 
 
 class Written:
@@ -88,11 +122,12 @@ class Written:
         return self.file.__exit__(*error)
 
 
-def install(root, n, number):
-    """Patch this process; at its end, the file ``calls`` has the number of calls and the one that failed."""
-    failing, leave = Failing(root, n, number), os._exit
+def install(root, target, k, number):
+    """Patch this process; at its end, the file ``calls`` has the calls of each site, and the one that failed."""
+    failing, leave = Failing(root, target, k, number), os._exit
 
     def patched(call, name, position=0):
+        @functools.wraps(call)
         def counted(*words, **more):
             failing(name, words[position] if len(words) > position else None)
             return call(*words, **more)
@@ -107,20 +142,20 @@ def install(root, n, number):
         return Written(found, failing) if set(mode) & set("wax+") and not isinstance(file, int) else found
 
     builtins.open = io.open = opened
-    for name in ("open", "fsync", "rename", "link", "utime", "stat", "mkdir"):
+    for name in ("open", "fsync", "rename", "link", "unlink", "utime", "stat", "mkdir"):
         setattr(os, name, patched(getattr(os, name), name))
     os.replace = patched(os.replace, "replace", 1)
 
     def ended(code):
         with real(os.path.join(root, "calls"), "w") as file:
-            file.write(json.dumps([failing.count, failing.what]))
+            file.write(json.dumps([failing.counts, failing.what]))
         leave(code)
 
     os._exit = ended
 
 
 def prepare(folder):
-    """Write what all commands need: a finished run, one that was stopped, an image, and photos."""
+    """Write what all commands need: a finished run, one that was stopped, an ablation, an image, and photos."""
     from harness import finish
     from PIL import Image
 
@@ -131,30 +166,84 @@ def prepare(folder):
         path = folder / "runs" / "cut" / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     Image.effect_noise((8, 8), 50).convert("L").save(folder / "image.png")
+    (folder / "bin").mkdir()
+    (folder / "bin" / "sbatch").write_text("#!/bin/sh\necho '4711;cluster'\n")
+    (folder / "bin" / "sbatch").chmod(0o755)
     for i in range(4):
         path = folder / "photos" / "ab"[i % 2] / f"{i}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.effect_noise((20, 20), 50 + i).save(path)
 
 
-def numbers(folder):
-    """Return the measured numbers of all runs in a folder."""
-    found = {}
-    for path in folder.glob("runs/*/results.json"):
-        with contextlib.suppress(ValueError):
-            found[path.parent.name] = json.loads(path.read_text())
-    return found
+def ablation(folder):
+    """Write an ablation of a toy that trains nothing, run, and the same again, not run."""
+    from harness import finish
+
+    toy = Path(__file__).parents[1] / "ablation" / "toy.py"
+    (folder / "base.yaml").write_text("trainer: {max_epochs: 3}\nmodel: {pos_embed: none, lr: 0.001}\ndata: {}\n")
+    levels = {arm: {"model.pos_embed": arm} for arm in ("none", "learned")}
+    for name in ("toy", "new"):
+        run = {"workers": 1, "retries": 1, "command": [sys.executable, str(toy)]}
+        content = {"name": name, "base": "base.yaml", "axes": {"pos_embed": levels}, "seeds": 2, "run": run}
+        content |= {"baseline": {"pos_embed": "none"}, "metric": {"primary": "acc1"}, "claims": ["learned > none"]}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    finish(["ablate", "run", "toy.yaml", "--trust_command"], folder, environment=toy_facts(folder))
+    finish(["ablate", "report", "toy.yaml"], folder, environment=toy_facts(folder))
 
 
-def once(command, template, folder, n, number):
-    """Run a command whose ``n``-th call fails, and repeat it; return its calls, and what is wrong if anything is."""
+def toy_facts(folder):
+    """Return the environment that the toy reads, with a stand-in for sbatch."""
+    path = f"{folder / 'bin'}:{os.environ['PATH']}"
+    return {
+        "PATH": path,
+        "TOY_STARTS": str(folder / "starts"),
+        "TOY_SLEEP": "0",
+        "TOY": "{}",
+        "VITLAB_CACHE": str(folder / "cache"),
+    }
+
+
+def numbers(command, folder):
+    """Return what a command has measured or written, without times and places, to compare two executions."""
+    from harness import curve
+    from safetensors.torch import load_file
+
+    match command:
+        case "fit" | "resume":
+            run = folder / "runs" / ("new" if command == "fit" else "cut")
+            weights = load_file(run / "weights" / "last.safetensors")
+            return {name: value.tolist() for name, value in weights.items()}, curve(run)
+        case "validate" | "test":
+            split = "val" if command == "validate" else "test"
+            stored = json.loads((folder / "runs" / "done" / "results.json").read_text())[split]
+            return {name: value for name, value in stored.items() if isinstance(value, float)}
+        case "predict" | "embed" | "analyze":
+            return (folder / COMMANDS[command][2]).read_text()
+        case "export":
+            return {name: value.tolist() for name, value in load_file(folder / COMMANDS[command][2]).items()}
+        case "pack":
+            return {path.name: zlib.crc32(path.read_bytes()) for path in (folder / "packed").glob("*.bin")}
+        case "ablate run":
+            found = (folder / "runs" / "ablations" / "new").glob("*/*/results.json")
+            return sorted((path.parent.name, json.loads(path.read_text())["test"]["acc1"]) for path in found)
+        case "ablate report":
+            return sorted(p.read_text() for p in (folder / "runs" / "ablations" / "toy").glob("**/cells.csv"))
+        case "ablate export":
+            return sorted(str(p.relative_to(folder)) for p in (folder / "sent").glob("**/*") if p.is_file())
+        case "submit":
+            return (folder / "runs" / "slurm" / "far.sbatch").read_text().replace(str(folder), "")
+    return None
+
+
+def once(command, template, folder, target, k, number, expected=None, usual=0):
+    """Run a command of which one call fails, and repeat it; return its calls by site, and what is wrong."""
     words, again, promised = COMMANDS[command]
     shutil.copytree(template, folder)
-    facts = {"VITLAB_CACHE": str(folder / "cache")}
-    process = Process(words, folder, partial(install, str(folder), n, number), facts)
+    facts = toy_facts(folder)
+    process = Process(words, folder, partial(install, str(folder), target, k, number), facts)
     code, said = process.wait(120), process.output()
-    calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else (0, "?")
-    where = f"{command}, call {n} ({failed.replace(str(folder), '.')}, {errno.errorcode[number]}): "
+    calls, failed = json.loads((folder / "calls").read_text()) if (folder / "calls").is_file() else ({}, "?")
+    where = f"{command}, call {k} of {target} ({errno.errorcode[number]}): "
     lines = [line for line in said.splitlines() if line.strip()]
     if "Traceback" in said:
         return calls, f"{where}traceback, exit {code}: {lines[-1][:200] if lines else ''}"
@@ -162,32 +251,51 @@ def once(command, template, folder, n, number):
         return calls, f"{where}exit {code}: {said[-200:]}"
     if code and failed and not any("/" in line or "vitlab" in line for line in lines):
         return calls, f"{where}exit {code} without a line that names a path: {said[-200:]!r}"
-    if code == 0 and promised and not (folder / promised).is_file():
+    if code == 0 and promised and not (folder / promised).exists():
         return calls, f"{where}exit 0 and no {promised}"
     if code:
         repeated = Process(again or words, folder, None, facts)
-        if (second := repeated.wait(120)) != 0:
+        if (second := repeated.wait(120)) != usual:
             return calls, f"{where}exit {code}, and again exit {second}: {repeated.output()[-200:]!r}"
+    if number == errno.EIO and "is damaged: " in said:
+        return calls, None  # the disk has lost a checkpoint, another takes its place, and a line says so
+    if expected is not None and (found := numbers(command, folder)) != expected:
+        return calls, f"{where}exit {code}, and other numbers in the end: {str(found)[:100]}, {str(expected)[:100]}"
     return calls, None
 
 
-def loop(folder, commands=tuple(COMMANDS), share=1.0, seed=0):
-    """Fail calls of each command, all or a random share; return how many there are and failed, and what is wrong."""
+def chosen(sites, every, share, draw):
+    """Return which calls fail, as site, number of the call, and error."""
+    if every:
+        return [(site, k, number) for site, count in sites.items() for k in range(1, count + 1) for number in ERRORS]
+    errors = itertools.cycle(ERRORS)
+    ends = [(site, k, next(errors)) for site, count in sites.items() for k in sorted({1, count})]
+    return ends if share >= 1 else draw.sample(ends, min(len(ends), max(2, round(share * len(ends)))))
+
+
+def loop(folder, commands=tuple(COMMANDS), share=1.0, every=False, seed=0, say=lambda text: None):
+    """Fail calls of each command; return how many sites and calls there are, how many failed, and what is wrong."""
     draw = random.Random(seed)
     template = folder / "template"
     template.mkdir(parents=True)
     prepare(template)
+    if any("ablate" in command for command in commands):
+        ablation(template)
     found = {}
     for command in commands:
-        total, wrong = once(command, template, folder / f"{command}-0", -1, errno.EIO)
-        injected, problems = 0, [wrong] if wrong else []
-        every = [(n, number) for n in range(1, total + 1) for number in ERRORS]
-        for n, number in every if share == 1 else draw.sample(every, max(2, round(share * len(every)))):
-            place = folder / f"{command}-{n}-{number}"
-            problems += [wrong] if (wrong := once(command, template, place, n, number)[1]) else []
-            injected += 1
-            shutil.rmtree(place)
-        found[command] = {"calls": total, "injected": injected, "wrong": problems}
+        plain = folder / "plain"
+        usual = 1 if command == "ablate verify" else 0  # the toy's predictions do not give its numbers
+        sites, wrong = once(command, template, plain, "", -1, errno.EIO, usual=usual)
+        expected = None if wrong else numbers(command, plain)
+        shutil.rmtree(plain)
+        problems, calls = [wrong] if wrong else [], chosen(sites, every, share, draw)
+        for site, k, number in calls:
+            problem = once(command, template, folder / "one", site, k, number, expected, usual)[1]
+            problems += [problem] if problem else []
+            say(f"  {problem}\n" if problem else "")
+            shutil.rmtree(folder / "one")
+        total = sum(sites.values())
+        found[command] = {"calls": total, "sites": len(sites), "injected": len(calls), "wrong": problems}
     return found
 
 
@@ -195,10 +303,12 @@ def main():
     """Run the loop: FOLDER SHARE [COMMAND ...]."""
     folder, share = Path(sys.argv[1]), float(sys.argv[2])
     for command in sys.argv[3:] or COMMANDS:
-        calls, injected, wrong = loop(folder / command, [command], share)[command].values()
-        sys.stdout.write(f"{command}: {calls} calls, {injected} injected, {len(wrong)} wrong\n")
-        sys.stdout.write("".join(f"  {text}\n" for text in wrong))
+        place = folder / command.replace(" ", "-")
+        found = loop(place, [command], share, say=sys.stdout.write)[command]
+        sys.stdout.write(f"{command}: {found['calls']} calls at {found['sites']} sites, {found['injected']} injected, ")
+        sys.stdout.write(f"{len(found['wrong'])} wrong\n")
         sys.stdout.flush()
+        shutil.rmtree(place)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,25 @@ def table(folder, kills=None):
         fault = f"{scenario}: {found['kills']} SIGKILLs from the first millisecond on, in {found['runs']} runs"
         rows.append({"fault": fault, "found": left, "must": "0, 0, 0"})
     lines = ["| fault | found | must be |", "|---|---|---|"]
-    return "\n".join(lines + [f"| {r['fault']} | {r['found']} | {r['must']} |" for r in rows]) + "\n"
+    phases = [(row["fault"].partition(" hangs")[0], row["cells"]) for row in rows if "cells" in row]
+    return "\n".join(lines + [f"| {r['fault']} | {r['found']} | {r['must']} |" for r in rows]) + "\n" + matrix(phases)
+
+
+def matrix(phases):
+    """Return what ended each phase and when, as a markdown table: a column for each signal and number of processes.
+
+    Args:
+        phases: Names of phases, and their cells: "SIGNAL, PROCESSES" and "CODE after SECONDS".
+    """
+    if not phases:
+        return ""
+    signals = list(dict.fromkeys(cell.partition(", ")[0] for _, cells in phases for cell in cells))
+    lines = [f"| phase | processes | {' | '.join(signals)} |", f"|---|---|{'---|' * len(signals)}"]
+    for phase, cells in phases:
+        for ranks in dict.fromkeys(cell.partition(", ")[2] for cell in cells):
+            ends = [cells.get(f"{sent}, {ranks}", "") for sent in signals]
+            lines.append(f"| {phase} | {ranks} | {' | '.join(ends)} |")
+    return "\n## The end of each phase\n\nExit code and seconds.\n\n" + "\n".join(lines) + "\n"
 
 
 def main(folder, page=""):

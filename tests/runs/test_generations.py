@@ -134,3 +134,8 @@ def test_a_place_without_room_or_under_a_file_is_refused(tmp_path):
         check_room(tmp_path / "file" / "run", 10)
     check_room(tmp_path / "run", 10)
     assert os.listdir(tmp_path / "run") == []
+
+
+def test_a_checkpoint_that_cannot_be_opened_is_named(tmp_path):
+    with pytest.raises(OSError, match=r"it cannot be opened now.*last\.ckpt"):
+        BackgroundCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")

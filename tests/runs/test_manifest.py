@@ -1,9 +1,12 @@
+import errno
 import json
+import os
 
 import pytest
 import torch
 
 from vitlab.errors import UsageError
+from vitlab.runs import manifest
 from vitlab.runs.directory import RunDir, find_run
 from vitlab.runs.manifest import LOG, check_whole, damage, file_digest, first_whole
 
@@ -102,3 +105,25 @@ def test_a_kill_between_two_renames_leaves_known_files(run):
 def test_a_manifest_that_cannot_be_read_leaves_the_checksums_of_the_parts(run):
     (run.checkpoints / "manifest.json").write_text("{torn")
     assert first_whole([run.checkpoints / "last.ckpt"]) == run.checkpoints / "last.ckpt"
+
+
+def test_no_other_checkpoint_takes_the_place_of_one_that_cannot_be_opened_now(tmp_path, monkeypatch):
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    for path in (best, last):
+        torch.save({"a": torch.zeros(2)}, path)
+    entries = {path.name: {"sha256": file_digest(path), "size": path.stat().st_size} for path in (best, last)}
+    (tmp_path / "manifest.json").write_text(json.dumps(entries))
+
+    def fails(number):
+        def digest(path):
+            if path == best:
+                raise OSError(number, os.strerror(number), str(path))
+            return file_digest(path)
+
+        return digest
+
+    monkeypatch.setattr(manifest, "file_digest", fails(errno.ESTALE))
+    with pytest.raises(OSError, match=r"Stale file handle.*best\.ckpt"):
+        first_whole([best, last])
+    monkeypatch.setattr(manifest, "file_digest", fails(errno.EIO))
+    assert first_whole([best, last]) == last

@@ -250,12 +250,12 @@ def _probe_foreign(subject: Subject, net: AnyNetwork) -> Finding:
     sources["noise"] = lambda split: (images for images, _ in _noise(subject, seed=int(split == "val")))
     rows = []
     for name, batches in sources.items():
-        probes: dict[int, PositionProbe] = {}
+        probes: dict[int, CellProbe] = {}
         for split in ("train", "val"):
             for images in batches(split):
                 for layer, found in enumerate(placed_tokens(net, images)):
                     if found is not None and found[1][0] * found[1][1] > 1:
-                        probe = probes.setdefault(layer, PositionProbe(found[1]))
+                        probe = probes.setdefault(layer, CellProbe(found[1]))
                         (probe.add if split == "train" else probe.score)(found[0].cpu())
         for layer, probe in probes.items():
             chance = 1 / len(probe.targets)

@@ -62,6 +62,7 @@ class Deadline(Callback):
         self._end = threading.Event()
         self._place = ""
         self._alone = True
+        self._before: Any = None
         self._others: set[Any] = set()  # child processes of others, not to be killed
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -133,7 +134,7 @@ class Deadline(Callback):
             self._alone = trainer.world_size == 1
             self._place = f"process {trainer.global_rank} of {trainer.world_size} (rank {trainer.global_rank})"
             if threading.current_thread() is threading.main_thread():
-                signal.signal(WAKE, self._wake)
+                self._before = signal.signal(WAKE, self._wake)
             threading.Thread(target=self._watch, daemon=True).start()
 
     def stop(self) -> None:
@@ -177,6 +178,8 @@ class Deadline(Callback):
     def _wake(self, number: int, frame: FrameType | None) -> None:
         if self.hung is not None and not self._end.is_set():
             raise Stopped(signal.SIGTERM, self.hung)
+        if callable(self._before):  # of the guard of the command
+            self._before(number, frame)
 
 
 def _workers() -> str:

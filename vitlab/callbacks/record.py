@@ -74,7 +74,7 @@ class RunRecord(Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Drop the metrics of steps that are repeated, which sharded training only knows now, and start the clocks."""
         if trainer.is_global_zero:
-            _drop_later_rows(self.run, self._known_bytes)
+            self.run.drop_later_rows(self._known_bytes, trainer.global_step)
         gc.collect()
         gc.freeze()  # these objects live as long as the run: exclude them from later collections
         self.started = True
@@ -205,17 +205,6 @@ class RunRecord(Callback):
         if trainer.is_global_zero:
             head = {"step": trainer.global_step, "epoch": trainer.current_epoch, "attempt": self.attempt}
             self.run.append_row(head | values)
-
-
-def _drop_later_rows(run: RunDir, known: int | None) -> None:
-    """Truncate metrics to their first ``known`` bytes, dropping rows of steps to repeat, and to complete rows."""
-    path = run.metrics
-    text = path.read_bytes() if path.is_file() else b""
-    size = text.rfind(b"\n") + 1
-    if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
-        size = min(size, known)
-    if size < len(text):
-        run.cut_rows(size)
 
 
 def _describe_nan(trainer: Any, losses: list[Tensor], norms: list[Tensor | None], batch_idx: int) -> str:

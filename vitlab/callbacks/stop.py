@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.errors import Stopped
+from vitlab.runs import guard
 from vitlab.runs.interrupt import TWICE
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -34,6 +35,7 @@ class StopOnSignal(Callback):
         self.checkpoint = checkpoint
         self.received: int | None = None
         self._when = 0.0
+        self._begun = False  # whether a step of this attempt is done
         self._handled: list[int] = []
         self._original: dict[int, Any] = {}
         self._shared_batches = 0  # validation batches that every process has
@@ -58,6 +60,9 @@ class StopOnSignal(Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save within an epoch and exit; after its last batch, leave this to validation or the end of the epoch."""
+        if not self._begun:
+            self._begun = True
+            guard.enter(None)  # from now on a signal waits for the step, to save it
         between_steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if batch_idx + 1 < trainer.num_training_batches and between_steps and (number := self._signal(trainer)):
             if self.checkpoint is not None:

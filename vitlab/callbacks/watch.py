@@ -58,11 +58,11 @@ class Watch(Callback):
 
     def setup(self, trainer: Any, pl_module: L.LightningModule, stage: str) -> None:
         """Start watching: all processes are connected."""
-        CONNECTED.set()
         if trainer.world_size == 1:
+            CONNECTED.set()
             return
         self.rank, self.world = trainer.global_rank, trainer.world_size
-        self._adopt_children(trainer)
+        self.adopt_children(trainer)
         if self.rank == 0:
             self._server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         port = trainer.strategy.broadcast(self._server.port if self._server else None)
@@ -72,6 +72,7 @@ class Watch(Callback):
         trainer.strategy.barrier("vitlab watch")
         self.peers = {r: json.loads(self.store.get(self._key(r))) for r in range(self.world) if r != self.rank}
         self._thread.start()
+        CONNECTED.set()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Stop watching, once all processes have finished."""
@@ -85,19 +86,20 @@ class Watch(Callback):
         """End all child processes; if communication with a lost process failed, let the thread report it first."""
         connected = self._thread.is_alive()
         if connected:
-            if isinstance(exception, RuntimeError) and _is_about_peers(exception):
+            if isinstance(exception, RuntimeError) and is_about_peers(exception):
                 self._thread.join(self.patience + 10)  # the thread ends this process
             elif isinstance(exception, Stopped | KeyboardInterrupt):  # all processes leave together
                 self._say_bye()
             self._stop()
-        self._adopt_children(trainer)
+        self.adopt_children(trainer)
         self._end_children(LEAVING if connected else 0)  # earlier they have nothing to save
 
-    def _adopt_children(self, trainer: Any) -> None:
+    def adopt_children(self, trainer: Any) -> list[subprocess.Popen[bytes]]:
         """Take over the processes that Lightning has started: it would kill this one when one of them fails."""
         started = getattr(trainer.strategy.launcher, "procs", [])
-        self._children += started
+        self._children += [child for child in started if child not in self._children]
         started.clear()
+        return self._children
 
     def _end_children(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -193,6 +195,12 @@ class Watch(Callback):
         os._exit(1)
 
 
-def _is_about_peers(error: BaseException) -> bool:
+def is_about_peers(error: BaseException) -> bool:
+    """Return whether an error is of the communication with other processes.
+
+    Example:
+        >>> is_about_peers(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711"))
+        True
+    """
     text = f"{type(error).__name__} {error}".lower()
     return any(word in text for word in ("gloo", "nccl", "connection", "socket", "distbackend", "timed out"))

@@ -1,10 +1,7 @@
 """``vitlab fit``: train a model in a run directory of its own, or continue a run."""
 
-import signal
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 from vitlab.config.arguments import refuse_unknown
 from vitlab.config.environment import idle_variables, with_environment
@@ -12,7 +9,7 @@ from vitlab.config.options import FitOptions, options_parser
 from vitlab.errors import RunFailed, Stopped, exit_code
 from vitlab.lazy import quick_imports
 from vitlab.runs.choose import run_to_continue
-from vitlab.runs.interrupt import second_interrupt_ends
+from vitlab.runs.interrupt import say_stopped, second_interrupt_ends, stop_on_signals
 
 EXAMPLES = """examples:
   vitlab fit --config configs/t2t.yaml --model.pos_embed=sincos2d --seed_everything=1
@@ -33,6 +30,7 @@ def main(argv: list[str]) -> int:
         from vitlab.config.help import print_fit_help
 
         return print_fit_help(options_parser(), EXAMPLES, options.help_all)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else C++ prints its stack after the line on a lost process
     with second_interrupt_ends():
         return _train(options, rest)
 
@@ -40,32 +38,13 @@ def main(argv: list[str]) -> int:
 def _train(options: FitOptions, rest: list[str]) -> int:
     """Train, and return the exit code."""
     try:
-        with _stop_on_signals():
+        with stop_on_signals():
             return _fit(options, rest)
     except RunFailed:
         return 1
     except Stopped as stopped:
-        if not stopped.said:
-            sys.stderr.write(f"vitlab: stopped by {signal.Signals(stopped.args[0]).name} before or after training\n")
+        say_stopped(stopped, "before or after training")
         return exit_code(stopped)
-
-
-@contextmanager
-def _stop_on_signals() -> Iterator[None]:
-    """Raise :class:`Stopped` on a signal, also while libraries load; training installs handlers that save first."""
-    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
-        numbers.remove(signal.SIGHUP)
-    before = {n: signal.signal(n, _stop) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    raise Stopped(number)
 
 
 def _fit(options: FitOptions, rest: list[str]) -> int:

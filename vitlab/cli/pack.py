@@ -2,9 +2,12 @@
 
 import sys
 import time
+from typing import Any
 
 from vitlab.config.arguments import CommandParser
-from vitlab.errors import RunFailed, UsageError, printable, what_failed
+from vitlab.errors import RunFailed, Stopped, UsageError, exit_code, printable, what_failed
+from vitlab.runs.guard import guarded
+from vitlab.runs.interrupt import say_stopped, second_interrupt_ends, stop_on_signals
 
 
 def main(argv: list[str]) -> int:
@@ -30,18 +33,31 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--color_profile", choices=["srgb", "ignore"], default="srgb", help="convert photos with an "
                         "ICC profile to sRGB, or take their values as they are (default: %(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
+    with second_interrupt_ends():
+        try:
+            with stop_on_signals():
+                return _pack(options)
+        except Stopped as stopped:
+            say_stopped(stopped, f"while packing {options.target}; the same command continues")
+            return exit_code(stopped)
+
+
+def _pack(options: Any) -> int:
     from vitlab.data.pack.write import pack
 
     started = time.perf_counter()
-    try:
-        done = pack(
-            options.source, options.target, None if options.keep else options.size, options.max_unreadable,
-            options.num_workers, options.value_range, options.max_pixels, options.color_profile,
-        )  # fmt: skip
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    except OSError as error:
-        raise RunFailed(f"{options.target} could not be written: {what_failed(error) or error}") from error
+    with guarded() as guard:
+        guard.way_on = "the same command continues"
+        guard.enter("pack", f"{options.source} to be listed")
+        try:
+            done = pack(
+                options.source, options.target, None if options.keep else options.size, options.max_unreadable,
+                options.num_workers, options.value_range, options.max_pixels, options.color_profile,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        except OSError as error:
+            raise RunFailed(f"{options.target} could not be written: {what_failed(error) or error}") from error
     for path, reason in done["unreadable"].items():
         sys.stdout.write(f"left out {printable(path)}: {reason}\n")
     seconds = time.perf_counter() - started

@@ -217,10 +217,40 @@ class RunDir:
         else:
             os.truncate(self.metrics, size)
 
+    def drop_later_rows(self, known: int | None, step: int) -> None:
+        """Cut metrics.jsonl to complete rows that are not later than a checkpoint, whose steps are repeated.
+
+        Args:
+            known: Bytes that the file had at the checkpoint; None if unknown. Somebody may have removed it since.
+            step: Step of the checkpoint; no row of a later one stays.
+        """
+        own = self.metrics.read_bytes() if self.metrics.is_file() and not self.fence else b""
+        text = self.fence.read_rows() if self.fence else own
+        size = text.rfind(b"\n") + 1
+        if known is not None and text[:known].endswith(b"\n" if known else b""):  # otherwise the file was edited
+            size = min(size, known)
+        start = 0
+        for line in text[:size].splitlines(keepends=True):
+            if _step_of(line) > step:
+                size = start
+                break
+            start += len(line)
+        if size < len(text):
+            self.cut_rows(size)
+
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl, without a last line that a crash truncated."""
         lines = self.metrics.read_text().splitlines() if self.metrics.is_file() else []
         return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def _step_of(line: bytes) -> float:
+    """Return the step of a row; none is later than one that cannot be read."""
+    try:
+        step = json.loads(line).get("step", -1)
+    except (ValueError, AttributeError):
+        return -1
+    return step if isinstance(step, int | float) else -1
 
 
 @contextmanager

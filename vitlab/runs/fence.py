@@ -157,6 +157,14 @@ class Fence:
                     os.ftruncate(self._rows, size)
                 raise OSError(error.errno, error.strerror, str(self.folder / ROWS)) from error
 
+    def read_rows(self) -> bytes:
+        """Return the content of ``metrics.jsonl``, of the file that this attempt has open even if its name is gone."""
+        with self._mutex:
+            if self._rows is not None:
+                return os.pread(self._rows, os.fstat(self._rows).st_size, 0)
+        path = self.folder / ROWS
+        return path.read_bytes() if path.is_file() else b""
+
     def cut_rows(self, size: int) -> None:
         """Cut ``metrics.jsonl`` to its first bytes."""
         with self._mutex:

@@ -1,6 +1,7 @@
 """Write checkpoints so that an intact one, and the one before it, survive any crash."""
 
 import copy
+import errno
 import os
 import resource
 import shutil
@@ -19,6 +20,7 @@ from vitlab.errors import UsageError, megabytes
 from vitlab.runs.directory import write_json
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
+from vitlab.runs.guard import during
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
 from vitlab.runs.shards import sweep_shards
 
@@ -44,12 +46,16 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
     def __init__(self) -> None:
         super().__init__()
         self._thread: threading.Thread | None = None
+        self._place = ""
         self._failure: str | None = None
         self._error: BaseException | None = None
 
     def load_checkpoint(self, path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read a checkpoint, in the present format."""
-        return migrate(super().load_checkpoint(path, *args, **kwargs))
+        try:
+            return migrate(super().load_checkpoint(path, *args, **kwargs))
+        except FileNotFoundError as error:  # so Lightning says, whatever failed
+            raise OSError(error.errno or errno.ENOENT, "it cannot be opened now", str(path)) from error
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Copy ``checkpoint`` and start to write it; the copy takes host memory until it is written."""
@@ -60,13 +66,15 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         """Start ``work``, which writes ``size`` bytes to ``path``, in the thread."""
         if failure := self.wait():  # an earlier checkpoint failed
             raise NotSaved(failure)
+        self._place = f" into {path.parent}"
         self._thread = threading.Thread(target=self._run, args=(work, path, size), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> str | None:
         """Wait for the thread, and return why the last checkpoint could not be written; None if it was."""
         if self._thread is not None:
-            self._thread.join()
+            with during("save", f"the checkpoint to be written{self._place}"):
+                self._thread.join()
         self._thread = None
         (failure, self._failure), (error, self._error) = (self._failure, None), (self._error, None)
         if error:

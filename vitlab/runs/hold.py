@@ -7,14 +7,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError, printable
-from vitlab.runs import lock
+from vitlab.runs import guard, lock
 from vitlab.runs.directory import LOCK, RunDir
 from vitlab.runs.fence import RunGone, owner_text
 from vitlab.runs.generations import check_room
@@ -49,13 +49,16 @@ def locked(run: RunDir) -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[float]:
+def held(
+    path: Path, what: str, patience: float = float("inf"), sign: Callable[[], object] = lambda: None
+) -> Iterator[float]:
     """Hold a lock at ``path`` for work that several processes may want to do, and wait while another does it.
 
     Args:
         path: The lock, removed at the end.
         what: What its holder does, for the line that says who is waited for.
         patience: Seconds after which to give up.
+        sign: Function whose value changes while the holder's work goes on: the guard of the command then waits on.
 
     Yields:
         The seconds waited for another process, 0 if there was none.
@@ -63,7 +66,7 @@ def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[floa
     Raises:
         UsageError: Another process has it for longer than ``patience``.
     """
-    since, said = time.monotonic(), False
+    since, said, seen = time.monotonic(), False, sign()
     while (claim := lock.take(path)) is None:
         owner, waited = lock.read(path) or {}, time.monotonic() - since
         who = owner_text(owner)
@@ -72,6 +75,9 @@ def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[floa
         if waited > 3 and not said and sys.stderr is not None:
             said = True
             sys.stderr.write(f"waiting: {who} {what}\n")
+        if (now := sign()) != seen:
+            seen = now
+            guard.goes_on()
         time.sleep(0.1)
     waited = time.monotonic() - since
     try:

@@ -7,10 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from vitlab.errors import Stopped
 
 TWICE = 0.4  # seconds within which a second signal is a duplicate: a terminal and a launcher both send it
 RECEIVED: list[tuple[int, float]] = []  # signals and when they came, also while the main thread is in C++
+HURRY = threading.Event()  # set where the process must not wait at its end for what libraries have left open
 GRACE = 0.5  # seconds that a process has to end normally after the second Ctrl-C
 
 
@@ -35,6 +39,32 @@ def second_interrupt_ends() -> Iterator[None]:
         if twice.is_set():  # cleaning up the interpreter takes seconds
             sys.stdout.flush()
             os._exit(128 + signal.SIGINT)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Raise :class:`Stopped` on a signal, also while libraries load; training installs handlers that save first."""
+    numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup
+        numbers.remove(signal.SIGHUP)
+    before = {n: signal.signal(n, _stop) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def say_stopped(stopped: Stopped, when: str) -> None:
+    """Say why a command stopped, unless that has been said."""
+    if not stopped.said:
+        why = f"stopped by {signal.Signals(stopped.args[0]).name} {when}" if len(stopped.args) == 1 else stopped.args[1]
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"vitlab: {why}\n")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped(number)
 
 
 def _listen(reads: socket.socket, twice: threading.Event) -> None:

@@ -1,25 +1,17 @@
 """Coordinate the processes of one run, started by torchrun, srun or Lightning."""
 
 import hashlib
-import logging
 import os
-import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UsageError
-from vitlab.runs import interrupt
 from vitlab.runs.directory import RUNS, write_text
 from vitlab.runs.processes import is_running
 
-LOG = logging.getLogger("vitlab")
-SILENT = 10.0  # seconds after which a line says who is waited for
-OBEY = 4.0  # seconds that the main thread has to obey a signal while processes connect
 PATIENCE = 300.0  # seconds that a process waits for process 0, and process 0 for all
 CONNECTED = threading.Event()  # set once the processes of a run are connected and watch each other
 _own: Any = None  # the store of this group of processes; keeps its server alive
@@ -63,54 +55,6 @@ def watch_launcher() -> None:
 
     if "VITLAB_LAUNCHER" in os.environ:
         threading.Thread(target=watch, args=(int(os.environ["VITLAB_LAUNCHER"]), CONNECTED), daemon=True).start()
-
-
-@contextmanager
-def joining(rank: int, world: int, on_end: Callable[[str], None]) -> Iterator[None]:
-    """Watch over the time until the processes of a run are connected, which the main thread spends in C++.
-
-    A line says who is waited for. After ``VITLAB_JOIN_TIMEOUT`` seconds (600) without the others, and some seconds
-    after a signal, this process ends.
-
-    Args:
-        rank: Rank of this process.
-        world: Number of processes.
-        on_end: Function called with the reason before the process ends.
-    """
-    if world == 1:
-        yield
-        return
-    CONNECTED.clear()
-    left = threading.Event()
-    threading.Thread(target=_watch_joining, args=(rank, world, on_end, left), daemon=True).start()
-    try:
-        yield
-    finally:
-        left.set()
-
-
-def _watch_joining(rank: int, world: int, on_end: Callable[[str], None], left: threading.Event) -> None:
-    from torch import distributed
-
-    since, said, before = time.monotonic(), False, len(interrupt.RECEIVED)
-    patience = float(os.environ.get("VITLAB_JOIN_TIMEOUT") or 600.0)
-    others = "process 1" if world == 2 and rank == 0 else "process 0" if rank else f"processes 1 to {world - 1}"
-    place = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '?')}"
-    while not left.wait(0.5) and not CONNECTED.is_set():
-        now, joined = time.monotonic(), distributed.is_initialized()
-        reason, code = "", 75
-        for number, when in interrupt.RECEIVED[before:]:
-            if now - when > OBEY:
-                reason, code = f"stopped by {signal.Signals(number).name}", 130 if number == signal.SIGINT else 75
-        if not joined and now - since > SILENT and not said:
-            said = True
-            LOG.info("waiting for %s of %d to join at %s, for up to %.0f s", others, world, place, patience)
-        if not joined and now - since > patience:
-            reason = f"process {rank} of {world} waited {patience:.0f} s in vain for {others} to join at {place}"
-        if reason:
-            LOG.error("%s before the first step; nothing is lost: start it again", reason)
-            on_end(reason)
-            os._exit(code)
 
 
 def launched_devices(devices: Any, num_nodes: int) -> dict[str, int]:

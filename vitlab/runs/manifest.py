@@ -1,5 +1,6 @@
 """Checksums of checkpoint files, in ``manifest.json`` beside them, and checks against them."""
 
+import errno
 import hashlib
 import json
 import logging
@@ -37,19 +38,38 @@ def damage(path: Path) -> str | None:
     A file in the manifest must have one of the manifest's checksums; any entry's, because a process may have ended
     between two renames. For any other file, the checksums within the archive are verified.
     """
-    entries = read_manifest(path.parent)
     try:
-        if path.name in entries:
-            known, digest = {entry["sha256"]: entry for entry in entries.values()}, file_digest(path)
-            if digest in known:
-                return _torn_shards(path.parent, known[digest])
-            written = entries[path.name]["size"]
-            if path.stat().st_size < written:
-                return f"it has {path.stat().st_size:,} of the {written:,} bytes that were written"
-            return "its content has changed since it was written (sha256)"
-        return torn_archive(path)
+        return _damage(path)
     except OSError as error:
         return error.strerror or str(error)
+
+
+def _damage_of(path: Path) -> str | None:
+    """Return what is wrong with a checkpoint of which another may take the place; None if it is intact.
+
+    Raises:
+        OSError: Nobody knows, as the file cannot be opened now: another one would give other numbers. A disk that
+            cannot read the file (EIO) has damaged it.
+    """
+    try:
+        return _damage(path)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            return error.strerror
+        raise OSError(error.errno, error.strerror, str(error.filename or path)) from error
+
+
+def _damage(path: Path) -> str | None:
+    entries = read_manifest(path.parent)
+    if path.name in entries:
+        known, digest = {entry["sha256"]: entry for entry in entries.values()}, file_digest(path)
+        if digest in known:
+            return _torn_shards(path.parent, known[digest])
+        written = entries[path.name]["size"]
+        if path.stat().st_size < written:
+            return f"it has {path.stat().st_size:,} of the {written:,} bytes that were written"
+        return "its content has changed since it was written (sha256)"
+    return torn_archive(path)
 
 
 def _torn_shards(folder: Path, entry: Entry) -> str | None:
@@ -83,7 +103,7 @@ def first_whole(paths: list[Path]) -> Path | None:
     for path in paths:
         if not path.is_file():
             continue
-        reason = damage(path)
+        reason = _damage_of(path)
         if reason is None:
             if bad:
                 LOG.warning("%s; using %s instead", "; ".join(bad), path)
@@ -96,7 +116,7 @@ def first_whole(paths: list[Path]) -> Path | None:
 
 def check_whole(path: Path) -> None:
     """Refuse a checkpoint that is damaged."""
-    if reason := damage(path):
+    if reason := _damage_of(path):
         others = [p for p in sorted(path.parent.glob("*.ckpt")) if p != path and damage(p) is None]
         hint = f"; {others[-1]} is intact" if others else ""
         raise UsageError(f"{path} is damaged: {reason}{hint}")

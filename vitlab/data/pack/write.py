@@ -26,6 +26,7 @@ from vitlab.data.image_folder import ImageFolder, kind_of
 from vitlab.data.pack.encode import Encoded, Photo, Source
 from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
+from vitlab.runs import guard
 from vitlab.runs.hold import held
 
 _SHARD = 2**30  # bytes
@@ -67,10 +68,20 @@ def pack(
     settings: dict[str, Any] = {
         "value_range": value_range, "max_pixels": max_pixels, "color_profile": color_profile,
     }  # fmt: skip
-    with held(place.parent / f".{place.name}.lock", f"packs {target}") as waited:
+    lock, unfinished = place.parent / f".{place.name}.lock", f".{glob.escape(place.name)}-*/*"
+    guard.enter("pack", f"the process that packs {target}")
+    with held(lock, f"packs {target}", sign=lambda: sum(map(_size, place.parent.glob(unfinished)))) as waited:
+        guard.enter("pack", f"{source} to be listed")
         if waited and place.exists():
             return _packed_by_another(place, size, settings)
         return _pack(source, place, size, max_unreadable, num_workers, settings, shard_bytes)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # it was renamed meanwhile
+        return 0
 
 
 def _packed_by_another(place: Path, size: int | None, settings: dict[str, Any]) -> dict[str, Any]:
@@ -154,6 +165,7 @@ def _write(
         raise ValueError(
             f"{folder.parent} has {free / 1e9:.1f} GB left, and the packed images take {expected / 1e9:.1f} GB"
         )
+    guard.enter("pack", f"the next photos of {what.store.place}")
     photos = DataLoader(
         Encoded(what, start), batch_size=16, num_workers=num_workers, collate_fn=list, generator=Generator(),
         worker_init_fn=partial(_end_with, os.getpid()),
@@ -172,6 +184,7 @@ def _write(
                     _fill(what.rows[i], photo, shard, file.tell())
                     file.write(photo.data)
                     bar.update()
+                    guard.goes_on()
                     i += 1
                 file.flush()
                 os.fsync(file.fileno())

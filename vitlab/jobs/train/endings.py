@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vitlab.callbacks.record import now_utc
+from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
 from vitlab.errors import RunFailed, Stopped, UsageError
 from vitlab.interface import deals_samples, path_of
@@ -91,13 +92,11 @@ def closing(run: RunDir) -> Iterator[None]:
         _fail(f"{what}; make room, then `vitlab fit --resume {run.path}`", error)
 
 
-def end_joining(job: Job, reason: str) -> None:
-    """Record that the processes did not come together, and end those that Lightning has started from this one."""
-    if job.run.fence:
+def cut_short(run: RunDir, reason: str) -> None:
+    """Record that this process has ended without its main thread, on a signal or after the limit of a phase."""
+    if run.fence and not run.fence.loss:
         with suppress(OSError):
-            job.run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
-    for child in getattr(job.trainer.strategy.launcher, "procs", []):
-        child.kill()
+            run.update("run.json", status="preempted", error=reason, ending={"why": "signal", "text": reason})
 
 
 def hung(run: RunDir, what: str, is_first: bool) -> None:
@@ -180,6 +179,8 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return " ".join(str(error).split())
         case RuntimeError() if "loading state_dict" in str(error):
             return f"the checkpoints in {run.checkpoints} belong to another network: use its configuration"
+        case RuntimeError() if processes > 1 and is_about_peers(error):
+            return f"another process of the run has ended, or cannot be reached; the run ends. Go on with {way_on}"
         case RuntimeError() if "DataLoader worker" in str(error) or _is_hanging_loader(error):
             what = " ".join(str(error).split()).split(". ")[0]
             return f"{what}: killed, out of memory, or hanging. Use fewer (--data.num_workers), then {way_on}"

@@ -5,18 +5,18 @@ Each step says what it takes and what it gives: words become a :class:`Job`, a j
 """
 
 import time
-from functools import partial
 from pathlib import Path
 
 from vitlab.config.options import FitOptions
 from vitlab.jobs.train.build import build_job, rehearse
 from vitlab.jobs.train.close import close, log_summary
-from vitlab.jobs.train.endings import end_joining, explained
+from vitlab.jobs.train.endings import explained
 from vitlab.jobs.train.job import Job, Reached
-from vitlab.jobs.train.start import begin, running
+from vitlab.jobs.train.start import begin, running, telling_of_data, watch_over
 from vitlab.runs.directory import RunDir
+from vitlab.runs.guard import guarded
 from vitlab.runs.hold import locked
-from vitlab.runs.launch import joining, watch_launcher
+from vitlab.runs.launch import watch_launcher
 from vitlab.runs.processes import keep_freed_memory
 
 
@@ -35,16 +35,20 @@ def fit(arguments: list[str], options: FitOptions) -> RunDir:
     started = time.perf_counter()
     watch_launcher()
     keep_freed_memory()
-    job = build_job(arguments, options)
-    if options.dry_run:
-        rehearse(job)
-        return job.run
-    with locked(job.run):
-        begin(job)
-        with running(job) as checkpoint:
-            reached = train(job, checkpoint)
-        if reached:
-            close(job, reached, time.perf_counter() - started)
+    with guarded() as guard:
+        guard.enter("build", "network and data to be built")
+        job = build_job(arguments, options)
+        if options.dry_run:
+            rehearse(job)
+            return job.run
+        with locked(job.run):
+            begin(job)
+            watch_over(guard, job)
+            with running(job) as checkpoint:
+                reached = train(job, checkpoint)
+            if reached:
+                guard.enter("close", "weights and results to be written")
+                close(job, reached, time.perf_counter() - started)
     return job.run
 
 
@@ -56,7 +60,7 @@ def train(job: Job, checkpoint: Path | None) -> Reached | None:
         checkpoint: Where to go on from; None for the first step.
     """
     trainer = job.trainer
-    with explained(job), joining(trainer.global_rank, trainer.world_size, partial(end_joining, job)):
+    with explained(job), telling_of_data(job):
         trainer.fit(job.task, datamodule=job.data, ckpt_path=checkpoint, weights_only=True)
     if not trainer.is_global_zero:
         return None

@@ -7,6 +7,7 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,24 @@ from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.callbacks.deadline import Deadline
 from vitlab.callbacks.record import now_utc
+from vitlab.callbacks.watch import Watch
 from vitlab.config.arguments import config_paths
 from vitlab.config.parser import settings
 from vitlab.config.trust import redact
 from vitlab.data.base import ImageData
 from vitlab.data.record import TRAINED_ON, fingerprints
-from vitlab.errors import UsageError
+from vitlab.errors import Stopped, UsageError
 from vitlab.interface import deals_samples, fingerprint
 from vitlab.jobs.checkpoint import checkpoint_to_resume
 from vitlab.jobs.terminal import close_log, log_to, print_error
+from vitlab.jobs.train.endings import cut_short
 from vitlab.jobs.train.job import GIVEN, Job
 from vitlab.jobs.train.wandb import finish_run
 from vitlab.layers.precision import float32_precision
 from vitlab.notebook import PARTS_FILE, names_in, source_of
 from vitlab.optim import describe_groups
 from vitlab.runs.directory import RunDir, atomic_write
+from vitlab.runs.guard import Guard, enter, others_of
 from vitlab.runs.hold import is_leader, prepare
 from vitlab.runs.launch import announce_run, join_group_store
 from vitlab.runs.machine import cpu_name, git
@@ -68,20 +72,64 @@ def running(job: Job) -> Iterator[Path | None]:
     In the end, what would outlive the training is closed: its watch for what hangs, its W&B run, its log.
     """
     announce_run(job.run.path)
-    failed = True
+    failed, hurry = True, False
     try:
         checkpoint = checkpoint_to_resume(job.run) if job.resumed else None
         join_group_store()
         yield checkpoint
         failed = False
+    except Stopped:
+        hurry = True
+        enter("close", "the record of the run")
+        raise
     finally:
         del os.environ["VITLAB_RUN_DIR"], os.environ["VITLAB_LAUNCHER"]
         for part in job.trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(part, Deadline):  # still running after an error during error handling
                 part.stop()
-        if job.wandb_line:
-            finish_run(failed)
-        close_log()
+        try:
+            if job.wandb_line:
+                finish_run(failed, hurry)
+        finally:
+            close_log()
+
+
+def watch_over(guard: Guard, job: Job) -> None:
+    """Tell the guard of the command what it watches over: where to go on, and the processes of the run."""
+    watch = next((part for part in job.trainer.callbacks if isinstance(part, Watch)), None)  # type: ignore[attr-defined]
+    guard.way_on = f"continue with `vitlab fit --resume {job.run.path}`"
+    guard.on_end = partial(cut_short, job.run)
+    if watch is not None:
+        guard.children = partial(watch.adopt_children, job.trainer)
+    if job.trainer.world_size > 1:
+        guard.join(job.trainer.global_rank, job.trainer.world_size)
+
+
+@contextmanager
+def telling_of_data(job: Job) -> Iterator[None]:
+    """Tell the guard of the command when the data are downloaded and set up, which Lightning asks of the data."""
+    data, name = job.data, type(job.data).__qualname__
+    others = others_of(job.trainer.global_rank, job.trainer.world_size) if job.trainer.world_size > 1 else ""
+    prepare, set_up = data.prepare_data, data.setup
+
+    def prepare_data() -> None:
+        del data.prepare_data
+        enter("download", f"the data, `prepare_data` of {name}")
+        prepare()
+        enter("data", f"{others or 'the loggers'} and the data")
+
+    def setup(stage: str) -> None:
+        del data.setup  # this instance is itself again
+        enter("data", f"the data, `setup` of {name}")
+        set_up(stage)
+        enter("start", f"{f'{others}, or ' if others else ''}the first step, which may compile")
+
+    data.prepare_data, data.setup = prepare_data, setup
+    try:
+        yield
+    finally:
+        for part in ("prepare_data", "setup"):
+            vars(data).pop(part, None)
 
 
 def _first_record(job: Job) -> dict[str, Any]:

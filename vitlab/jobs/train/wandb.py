@@ -4,6 +4,7 @@ import logging
 import netrc
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
@@ -16,10 +17,13 @@ from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.pytorch.loggers import WandbLogger
 
 from vitlab.errors import UsageError
+from vitlab.runs import interrupt
 from vitlab.runs.directory import RunDir
+from vitlab.runs.guard import during, limit_of
 from vitlab.runs.manifest import read_manifest
 
 LOG = logging.getLogger("vitlab")
+HURRY = 4.0  # seconds that W&B has to finish once the process was told to end
 
 
 ENVIRONMENT = {
@@ -195,16 +199,35 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200] or type(error).__name__
 
 
-def finish_run(failed: bool) -> None:
-    """End the W&B run of this process, so that the next one starts separately."""
+def finish_run(failed: bool, hurry: bool = False) -> None:
+    """End the W&B run of this process, so that the next one starts separately.
+
+    What is not sent within ``VITLAB_WANDB_TIMEOUT`` seconds stays in the run directory.
+
+    Args:
+        failed: Whether W&B is to show the run as failed.
+        hurry: Whether the process has been told to end, which gives W&B a few seconds only.
+    """
     wandb = sys.modules.get("wandb")
     if wandb is None or wandb.run is None:
         return
-    try:
-        wandb.finish(exit_code=int(failed))
-    except Exception:  # unsent data stays in the run directory
-        with suppress(Exception):
-            wandb.teardown()  # else a dead service causes a traceback at exit
+
+    def finish() -> None:
+        try:
+            wandb.finish(exit_code=int(failed))
+        except Exception:  # unsent data stays in the run directory
+            with suppress(Exception):
+                wandb.teardown()  # else a dead service causes a traceback at exit
+
+    seconds, place = min(HURRY, limit_of("wandb")) if hurry else limit_of("wandb"), wandb.run.dir
+    thread = threading.Thread(target=finish, name="wandb finish", daemon=True)
+    with during("wandb", "W&B to finish"):
+        thread.start()
+        thread.join(seconds)
+    if thread.is_alive():
+        interrupt.HURRY.set()
+        what = f"W&B    has not sent everything within {seconds:.0f} s; the rest is in {Path(place).parent}"
+        LOG.warning("%s: `wandb sync` sends it", what)
 
 
 def chosen_mode(is_offline: bool = False) -> str:

@@ -1,0 +1,108 @@
+"""Every phase of a command has an end: a line, a signal and a limit, wherever the main thread is."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from vitlab.errors import Stopped
+from vitlab.runs import guard, interrupt
+from vitlab.runs.guard import Guard, during, enter, guarded, limit_of
+
+# The main thread waits in C++, where Python's handlers of signals do not run.
+SCRIPT = """
+import logging, sys, threading
+from datetime import timedelta
+from torch.distributed import TCPStore
+from vitlab.runs import guard
+from vitlab.runs.interrupt import second_interrupt_ends, stop_on_signals
+guard.SILENT, guard.OBEY = 0.2, 0.5
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+with second_interrupt_ends(), stop_on_signals(), guard.guarded() as watched:
+    watched.on_end = lambda reason: print("recorded", reason, flush=True)
+    watched.enter("data", "the photos")
+    print("ready", flush=True)
+    store.get("never")
+"""
+
+
+@pytest.mark.slow  # three imports of torch
+@pytest.mark.parametrize(
+    ("number", "limit", "code", "said"),
+    [
+        (15, "", 75, "stopped by SIGTERM; nothing is lost: start it again"),
+        (2, "", 130, "stopped by SIGINT; nothing is lost: start it again"),
+        (None, "0.5", 75, "waited 0 s in vain for the photos; nothing is lost: start it again"),
+    ],
+)
+def test_a_phase_that_hangs_in_cpp_ends_by_a_signal_and_by_its_limit(monkeypatch, number, limit, code, said):
+    monkeypatch.setenv("VITLAB_DATA_TIMEOUT", limit)
+    process = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=-1, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout.readline() == "ready\n"
+    if number:
+        time.sleep(0.6)
+        process.send_signal(number)
+    out = process.communicate(timeout=30)[0]
+    assert process.returncode == code, out
+    assert said in out and "recorded" in out and "waiting for the photos" in out and "Traceback" not in out
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """The exit code with which the process would have ended, once it would have."""
+    codes, ended = [], threading.Event()
+    monkeypatch.setattr(guard.os, "_exit", lambda code: (codes.append(code), ended.set()))
+    monkeypatch.setattr(guard, "LOOK", 0.01)
+    monkeypatch.setattr(guard, "OBEY", 0.2)
+    monkeypatch.setattr(interrupt, "RECEIVED", [])
+    yield lambda seconds: codes[0] if ended.wait(seconds) else None
+    interrupt.RECEIVED.clear()
+
+
+def test_a_limit_wakes_the_main_thread_first(monkeypatch, left):
+    monkeypatch.setenv("VITLAB_DATA_TIMEOUT", "0.05")
+    with pytest.raises(Stopped, match="waited 0 s in vain for the photos") as stopped, guarded():
+        enter("data", "the photos")
+        time.sleep(5)
+    assert stopped.value.args[0] == 15
+    assert left(0.3) is None
+
+
+def test_a_signal_before_saving_does_not_cut_the_saving_short_and_one_within_it_does(left):
+    with guarded():
+        enter(None)
+        interrupt.RECEIVED.append((15, time.monotonic()))
+        with during("save", "the checkpoint"):
+            assert left(0.5) is None
+            interrupt.RECEIVED.append((15, time.monotonic()))
+            assert left(5) == 75
+
+
+def test_work_that_goes_on_has_no_limit(monkeypatch, left):
+    monkeypatch.setenv("VITLAB_PACK_TIMEOUT", "0.3")
+    with guarded() as watched:
+        enter("pack", "the next photos")
+        for _ in range(8):
+            time.sleep(0.1)
+            guard.goes_on()
+        assert not watched.reason
+
+
+def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(monkeypatch, left, caplog):
+    monkeypatch.setattr(guard, "LEAVING", 0.1)
+    child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
+    said = []
+    with guarded() as watched:
+        watched.children, watched.on_end = lambda: [child], said.append
+        watched.join(0, 2)
+        assert left(10) == 1
+    assert said[0].startswith(f"process 1 (rank 1, pid {child.pid}) has ended with exit code 3")
+
+
+def test_limits_are_variables(monkeypatch):
+    assert limit_of("save") == 1800
+    monkeypatch.setenv("VITLAB_SAVE_TIMEOUT", "5")
+    assert limit_of("save") == 5
+    assert Guard().phase is None
