@@ -13,7 +13,7 @@ from vitlab.analysis.features import (
     few_shot_accuracy,
     knn_accuracy,
 )
-from vitlab.analysis.probes import PENALTIES, PositionProbe, analyze_probe, probe_layers, ridge, without_positions
+from vitlab.analysis.probes import PENALTIES, CellProbe, analyze_probe, probe_layers, ridge, without_positions
 
 
 def test_ridge_is_what_numpy_solves():
@@ -31,7 +31,7 @@ def test_ridge_is_where_the_penalised_loss_is_flat():
 
 def test_the_probe_in_batches_is_one_ridge_regression_with_the_penalty_of_scikit_learn():
     fit, held_out = torch.randn(8, 6, 5), torch.randn(4, 6, 5)
-    probe = PositionProbe((2, 3))
+    probe = CellProbe((2, 3))
     for part in fit.split(3):
         probe.add(part)
     for part in held_out.split(3):
@@ -58,7 +58,7 @@ def test_the_probe_in_batches_is_one_ridge_regression_with_the_penalty_of_scikit
 def test_features_times_a_number_tell_their_cells_as_well(factor):
     def found(factor):
         generator = torch.Generator().manual_seed(0)
-        places, probe = torch.randn(16, 8, generator=generator), PositionProbe((4, 4))
+        places, probe = torch.randn(16, 8, generator=generator), CellProbe((4, 4))
         for use in (probe.add, probe.score):
             use(factor * (places + torch.randn(64, 16, 8, generator=generator)))
         return probe.result()
@@ -68,7 +68,7 @@ def test_features_times_a_number_tell_their_cells_as_well(factor):
 
 def test_a_token_that_says_its_cell_is_placed_right():
     tokens = torch.eye(6).expand(3, 6, 6) + 0.01 * torch.randn(3, 6, 6)
-    probe = PositionProbe((2, 3))
+    probe = CellProbe((2, 3))
     probe.add(tokens)
     probe.score(tokens)
     assert probe.result()["accuracy"] == 1 and probe.result()["r2"] > 0.99
