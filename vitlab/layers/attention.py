@@ -129,7 +129,7 @@ class Attention(nn.Module):
         """Map rotated queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``, the values by :meth:`weigh`."""
         rate = self.attn_dropout if self.training else 0.0
         if self.is_softmax:  # which kernels know
-            bias = self._bias(q, pos_embed, layer)
+            bias = self.position_bias(q, k, pos_embed, layer)
             return self.kernel(q, k, v, bias, self.qk_scale, **({"dropout": rate} if rate else {}))
         weights = self.weigh(q, k, pos_embed, layer)
         return (F.dropout(weights, rate) if rate else weights) @ v
@@ -141,7 +141,7 @@ class Attention(nn.Module):
     def score(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return the logits of rotated queries and keys, ``(B, A, L, L)``: scaled products plus the position bias."""
         logits = q @ k.transpose(-2, -1) * self.qk_scale
-        bias = self._bias(q, pos_embed, layer)
+        bias = self.position_bias(q, k, pos_embed, layer)
         return logits if bias is None else logits + bias
 
     def project(self, y: Tensor, x: Tensor) -> Tensor:
@@ -194,9 +194,9 @@ class Attention(nn.Module):
         parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # one gradient, in the layout of x
         return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
 
-    def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
+    def position_bias(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""
-        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
+        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, k, layer)
         bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
         return related if bias is None else bias if related is None else bias + related
 

@@ -14,6 +14,7 @@ from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
+from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
@@ -184,7 +185,7 @@ class VisionTransformer(Named, nn.Module):
 
     def _tokens(self, images: Tensor, first_only: bool = False, keep: Tensor | None = None) -> Tensor:
         """Return normalized tokens; with ``first_only`` the last block computes only the first, ``(B, 1, D)``."""
-        pos_embed = self.positions(images, keep)
+        pos_embed = self.positions(images, keep).for_batch()
         x, last = self.embed(images, pos_embed), len(self.blocks) - 1
         for i in range(last + 1):
             x = self.run_block(i, x, first_only and i == last, pos_embed)
@@ -192,7 +193,7 @@ class VisionTransformer(Named, nn.Module):
 
     def embed(self, images: Tensor | Packed, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
-        pos_embed = pos_embed or self.positions(images)
+        pos_embed = pos_embed or self.positions(images).for_batch()
         x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
         prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
         return self.norm_pre(self.dropout(pos_embed.prepend(prefix, x)))  # (B, P + N, D)
@@ -206,7 +207,7 @@ class VisionTransformer(Named, nn.Module):
 
     def _forward_packed(self, images: Packed) -> Tensor:
         """Map B packed images of any sizes to ``(B, K)`` outputs, the same as for each image alone."""
-        pos_embed = self.positions(images)
+        pos_embed = self.positions(images).for_batch()
         assert isinstance(pos_embed, PackedPosEmbed)
         x = self.embed(images, pos_embed)  # (R, L, D)
         for i in range(len(self.blocks)):
@@ -252,7 +253,11 @@ class VisionTransformer(Named, nn.Module):
                 raise ValueError(
                     "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
                 )
-            return self.positions(images).kept(keep)
+            return placed(self._at(size).kept(keep))
+        return placed(self._at(size))
+
+    def _at(self, size: tuple[int, ...]) -> PosEmbed:
+        """Return the position embedding at the grid of images of this height and width."""
         if size == self.img_size and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
             return self.pos_embed
         if not hasattr(self.tokenizer, "grid_of"):
@@ -319,7 +324,7 @@ class VisionTransformer(Named, nn.Module):
             raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
         chosen = block_numbers(len(self.blocks), indices)
         outputs: list[Tokens] = []
-        pos_embed = self.positions(images)
+        pos_embed = self.positions(images).for_batch()
         x = self.embed(images, pos_embed)
         for i in range(max(chosen) + 1 if stop_early else len(self.blocks)):
             x = self.run_block(i, x, pos_embed=pos_embed)
