@@ -194,8 +194,7 @@ def test_a_file_and_a_function_can_be_read_at_once(path):
 
 
 TWICE = {  # names of classes that live twice; one goes when its room is next worked on
-    *("Claim", "Outcome", "Packed", "PositionProbe", "Results", "Sizes", "Source", "Start"),
-    "_Loader",
+    *("Claim", "Outcome", "PositionProbe", "Results"),
 }
 
 

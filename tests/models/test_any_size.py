@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps, block_tokens
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 2, "num_heads": 2}
 TINY |= {"init_std": 0.2}
@@ -64,7 +64,7 @@ def test_no_batch_sets_anything_on_the_positions(name):
         with torch.set_grad_enabled(mode):
             net(torch.randn(2, 1, *LARGE))
             net(torch.randn(2, 1, 16, 16))
-            net(Packed.of([torch.randn(1, 16, 16), torch.randn(1, 8, 24)], patch=4))
+            net(PackedBatch.of([torch.randn(1, 16, 16), torch.randn(1, 8, 24)], patch=4))
             if name != "conv":
                 net.forward_features(torch.randn(2, 1, 16, 16), keep=torch.tensor([[0, 3], [5, 1]]))
     assert list(attributes(net.pos_embed)) == before

@@ -8,7 +8,7 @@ from vitlab.cli.main import main
 from vitlab.layers import Attention, Mlp
 from vitlab.models import VisionTransformer
 from vitlab.models.load import load_network
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
 
 HERE = __name__
@@ -134,7 +134,7 @@ def test_images_in_rows_go_through_a_parallel_block():
     net = VisionTransformer(**TINY, block=OWN["block"], pos_embed="relpos", num_classes=3).eval()
     images = [torch.randn(1, 8, 4), torch.randn(1, 4, 8), torch.randn(1, 8, 8)]
     alone = torch.cat([net(image[None]) for image in images])
-    torch.testing.assert_close(net(Packed.of(images, patch=2)), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(net(PackedBatch.of(images, patch=2)), alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

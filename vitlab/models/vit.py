@@ -20,9 +20,9 @@ from vitlab.models import start
 from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
 from vitlab.models.first_token import class_token_is_enough, first_token
 from vitlab.models.old_names import OLD, OldArgs, moved
-from vitlab.models.packed import drops_rows, forward_packed, packed_positions
+from vitlab.models.packed_batch import drops_rows, forward_packed, packed_positions
 from vitlab.named_kwargs import Named
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
 
@@ -121,7 +121,7 @@ class VisionTransformer(Named, nn.Module):
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint = grad_checkpoint
         self.skips_unread_tokens = False  # whether forward omits from the last block what the head does not read
-        begin = start.Start(int(torch.randint(2**62, (), device="cpu")), init_std)
+        begin = start.WeightInit(int(torch.randint(2**62, (), device="cpu")), init_std)
         norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
         with begin.part("tokenizer"):
             built = build_tokenizer(
@@ -148,7 +148,7 @@ class VisionTransformer(Named, nn.Module):
             "dropout": dropout,
             "drop_path_subset": drop_path_subset,
         }
-        size = start.Sizes(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
+        size = start.Backbone(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
         self.blocks, self.num_features = start.build_blocks(
             block, size, self.pos_embed, drop_path_rate, begin, **shared
         )
@@ -167,9 +167,9 @@ class VisionTransformer(Named, nn.Module):
             self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(begin.init)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, images: Tensor | Packed) -> Tensor:
+    def forward(self, images: Tensor | PackedBatch) -> Tensor:
         """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
-        if isinstance(images, Packed):
+        if isinstance(images, PackedBatch):
             return forward_packed(self, images)
         if self.skips_unread_tokens and self.reads_class_token_only():
             return self.forward_head(first_token(self, images))
@@ -190,7 +190,7 @@ class VisionTransformer(Named, nn.Module):
         """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
         return self.head(self.fc_norm(self.pool(x)))
 
-    def embed(self, images: Tensor | Packed, pos_embed: PosEmbed | None = None) -> Tensor:
+    def embed(self, images: Tensor | PackedBatch, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
         pos_embed = pos_embed or self.positions(images).for_batch()
         x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
@@ -213,7 +213,7 @@ class VisionTransformer(Named, nn.Module):
     def pos_embed_resize(self, policy: ResizePolicy | None) -> None:
         self.pos_embed.resize = policy
 
-    def positions(self, images: Tensor | Packed, keep: Tensor | None = None) -> PosEmbed:
+    def positions(self, images: Tensor | PackedBatch, keep: Tensor | None = None) -> PosEmbed:
         """Return the position embedding for the grid of ``(B, C, H, W)`` images, or for packed images of any sizes.
 
         With ``keep``, ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
@@ -229,7 +229,7 @@ class VisionTransformer(Named, nn.Module):
             >>> net.positions(torch.randn(1, 3, 48, 40)).grid_size, net(torch.randn(1, 3, 48, 40)).shape
             ((6, 5), torch.Size([1, 10]))
         """
-        if isinstance(images, Packed):
+        if isinstance(images, PackedBatch):
             return packed_positions(self, images)
         size = tuple(images.shape[2:])
         if images.ndim != 4 or images.shape[1] != self.in_chans:

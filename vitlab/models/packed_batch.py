@@ -8,18 +8,18 @@ from vitlab.layers.block import DropPath
 from vitlab.layers.channels import SqueezeExcite
 from vitlab.layers.custom import PerToken
 from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
 
 
-def forward_packed(net: Any, images: Packed) -> Tensor:
+def forward_packed(net: Any, images: PackedBatch) -> Tensor:
     """Map B packed images of any sizes to ``(B, K)`` outputs, the same as for each image alone.
 
     Example:
         >>> import torch
         >>> from vitlab.models import VisionTransformer
         >>> net = VisionTransformer(img_size=32, num_classes=10, embed_dim=48, depth=2, num_heads=3)
-        >>> net(Packed.of([torch.randn(3, 32, 32), torch.randn(3, 16, 48)], patch=16)).shape
+        >>> net(PackedBatch.of([torch.randn(3, 32, 32), torch.randn(3, 16, 48)], patch=16)).shape
         torch.Size([2, 10])
     """
     pos_embed: PackedPosEmbed = packed_positions(net, images).for_batch()
@@ -30,7 +30,7 @@ def forward_packed(net: Any, images: Packed) -> Tensor:
     return outputs
 
 
-def packed_positions(net: Any, images: Packed) -> PackedPosEmbed:
+def packed_positions(net: Any, images: PackedBatch) -> PackedPosEmbed:
     """Return the position embedding of ``net`` for packed images.
 
     Raises:
@@ -40,7 +40,7 @@ def packed_positions(net: Any, images: Packed) -> PackedPosEmbed:
         >>> import torch
         >>> from vitlab.models import VisionTransformer
         >>> net = VisionTransformer(img_size=32, embed_dim=48, depth=1, num_heads=3)
-        >>> packed_positions(net, Packed.of([torch.randn(3, 32, 16)], patch=16)).owner
+        >>> packed_positions(net, PackedBatch.of([torch.randn(3, 32, 16)], patch=16)).owner
         tensor([[0, 0, 0]])
     """
     check_packed(net, images.patches.shape[1], tuple(images.patches.shape[2:]))
