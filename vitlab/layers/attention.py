@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -218,6 +218,6 @@ def build_attn(attn: AttnChoice, dim: int, num_heads: int, place: Place, **offer
         >>> build_attn(spec, 16, 2, Place(), **offered).q_norm.normalized_shape
         (8,)
     """
-    known: dict[str, Any] = {"dim": dim, "num_heads": num_heads, **place._asdict(), **offered}
+    known = {"dim": dim, "num_heads": num_heads, **place._asdict(), **offered}
     module: nn.Module = build_choice("attn", attn, ATTENTIONS, nn.Module, known)
     return module
