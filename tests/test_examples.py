@@ -1,6 +1,7 @@
-"""Attentions that are written outside of vitlab, against slow versions that follow the papers word by word."""
+"""Attentions that are written outside of vitlab, against slow versions of the papers and their authors' code."""
 
 import importlib
+import json
 import math
 import sys
 from pathlib import Path
@@ -107,6 +108,33 @@ def test_relative_keys_and_values_are_the_formula_of_the_paper(grid):
                 mixed = sum(weights[j] * (v[b, a, j] + attn.values[row(i, j)]) for j in range(L))
                 y[b, i, 4 * a : 4 * a + 4] = mixed
     torch.testing.assert_close(attn(x, PosEmbed(grid), 0), attn.proj(y), rtol=0, atol=1e-5)
+
+
+THEIRS = {  # made once by the code of the authors, in float64, from random weights without biases, of two heads
+    "differential": "microsoft/unilm 3aca927, MultiheadDiffAttn, angles of zero, no mask; its softmax is in float32",
+    "cope": "facebookresearch/RAM 5420e20, ContextPosSelfAttn with cope_nodiv, as the paper has it, no mask",
+    "relative_values": "microsoft/Cream 4a13c40, iRPE: product, contextual, on keys and values, ratio 2, a class token",
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_an_example_computes_what_its_authors_code_computes(name):
+    kept = json.loads((Path(__file__).parent / "goldens" / "attentions.json").read_text())[name]
+    layer, position = kept.pop("layer", 0), PosEmbed((2, 3))
+    attn = {
+        "differential": lambda: differential.Differential(8, 2, layer=layer, qkv_bias=False),
+        "cope": lambda: cope.CoPE(8, 2, positions=3, qkv_bias=False),
+        "relative_values": lambda: relative_values.RelativeValues(8, 2, (2, 3), 1, qkv_bias=False),
+    }[name]().double()
+    x, y = (torch.tensor(kept.pop(key), dtype=torch.float64).view(2, -1, 8) for key in "xy")
+    kept = {"proj": torch.eye(8).flatten().tolist(), **kept}
+    named = {"qkv": attn.qkv.weight, "proj": attn.proj.weight, "norm": getattr(attn, "head_norm", attn.proj).weight}
+    nn.init.zeros_(attn.proj.bias)
+    with torch.no_grad():
+        for key, values in kept.items():
+            p = named.get(key, getattr(attn, key, None))
+            p.copy_(torch.tensor(values, dtype=torch.float64).view_as(p))
+    torch.testing.assert_close(attn(x, position, layer), y, rtol=0, atol=1e-5)
 
 
 def test_the_bias_of_a_position_embedding_enters_each_of_them():
