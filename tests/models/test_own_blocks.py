@@ -42,6 +42,22 @@ class Convolution(nn.Module):
         return torch.cat([prefix + y.mean(dim=1, keepdim=True), patches + y], dim=1)
 
 
+class StateSpace(nn.Module):
+    """A block without attention: a state of each channel decays along the tokens, in both directions."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm, self.proj, self.decay = nn.LayerNorm(dim), nn.Linear(2 * dim, dim), nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x, pos_embed, layer):
+        x = pos_embed.enter(x, layer)
+        y, n = self.norm(x), torch.arange(x.shape[1], device=x.device)
+        powers = self.decay.sigmoid() ** (n[:, None] - n).clamp(min=0)[..., None]  # (L, L, D)
+        powers = powers * (n[:, None] >= n)[..., None]
+        both = torch.cat([torch.einsum("ijd,bjd->bid", each, y) for each in (powers, powers.transpose(0, 1))], dim=-1)
+        return pos_embed.leave(x + self.proj(both), layer)
+
+
 class Linear(nn.Module):
     """Linear attention, which has no weights to show."""
 
@@ -118,6 +134,16 @@ def test_a_part_receives_what_its_constructor_asks_for():
     assert net.blocks[1].scale == 0.5 and net.attn_pool.num_prefix_tokens == 1
     assert VisionTransformer(**TINY, mlp_layer=OWN["mlp_layer"]).blocks[0].mlp.hidden == 32
     assert list(net.state_dict())[-2:] == ["head.weight", "head.bias"]
+
+
+@pytest.mark.parametrize("block", ["Convolution", "StateSpace"])
+def test_a_block_without_attention_trains_takes_any_size_and_is_exported(block):
+    task, images = Classifier(num_classes=3, block=f"{HERE}.{block}", **TINY), torch.randn(2, 1, 8, 8)
+    loss = task.train().training_step((images, torch.tensor([0, 2])), 0)
+    assert all(_gradient(loss, p) is not None for p in task.net.blocks.parameters())
+    net = task.net.eval()
+    assert net(torch.randn(2, 1, 12, 8)).shape == (2, 3)
+    torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), net(images))
 
 
 def test_a_block_of_ones_own_sees_the_grid_of_the_image():
