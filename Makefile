@@ -5,7 +5,7 @@ SET ?= benchmarks
 BENCH = $(BIN)/vitlab bench
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
-.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick gpu setup
+.PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup
 
 run: setup  ## train T2T-ViT on real images, measure it, print where the run is
 	$(BIN)/vitlab fit --config configs/t2t.yaml
@@ -49,6 +49,9 @@ faults-quick: setup  ## a tenth of it, and one run of each kind killed twice: th
 	WANDB_MODE=offline $(BIN)/python tests/faults/users.py .faults/users --once & users=$$!; \
 		VITLAB_FAULTS=$(CURDIR)/.faults VITLAB_FAULTS_SHARE=0.1 $(BIN)/python -m pytest -m faults tests/faults -n 2 --dist load; \
 		code=$$?; wait $$users || code=1; $(BIN)/python tests/faults/report.py .faults; exit $$code
+
+slurm: setup  ## a real Slurm of two nodes on this machine, what it does to jobs, benchmarks/slurm.md: 25 minutes; skipped without slurm-wlm and munge
+	$(BIN)/python benchmarks/slurm.py --page benchmarks/slurm.md
 
 benchmarks: setup  ## what benchmarks/README.md says of speed: 12 minutes of an idle machine; T2T_REPO=a clone takes part, SET=a folder for it
 	$(BENCH) model --suite cpu-full --dtype fp32 --budget 200 --json $(SET)/cpu-fp32.json $(OFFICIAL)

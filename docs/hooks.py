@@ -1,6 +1,7 @@
-"""What mkdocs does on the way: links out of docs/ become names of files, commands show their own --help."""
+"""What mkdocs does on the way: links out of docs/ become names of files, commands show their --help, drawings open."""
 
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -10,13 +11,17 @@ from pathlib import Path
 import griffe
 
 ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc|obj):`~?([^`]+)`")  # of Sphinx; the site is Markdown
 HELP = re.compile(r"<!-- help: (\w+) -->")
+DRAWING = re.compile(r"^!\[[^\]]*\]\(([^)]+\.svg)\)$", re.M)
+GALLERY = "gallery.md"  # shows one network at all levels
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Fill in the --help of a command, and name the file where a link leaves the site for the repository."""
+    """Fill in the --help of a command and drawings of networks; name the file where a link leaves the site."""
     markdown = HELP.sub(lambda found: f"```text\n{_help(found[1])}```", markdown)
+    markdown = with_drawings(markdown, page.file.src_uri)
     up = page.file.src_uri.count("/") + 1  # folders between the page and the repository
     outside = re.compile(rf"\[([^\]]+)\]\((?:\.\./){{{up}}}([^)]+)\)")
     return outside.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
@@ -32,6 +37,26 @@ class Examples(griffe.Extension):
             bare = re.compile(r"^(?=>>>).*(?:\n(?!\n).+)*", flags=re.M)
             text = bare.sub(lambda found: "Examples:\n" + textwrap.indent(found[0], "    "), text)
             obj.docstring.value = without_roles(text)
+
+
+def with_drawings(markdown, src_uri):
+    """Return a page with the drawings of networks in it: a box is a link to what is inside, here or in the gallery."""
+    here = DOCS / posixpath.dirname(src_uri)
+    drawn = {path: (here / path).read_text(encoding="utf-8") for path in DRAWING.findall(markdown)}
+    drawn = {path: text for path, text in drawn.items() if text.startswith("<svg") and 'class="vl"' in text}
+    there = {name for text in drawn.values() for name in re.findall(r'<svg [^>]*\bid="([^"]+)"', text)}
+    gallery = posixpath.relpath(GALLERY.replace(".md", ".html"), posixpath.dirname(src_uri) or ".")
+
+    def link(found):
+        return found[0] if found[1] in there else f'href="{gallery}#{found[1]}"'
+
+    def inline(found):
+        if found[1] not in drawn:
+            return found[0]
+        drawing = re.sub(r'href="#([^"]+)"', link, drawn[found[1]].replace("\n", ""))
+        return f'<div class="drawing">{drawing}</div>'
+
+    return DRAWING.sub(inline, markdown)
 
 
 def without_roles(text):

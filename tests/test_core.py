@@ -1,5 +1,6 @@
 """The core stands alone: without analyses, ablations and pages it trains, measures and exports."""
 
+import ast
 import os
 import re
 import shutil
@@ -12,7 +13,16 @@ import pytest
 import vitlab
 
 PACKAGE = Path(vitlab.__file__).parent
-BESIDE = ("analysis", "ablation", "look")  # rooms that the core does not need
+BESIDE = ("analysis", "ablation", "look", "position_bench", "pretraining")  # rooms that the core does not need
+NEEDS = {
+    "ablation": {"analysis"},
+    "look": {"analysis"},
+    "position_bench": {"analysis"},
+}  # the others need the core alone
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+    for path in PACKAGE.rglob("*.py")
+}
 RUN = """
 import sys
 from vitlab.cli.main import main
@@ -33,6 +43,40 @@ def test_nothing_of_the_core_imports_the_rooms_beside_it_when_it_is_imported():
     users = {str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py") if pattern.search(path.read_text())}
     own = {user for user in users if user.split("/")[0] not in BESIDE}
     assert own == {"cli/ablate.py", "cli/analyze.py", "jobs/analyze.py", "jobs/find_subject.py"}  # their doors
+
+
+def imported_at_once(module: str) -> set[str]:
+    """Return the modules of vitlab that a module imports when it is imported itself, and no core can do without."""
+    path = PACKAGE.parent.joinpath(*module.split("."))
+    nodes = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()).body
+    names = {module.rpartition(".")[0]}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name in MODULES}
+
+
+@pytest.mark.parametrize("room", BESIDE)
+def test_a_room_beside_the_core_needs_none_of_the_others(room):
+    todo = [name for name in MODULES if name.startswith(f"vitlab.{room}")]
+    seen = set(todo)
+    while todo:
+        todo += (new := imported_at_once(todo.pop()) - seen)
+        seen |= new
+    assert {name.split(".")[1] for name in seen if "." in name} & {*BESIDE} == {room} | NEEDS.get(room, set())
+
+
+def test_pretraining_has_one_door():
+    users = {path for path in PACKAGE.rglob("*.py") if "vitlab.pretraining" in path.read_text()}
+    names = {str(path.relative_to(PACKAGE)) for path in users}
+    inside = {name for name in names if name.startswith("pretraining/")}
+    assert names - inside == {
+        "__init__.py",
+        "config/parser.py",
+        "tasks/__init__.py",
+    }  # the face, the door, the old home
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import vitlab
 from vitlab.data.pack.write import pack
 
 WHOLE = ["layers", "tokenizers", "models", "optim"]  # rooms in which each module shows all that it has
-EXPORTS = ["ablation", "analysis", "callbacks", "data", "tasks"]  # rooms that show what they export
+EXPORTS = ["ablation", "analysis", "callbacks", "data", "pretraining", "tasks"]  # rooms that show what they export
 MODULES = ["api", "run", "runs.records", "stats", "tables"]
 RUNS = ["RunDir", "find_run"]  # what a reader may want of runs.directory
 TRAINS = ["fit", "Run"]  # what takes seconds

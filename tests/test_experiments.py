@@ -11,7 +11,7 @@ from vitlab.ablation.execution.cells import Resolved
 from vitlab.ablation.file.spec import read_ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.lab import Lab
 from vitlab.ablation.report import write
 
@@ -151,7 +151,7 @@ def test_arms_without_positions_are_published_with_a_displacement_of_zero(data):
 def test_a_published_report_is_what_the_engine_says_of_its_seeds(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     ablation = read_ablation(f"experiments/{path.parents[2].name}/{path.parent.name}.yaml")
-    results = Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
     seeds = pd.read_csv(path.with_name("seeds.csv"))
     if "metric" in seeds:
         seeds = seeds[seeds["metric"] == "acc1"].assign(arm=seeds["cell"].str.split("/").str[0], acc1=seeds["value"])

@@ -1,6 +1,7 @@
 """The house: who may import whom, and how long things may get."""
 
 import ast
+import re
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -21,9 +22,10 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "data": set(),
     "runs": set(),
     "tasks": {*NETWORK, "optim"},
+    "pretraining": {*NETWORK, "optim", "data", "tasks"},
     "callbacks": NETWORK,
     "analysis": {*NETWORK, "data"},
-    "config": {*NETWORK, *BESIDE, "tasks"},
+    "config": {*NETWORK, *BESIDE, "tasks", "pretraining"},
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
     "look": {*NETWORK, "analysis", "data", "config", "jobs"},
     "ablation": {"config", "jobs", "tasks", "models", "analysis"},
@@ -149,6 +151,36 @@ def test_every_idea_has_one_home_and_two_ideas_have_two_names():
     assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in ONE_IDEA}
 
 
+ONE_SOURCE = {  # what decides a fact: the files that may hold it
+    r"json\.dumps\([^\n]*indent": {  # how a record is written: by write_json, whole and synced
+        *("runs/directory.py", "runs/fence.py", "runs/standing.py"),  # standing: a cache that may be lost, below it
+        *("config/help.py", "tables.py"),  # text of a page or a terminal
+        *("position_bench/cells.py", "position_bench/submission.py"),
+    },
+    r"str\(error\) *(?:$|\)|:| and)|in str\(error\)": {  # jobs/train: why a training ended early
+        *("jobs/train/endings.py", "jobs/train/facts.py"),  # facts: which flag a refused size came from
+    },
+    r"1 if .*mode == .m[ai][nx].|-1 if .*mode": {"ablation/file/spec.py"},  # which metric is better
+    r"has_key\(\)": {"jobs/train/wandb.py", "cli/doctor.py"},  # which mode W&B has
+}
+
+
+@pytest.mark.parametrize("pattern", ONE_SOURCE)
+def test_a_fact_has_one_source(pattern):
+    paths = [path.relative_to(PACKAGE).as_posix() for path in FILES if re.search(pattern, path.read_text(), re.M)]
+    if "error" in pattern:
+        paths = [path for path in paths if path.startswith("jobs/train/")]
+    assert set(paths) <= ONE_SOURCE[pattern]
+
+
+ONE_FILE = {"analyses", "arms", "arrays", "attention", "findings", "report", "subject", "verify"}
+
+
+def test_what_a_file_is_about_is_told_by_its_name():
+    names = [path.stem for path in FILES]
+    assert not {name for name in ONE_FILE if names.count(name) > 1}
+
+
 AT_A_FRIENDS = {  # go home when their rooms are next worked on
     "layers/pos_embed/checks.py",
 }
@@ -194,7 +226,7 @@ def test_a_file_and_a_function_can_be_read_at_once(path):
 
 
 TWICE = {  # names of classes that live twice; one goes when its room is next worked on
-    *("Claim", "Outcome", "PositionProbe", "Results"),
+    "Claim",
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import vitlab
 
-ROOMS = ["ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "tasks", "tokenizers"]
+ROOMS = ["ablation", "analysis", "callbacks", "data", "layers", "models", "optim", "pretraining", "tasks", "tokenizers"]
 PACKAGES = ["vitlab", *(f"vitlab.{room}" for room in ROOMS)]
 
 

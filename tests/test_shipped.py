@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -180,13 +181,37 @@ def test_a_trained_network_is_shipped_whole_with_its_card(name):
     file = Path(find_weights(f"vitlab:{name}"))
     card = json.loads(Path(f"{file}.json").read_text())
     assert file.stat().st_size < 2e6 and (ROOT / card["recipe"]).is_file() and isinstance(card["seed"], int)
-    assert card["data"]["license"] == "CC BY 4.0" and card["measured"]["test"]["n"] == 357
+    assert (
+        "every 5th" in card["data"]["choice"]
+        and card["data"]["license"] == "CC BY 4.0"
+        and card["measured"]["test"]["n"] == 357
+    )
     assert f"{card['measured']['test']['acc1']:.1%}".replace("%", " %") in (ROOT / card["recipe"]).read_text()
     built = vitlab.create_model(name, weights=f"vitlab:{name}").eval()
     net, transform = vitlab.load(f"vitlab:{name}")
     image = transform(Image.fromarray(load_sample_image("flower.jpg")))[None]
     torch.testing.assert_close(built(image), net(image))
     assert net.grid_size == (8, 8) and net(image).shape == (1, len(card["outputs"]))
+
+
+PHOTOS = Path(os.environ.get("VITLAB_SHARED", ROOT.parent / "shared")) / "data/caltech101-20/val"
+
+
+@pytest.mark.rare
+@pytest.mark.skipif(not PHOTOS.is_dir(), reason="needs the photos, which the repository does not hold")
+@pytest.mark.parametrize("name", shipped_weights())
+def test_a_card_says_what_its_network_says_of_the_photos_held_back(name):
+    net, transform = vitlab.load(f"vitlab:{name}")
+    card = json.loads(Path(f"{find_weights(f'vitlab:{name}')}.json").read_text())
+    files = sorted(PHOTOS.glob("*/*"))
+    with torch.no_grad():
+        found = net(torch.stack([transform(Image.open(file).convert("RGB")) for file in files])).argmax(dim=1)
+    pairs = Counter((file.parent.name, card["outputs"][k]) for file, k in zip(files, found.tolist(), strict=True))
+    for one, (right, count) in card["per_class"].items():
+        assert (right, count) == (pairs[one, one], sum(n for (true, _), n in pairs.items() if true == one))
+    assert {(a, b): n for a, b, n in card["mistakes"]} == {p: n for p, n in pairs.items() if p[0] != p[1] and n > 2}
+    right = sum(right for right, _ in card["per_class"].values())
+    assert right / len(files) == card["measured"]["test"]["acc1"]
 
 
 def test_the_positions_of_the_shipped_network_are_a_grid():

@@ -71,6 +71,27 @@ def test_no_docstring_shows_a_role_of_sphinx_on_the_site():
     assert seen > 0
 
 
+def test_each_box_of_a_drawing_leads_to_what_is_inside_it():
+    pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    found = {
+        page.relative_to(DOCS).as_posix(): hooks.with_drawings(page.read_text(), page.relative_to(DOCS).as_posix())
+        for page in PAGES
+    }
+    ids = {name: re.findall(r'<svg [^>]*\bid="([^"]+)"', text) for name, text in found.items()}
+    assert ids["gallery.md"] == ["drawn", "drawn-tokens", "drawn-block", "drawn-head"]
+    assert ids["notebooks/3_vision_transformer.md"] == ["vit", "vit-block", "vit-head"]
+    assert ids["notebooks/4_tokens_to_token.md"] == ["t2t", "t2t-tokens", "t2t-block", "t2t-head", "small-tokens"]
+    for name, text in found.items():
+        links = re.findall(r'<a href="([^#"]*)#([^"]+)"', text)
+        assert len(ids[name]) == len(set(ids[name])) and (links or not ids[name])
+        for file, target in links:
+            page = (DOCS / name).parent / file.replace(".html", ".md") if file else DOCS / name
+            assert target in ids[page.resolve().relative_to(DOCS).as_posix()], (name, file, target)
+
+
 @pytest.mark.rare
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from vitlab import layers as layers
     from vitlab import models as models
     from vitlab import optim as optim
+    from vitlab import pretraining as pretraining
     from vitlab import stats as stats
     from vitlab import tasks as tasks
     from vitlab import tokenizers as tokenizers
@@ -54,8 +55,9 @@ if TYPE_CHECKING:
     from vitlab.models.sizes import SIZES
     from vitlab.models.vit import VisionTransformer
     from vitlab.position_bench.bench import posbench
+    from vitlab.pretraining import DINO, MAE
     from vitlab.run import Run
-    from vitlab.tasks import DINO, MAE, Classifier, Distillation, LinearProbe, Regressor
+    from vitlab.tasks import Classifier, Distillation, LinearProbe, Regressor
 else:
     _HOMES = {
         "vitlab.ablation.folds": ("cross_validate",),
@@ -76,7 +78,8 @@ else:
         "vitlab.models.vit": ("VisionTransformer",),
         "vitlab.position_bench.bench": ("posbench",),
         "vitlab.run": ("Run",),
-        "vitlab.tasks": ("DINO", "MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"),
+        "vitlab.pretraining": ("DINO", "MAE"),
+        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "Regressor"),
     }
     _ROOMS = (
         "ablation",
@@ -87,6 +90,7 @@ else:
         "look",
         "models",
         "optim",
+        "pretraining",
         "stats",
         "tasks",
         "tokenizers",

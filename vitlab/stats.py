@@ -1,6 +1,9 @@
 """The statistics of a comparison: one estimate with its error, from which every p value and interval follows.
 
 Student's t throughout: its intervals keep their coverage at three seeds, where mean +- 1.96 standard errors does not.
+Where statsmodels has the same test, it gives the same numbers (`tests/ablation/test_stats_peers.py`). It is not used:
+its Holm knows no missing test and no factor for the interval, and the effect that two seeds detect at a level of 1e-6,
+as early looks have, is 71,738 standard deviations by it where 576,907 is right.
 """
 
 import math

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 import torch
 
-from vitlab.ablation.inference.analyses import _spread, displacements, is_without_itself
-from vitlab.analysis.positions import displacement_profile, pairs_at
+from vitlab.ablation.inference.analyses import tables_of
+from vitlab.analysis.positions import caution_of, displacement_profile, pairs_at, spread_of_layers
 from vitlab.runs.directory import RunDir
 
 GRID, HEADS, IMAGES = (4, 4), 3, 96
@@ -50,8 +50,16 @@ def results_of(tmp_path):
     return build
 
 
+def displacements(results):
+    return tables_of(results, "displacement")
+
+
+def is_without_itself(results):
+    return "that offset is left out" in caution_of(displacements(results))
+
+
 def spreads(results):
-    return np.array([_spread(table)["spread"].item() for table in displacements(results).values()])
+    return np.array([spread_of_layers(table)["spread"].item() for table in displacements(results).values()])
 
 
 @pytest.mark.parametrize("two_passes", [True, False], ids=["today", "before"])

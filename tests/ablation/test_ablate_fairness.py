@@ -17,7 +17,7 @@ from vitlab.ablation.inference.audit import as_trained, fair_facts, mismatches, 
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import check, gate_of, linear
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.plan import check_lines
 from vitlab.models.vit import VisionTransformer
 from vitlab.runs.directory import RunDir
@@ -104,7 +104,7 @@ def test_steps_and_rates_of_a_report_are_those_of_the_runs(tmp_path):
     arms = resolved(found, [100, 100])
     run = RunDir(tmp_path / "run")
     run.write("run.json", {"steps": 7, "sum_of_learning_rates": 0.25})
-    results = Results(found, arms, arms, runs={("learned", 0): run})
+    results = CellResults(found, arms, arms, runs={("learned", 0): run})
     none, learned = (fair_facts(arm) for arm in as_trained(results))
     assert (none["steps"], none["sum_lr"]) == (20, 1.0)
     assert (learned["steps"], learned["sum_lr"]) == (7, 0.25)
@@ -177,7 +177,7 @@ def test_logistic_regression_on_the_training_pixels_is_the_gate(tmp_path, monkey
     assert "images are not in this folder" in check(replace(spec, home=kept.parent), arms)[2]
     kept.write_text(easier)
     assert gate_of(linear(spec, arms), spec, replace(arms[0], data={"other": "images"})) == {}
-    results = Results(spec, arms)
+    results = CellResults(spec, arms)
     results.numbers = {
         (arm, seed): {"acc1": acc} for arm, acc in (("none", 0.4), ("learned", 0.6)) for seed in range(3)
     }

@@ -15,7 +15,7 @@ from vitlab.ablation.inference.answers import Question, answer
 from vitlab.ablation.inference.baselines import arm_questions
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.looks import Looks, next_look, take_look
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.spending import levels, overall, spent
 
 MARGIN = 2.0
@@ -33,7 +33,7 @@ def results_of(folder, names, n, claims=(), metric="score", **stats):
     content |= {"metric": {"primary": metric}, "claims": list(claims), "stats": {"margin": MARGIN, **stats}}
     (folder / "made-up.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     ablation = read_ablation(folder / "made-up.yaml")
-    return Results(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    return CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
 
 
 def fill(results, values, metric="score"):

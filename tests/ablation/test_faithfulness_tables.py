@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from vitlab.ablation.inference.analyses import CURVES, curve_rows
+from vitlab.ablation.inference.analyses import curve_rows
+from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
 
 
-def saved(folder, rows):
+def saved(folder, rows, name="faithfulness"):
     (folder / "analysis").mkdir(parents=True)
-    pd.DataFrame(rows).to_csv(folder / "analysis" / "faithfulness.csv", index=False)
+    pd.DataFrame(rows).to_csv(folder / "analysis" / f"{name}.csv", index=False)
     return RunDir(folder)
 
 
@@ -44,4 +45,24 @@ def test_an_old_table_is_the_filling_with_the_mean_color(tmp_path):
     }
     old_alone = curve_rows(SimpleNamespace(ablation=ablation, runs={("a", 0): runs["a", 0]}))
     assert [(row["line"], row["measure"]) for row in old_alone] == [("mean color, rollout", "gain")]
-    assert set(CURVES["faithfulness"].lines) == {"filling", "map"}
+    assert set(ANALYSES["faithfulness"].curve.lines) == {"filling", "map"}
+
+
+def test_the_curve_of_a_map_goes_from_the_head_to_the_tokenizer(tmp_path):
+    stages = ("the head", "half the blocks", "all blocks", "tokenizer too")
+    table = [
+        {"map": name, "random": stage, "blocks": blocks, "correlation": 0.9 - 0.2 * i}
+        for name in ("attention", "rollout")
+        for i, (stage, blocks) in enumerate(zip(stages, (0, 1, 2, 2), strict=True))
+    ]
+    ablation = SimpleNamespace(
+        analyses=["sanity"], arms=[SimpleNamespace(name="a")], seeds=[0], stats=SimpleNamespace(ci=0.95)
+    )
+    runs = {("a", 0): saved(tmp_path / "0", table, "sanity")}
+    rows = curve_rows(SimpleNamespace(ablation=ablation, runs=runs))
+    found = [(row["line"], row["x"], round(row["mean"], 1)) for row in rows]
+    assert found == [
+        (name, float(i), v) for name in ("attention", "rollout") for i, v in enumerate((0.9, 0.7, 0.5, 0.3))
+    ]
+    curve = ANALYSES["sanity"].curve
+    assert [title for title, _ in curve.panels(curve, rows)] == ["map: attention", "map: rollout"]

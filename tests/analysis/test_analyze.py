@@ -44,9 +44,9 @@ def test_each_name_leaves_a_table_and_two_figures(run, tmp_path, capsys):
 def test_all_makes_one_page_in_the_run_directory(run):
     assert analyze("all", run, "--quiet") == 0
     page = (run / "analysis" / "analysis.html").read_text()
-    for name, (_, sentence, _) in ANALYSES.items():
+    for name, own in ANALYSES.items():
         assert f'<h2 id="{name}">' in page
-        assert html.escape(sentence) in page
+        assert html.escape(own.reading) in page
         assert (run / "analysis" / f"{name}.csv").is_file() is ('alt="figure of ' + name + '"' in page)
     assert "http" not in page  # opens from a mail
     assert page.count("data:image/png;base64,") > len(ANALYSES) // 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from small_nets import POSITIONS, small_net
 
-from vitlab.analysis.attention import (
+from vitlab.analysis.head_attention import (
     analyze_attention,
     analyze_distance,
     analyze_entropy,

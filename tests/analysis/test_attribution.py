@@ -3,7 +3,6 @@ import pytest
 import torch
 from small_nets import brightness_net, distracted_net, small_net
 
-from vitlab.analysis.attention import rollout
 from vitlab.analysis.attribution.curves import SHARES, analyze_faithfulness, verdict
 from vitlab.analysis.attribution.fillings import FILLINGS, another_image, blurred, deleted
 from vitlab.analysis.attribution.maps import (
@@ -20,6 +19,7 @@ from vitlab.analysis.attribution.maps import (
     occlusion,
 )
 from vitlab.analysis.attribution.sanity import analyze_sanity, randomized, rank_correlation
+from vitlab.analysis.head_attention import rollout
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps

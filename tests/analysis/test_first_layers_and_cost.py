@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from small_nets import small_net
 
-from vitlab.analysis.attention import distances
 from vitlab.analysis.cost import analyze_cost, macs_by_part, parameters_by_part
 from vitlab.analysis.filters import analyze_filters, filter_components
+from vitlab.analysis.head_attention import distances
 from vitlab.analysis.views.token_layers import analyze_token_layers, token_layer_maps
 from vitlab.errors import UsageError
 from vitlab.models.cost import count_macs

@@ -18,9 +18,15 @@ from small_nets import (
     trained_net,
 )
 
-from vitlab.analysis.attention import analyze_attention, analyze_distance, analyze_entropy, analyze_rollout
 from vitlab.analysis.cka import analyze_cka
 from vitlab.analysis.features import analyze_fewshot, analyze_knn
+from vitlab.analysis.head_attention import (
+    analyze_attention,
+    analyze_distance,
+    analyze_entropy,
+    analyze_heads,
+    analyze_rollout,
+)
 from vitlab.analysis.outcomes.confusion import analyze_confusion
 from vitlab.analysis.positions import analyze_displacement, pairs_at, profiles, spread_above
 from vitlab.analysis.probes import analyze_probe
@@ -28,7 +34,6 @@ from vitlab.analysis.resolution import analyze_resolution
 from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, shuffled_tokens
 from vitlab.analysis.shift import analyze_shift
 from vitlab.analysis.subject import Subject
-from vitlab.analysis.views.heads import analyze_heads
 from vitlab.cli.pack import main as pack
 from vitlab.data.packed import Packed
 from vitlab.errors import UsageError

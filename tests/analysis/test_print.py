@@ -1,7 +1,5 @@
 """Figures in print: whatever is drawn can be read at the width of a column."""
 
-import importlib
-
 import matplotlib
 import pytest
 from figure_faults import faults
@@ -29,10 +27,9 @@ def subjects(digits):
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.rare) for n in ANALYSES])
 def test_a_figure_of_each_analysis_can_be_read_in_a_column(subjects, name):
-    module, function = ANALYSES[name][0].split(":")
     for subject in subjects:
         try:
-            finding = getattr(importlib.import_module(module), function)(subject)
+            finding = ANALYSES[name].measure(subject)
         except UsageError:
             continue
         figure = printed(finding.figure, INCHES["column"], f"{name} of a run")
@@ -85,8 +82,7 @@ def test_text_stays_text_and_fonts_are_embedded():
 
 
 def test_other_formats_of_an_earlier_figure_go(subjects, tmp_path):
-    module, function = ANALYSES["position"][0].split(":")
-    finding = getattr(importlib.import_module(module), function)(subjects[0])
+    finding = ANALYSES["position"].measure(subjects[0])
     finding.save(tmp_path, "position")
     finding.save(tmp_path, "position", ("pdf",), "column")
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".pdf"]

@@ -4,19 +4,17 @@ import torch
 from PIL import Image
 from small_nets import small_net
 
-from vitlab.analysis.attention import analyze_attention, analyze_distance
+from vitlab.analysis.head_attention import analyze_attention, analyze_distance, analyze_heads
 from vitlab.analysis.scramble import analyze_scramble
 from vitlab.analysis.subject import Subject
-from vitlab.analysis.views.heads import analyze_heads
 from vitlab.analysis.views.pca import analyze_pca, pca_colors
 from vitlab.analysis.views.reconstruction import analyze_reconstruction
-from vitlab.analysis.views.splits import analyze_splits
-from vitlab.analysis.views.token_layers import split_features, token_layer_maps
+from vitlab.analysis.views.token_layers import analyze_splits, split_features, token_layer_maps
 from vitlab.data.known.digits import Digits
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
 from vitlab.errors import UsageError
 from vitlab.models.walk import attention_maps
-from vitlab.tasks import MAE
+from vitlab.pretraining import MAE
 
 T2T = {"tokenizer": "t2t", "t2t_kernels": [3, 3], "t2t_dim": 8}
 

@@ -51,6 +51,17 @@ def test_an_epoch_is_one_line_with_its_numbers_speed_and_time_left(tmp_path, lin
     assert lines[1].endswith("0:00 left")
 
 
+def test_an_epoch_of_which_no_step_was_left_after_a_resume_has_no_speed(tmp_path, lines):
+    class Forgetful(RunRecord):
+        def on_train_epoch_end(self, trainer, pl_module):
+            self.row = {}  # as after a resume behind the last step
+
+    record = Forgetful(RunDir(tmp_path), lambda trainer, task: None)
+    RunDir(tmp_path).write("model.json", {"flops": 1000})
+    fit(tmp_path, record, Console(record), enable_progress_bar=True)
+    assert lines and not any("images/s" in line for line in lines)
+
+
 def test_quiet_prints_nothing_and_without_a_terminal_there_is_no_bar(tmp_path, lines, capsys):
     fit(tmp_path, *recorded(tmp_path, quiet=True), enable_progress_bar=True)
     assert lines == [] and capsys.readouterr().err == ""

@@ -152,6 +152,10 @@ def test_no_secret_of_the_environment_reaches_the_run_directory(here, monkeypatc
     assert not [path for path in files if path.suffix == ".patch" or "code" in path.parts]
 
 
+UNPICKLES = {
+    "analysis/typeset.py": "a figure that was pickled in the same line: matplotlib's own way to copy one",
+    "position_bench/pictures.py": "CIFAR-10's batches, after torchvision has checked their MD5",
+}
 CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let through
     "ablation/execution/warm.py",
     "config/parser.py",
@@ -159,6 +163,7 @@ CALLS_OF_IMPORT = {  # each of a fixed name, or of one that trust.py has let thr
     "cli/main.py",
     "jobs/analyze.py",
     "jobs/restore.py",
+    "look/listed.py",
     "cli/bench.py",
 }
 
@@ -177,7 +182,8 @@ def test_the_source_has_no_call_that_runs_what_it_reads(path):
         name = ast.unparse(node.func)
         words = {word.arg: ast.unparse(word.value) for word in node.keywords}
         where = f"{path}:{node.lineno}"
-        assert name not in ("eval", "exec", "os.system", "os.popen", "pickle.load", "pickle.loads"), where
+        assert name not in ("eval", "exec", "os.system", "os.popen", "pickle.load"), where
+        assert name != "pickle.loads" or str(path.relative_to(PACKAGE)) in UNPICKLES, where
         assert "shell" not in words, where
         assert words.get("allow_pickle", "False") == "False", where
         if name == "yaml.load":

@@ -22,6 +22,8 @@ JOB = ["submit", "fit", "--config", RECIPE, "--slurm", SITE, "--nodes", "1", "--
 
 STAND_INS = {
     "sbatch": """
+        small="allocation failure: Requested node configuration is not available"
+        [ "$1" = --test-only ] && { [ -f "$DESK/small" ] && { echo "$small" >&2; exit 1; }; exit 0; }
         echo "$@" >> "$DESK/sbatch"
         [ -f "$DESK/closed" ] && { echo "sbatch: error: Invalid account" >&2; exit 1; }
         echo "4711;cluster" """,
@@ -279,6 +281,24 @@ def test_what_sbatch_refuses_is_told_and_leaves_nothing(slurm, capsys):
     assert main([*JOB, "--name", "n"]) == 1
     assert capsys.readouterr().err == "vitlab: sbatch refused the job: sbatch: error: Invalid account\n"
     assert not slurm.script("n").exists()
+
+
+def test_a_job_for_which_no_node_is_large_enough_is_refused_and_not_left_to_wait(slurm, capsys):
+    (slurm.desk / "small").touch()
+    assert main([*JOB, "--name", "n"]) == 1
+    error = capsys.readouterr().err
+    assert error.endswith("sbatch refused the job: allocation failure: Requested node configuration is not available\n")
+    assert not slurm.said("sbatch") and not slurm.script("n").exists()
+
+
+def test_the_script_trusts_what_was_trusted_and_keeps_the_deadline(slurm, capsys, monkeypatch):
+    monkeypatch.setattr("vitlab.cli.submit.TRUSTED", trusted := [])
+    monkeypatch.setattr("vitlab.config.trust.TRUSTED", trusted)
+    (slurm.desk / "mine.py").write_text("")
+    monkeypatch.syspath_prepend(slurm.desk)
+    assert main([*JOB, "--name", "n", "--trust_imports", "mine", "--deadline", "30", "--dry_run"]) == 0
+    (fit,) = re.findall(r"^fit=\((.*)\)$", capsys.readouterr().out, re.M)
+    assert "--auto_resume --trust_imports mine --deadline 30" in fit
 
 
 def test_a_machine_without_slurm_is_told_so(tmp_path, monkeypatch, capsys):

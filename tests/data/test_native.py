@@ -17,7 +17,8 @@ from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.errors import UsageError
 from vitlab.jobs.train.facts import model_facts
 from vitlab.packed_batch import PackedBatch
-from vitlab.tasks import MAE, Classifier
+from vitlab.pretraining import MAE
+from vitlab.tasks import Classifier
 
 TINY = {"img_size": 32, "in_chans": 3, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 NATIVE = {"img_size": 32, "native_patch": 8, "num_workers": 0}

@@ -1,6 +1,5 @@
 """What each analysis must say of the networks of `zoo`, and what it must say of any network."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -11,8 +10,8 @@ import pandas as pd
 import torch
 from zoo import DECISIVE, EMPTY, build
 
-from vitlab.ablation.inference.analyses import _spread
 from vitlab.analysis import ANALYSES
+from vitlab.analysis.positions import spread_of_layers
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 
@@ -20,9 +19,8 @@ from vitlab.errors import UsageError
 @cache
 def ask(analysis: str, network: str) -> Finding | UsageError:
     """Return what an analysis finds in a network, or why it refuses it."""
-    module, function = ANALYSES[analysis][0].split(":")
     try:
-        return getattr(importlib.import_module(module), function)(build(network))
+        return ANALYSES[analysis].measure(build(network))
     except UsageError as error:
         return error
 
@@ -102,7 +100,7 @@ def _(table, subject):
 
 @known("displacement", "no_positions", "no_positions_t2t", "constant", "uniform", true="no knowledge of position")
 def _(table, subject):
-    layers = _spread(table)["spread"]
+    layers = spread_of_layers(table)["spread"]
     inside = ((table["position_low"] <= 1e-9) & (table["position_high"] >= -1e-9)).mean()
     return f"spread {layers.max():.3f}, {inside:.0%} of intervals hold 0", layers.max() < 0.01 and inside > 0.9
 
@@ -116,7 +114,7 @@ def _(table, subject):
 
 @known("displacement", "with_positions", true="some knowledge of position")
 def _(table, subject):
-    layers = _spread(table)["spread"]
+    layers = spread_of_layers(table)["spread"]
     return f"spread {layers.max():.3f}", layers.max() > 0.02
 
 

@@ -8,7 +8,8 @@ from torch._dynamo.testing import CompileCounter
 from vitlab.layers.block import Block, DropPath
 from vitlab.layers.compiled import compile_parts
 from vitlab.models import VisionTransformer
-from vitlab.tasks import MAE, Classifier
+from vitlab.pretraining import MAE
+from vitlab.tasks import Classifier
 
 TINY = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 5, "num_heads": 2, "num_classes": 3}
 

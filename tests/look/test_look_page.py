@@ -4,17 +4,20 @@ import json
 import re
 import shutil
 import subprocess
+from itertools import combinations
 from pathlib import Path
+from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 
 import vitlab
-from vitlab.analysis.attention import analyze_attention
 from vitlab.analysis.attribution.maps import METHODS, occlusion
+from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.cli.main import main
@@ -24,14 +27,16 @@ from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import outcome_facts, paired
-from vitlab.look.findings import findings_of
 from vitlab.look.page import render
+from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir, write_text
 
 ROOT = Path(__file__).parents[2]
+SVG = "{http://www.w3.org/2000/svg}"
+FONT = Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf"
 HOSTILE = "<img src=x onerror=alert(1)></script>"
 NODE = shutil.which("node")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -69,8 +74,9 @@ def test_the_drawing_has_the_shapes_that_pass_through_t2t():
     shapes = [step.shape for step in steps_of(net)]
     assert shapes[:7] == ["3 x 224 x 224", "3136 x 147", "3136 x 64", "784 x 576", "784 x 64", "196 x 576", "196 x 384"]
     assert shapes[-4:] == ["197 x 384", "197 x 384", "384", "1000"]
-    for level, place in (("network", "t2t_vit_14"), ("tokens", "t2t_vit_14_tokens")):
-        assert architecture(net, "t2t_vit_14", level) == (ROOT / f"docs/images/{place}.svg").read_text()  # `make pages`
+    for level in levels_of(net):  # `make pages`
+        place = ROOT / f"docs/images/t2t_vit_14{'' if level == 'network' else f'_{level}'}.svg"
+        assert architecture(net, "t2t_vit_14", level, key="drawn") == place.read_text()
     drawing = architecture(net, HOSTILE)
     assert "56 x 56" in drawing and "<img" not in drawing
     assert f"{sum(p.numel() for p in net.parameters()):,} parameters" in drawing
@@ -109,6 +115,37 @@ def test_a_drawing_of_a_block_shows_what_this_block_has(words, texts):
     drawing = architecture(small_subject(**words).net, level="block")
     assert all(text in drawing for text in texts)
     assert "tokenizer" in words or all(text not in plain for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("t2t_vit_t_24", {}),
+        ("vit_s16", {"pos_embed": "rope2d", "layer_scale": 0.1}),
+        ("vit_l16", {"img_size": 2048, "pos_embed": "alibi2d"}),
+        ("t2t_vit_14", {"img_size": (1700, 500), "t2t_kernels": [31, 3, 3]}),
+    ],
+)
+def test_no_text_of_a_drawing_is_cut_or_lies_on_another(name, words):
+    """In DejaVu Sans, broader than what most systems show; 14 pixels are 7 pt where 904 are the width of a page."""
+    with torch.device("meta"):
+        net = create_model(name, **words)
+    face = {size: ImageFont.truetype(str(FONT), size) for size in (12, 14)}
+    for level in levels_of(net):
+        drawing = ElementTree.fromstring(architecture(net, name, level))
+        assert int(drawing.get("width")) in (452, 904) and len(drawing.findall(f".//{SVG}rect")) > 3
+        for group in [drawing, *drawing.findall(f".//{SVG}g")]:
+            boxes = [[float(r.get(k)) for k in ("x", "y", "width", "height")] for r in group.iterfind(f"{SVG}rect")]
+            spans = []
+            for text in group.iterfind(f"{SVG}text"):
+                x, y, kind = float(text.get("x")), float(text.get("y")), text.get("class")
+                width = float(text.get("textLength") or face[12 if kind == "s" else 14].getlength(text.text))
+                spans.append((y, x - width * (kind == "n"), x + width * (kind != "n"), text.text))
+            for y, left, right, words_there in spans[1 if group is drawing else 0 :]:  # without the title
+                (inside,) = [b for b in boxes if b[0] < left < b[0] + b[2] and b[1] < y < b[1] + b[3]]
+                assert right <= inside[0] + inside[2] - 6, words_there
+            for a, b in combinations(spans, 2):
+                assert abs(a[0] - b[0]) > 12 or a[2] + 4 < b[1] or b[2] + 4 < a[1], (a, b)
 
 
 def test_a_level_that_a_network_lacks_is_refused():
@@ -282,7 +319,7 @@ def test_analyses_of_two_runs_stand_side_by_side_with_the_sign_of_their_differen
     with_table(a, "distance", heads.assign(distance_low=low, distance_high=high))
     with_table(b, "distance", heads.assign(distance=[2.0, 2.25, 2.0], distance_low=[1.75, 2, 1.75], distance_high=2.25))
     with_table(b, "entropy", heads.rename(columns={"distance": "entropy"}))
-    monkeypatch.setattr("vitlab.look.findings.FIGURES", 300_000)
+    monkeypatch.setattr("vitlab.look.stored_analyses.FIGURES", 300_000)
     distance, entropy = findings_of({"a": a, HOSTILE: b})
     rows = [(r["where"], r["difference"], r["apart"], r["higher"]) for r in distance["differences"]["rows"]]
     assert rows == [
@@ -373,6 +410,10 @@ for (const width of [390, 1200]) {
     const graded = stage.toDataURL(), other = shot() !== back;
     doc.querySelector(".heads canvas").click();
     const said_head = doc.getElementById("head").value + select.value;
+    const box_of_block = doc.querySelector('.vl a[href="#net0-block"]');
+    const left = box_of_block.dispatchEvent(new page.MouseEvent("click", {bubbles: true, cancelable: true}));
+    const opened = Array.from(doc.querySelectorAll("details:has(.vl)"), (each) => each.open);
+    document.body.dataset.opened = [left, ...opened].join();
     const tile = said_head === "0attention" && stage.toDataURL() !== graded;
     said.push([width, first !== pointed, pointed !== moved, back === first, other, tile,
       doc.documentElement.scrollWidth <= width, doc.querySelectorAll("img[src=x]").length].join(" "));
@@ -397,6 +438,7 @@ for (const width of [390, 1200]) {
         done.stdout[-300:]
     )
     assert "Uncaught" not in done.stderr
+    assert 'data-opened="false,true,false,false,false"' in done.stdout  # the block of the first of two; no hash is left
     numbers = re.search('data-numbers="([^"]*)"', done.stdout)[1].split("|")  # one for each network
     difference, weights = numbers.pop(), [float(text.split(": ")[1]) for text in numbers]
     assert float(difference.split(": ")[1]) == pytest.approx(weights[1] - weights[0], abs=1e-4)

@@ -11,7 +11,7 @@ import torch
 from vitlab.cli.main import main
 from vitlab.data.loading.order import TrainOrder
 from vitlab.data.loading.streams import MASK, shuffled_indices, stream
-from vitlab.tasks import MAE
+from vitlab.pretraining import MAE
 
 TINY = {"img_size": 8, "in_chans": 2, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2}
 LIGHT = {"decoder_dim": 8, "decoder_depth": 2, "decoder_heads": 2}

@@ -22,6 +22,7 @@ from vitlab.ablation.file.given import write_file
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.running import commands, run_locally, submit_cells
 from vitlab.analysis import ANALYSES
+from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.shipped import find_file
 
@@ -75,6 +76,8 @@ class Lab:
         for i, name in enumerate(self.ablation.analyses):
             if name not in ANALYSES:
                 hint = did_you_mean(name, ANALYSES) or f"; there are {', '.join(ANALYSES)}"
+                if missing := [package for package in self.ablation.trust_imports if package not in TRUSTED]:
+                    hint = f": if it is in {' or '.join(missing)}, add --trust_imports {','.join(missing)}"
                 raise self.ablation.file.mistake(f"analyses/{i}", f'no analysis called "{name}"{hint}')
 
     def plan(self, workers: int | None = None, check: bool = False) -> "Plan":

@@ -2,21 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from vitlab.analysis.catalogue import ANALYSES, names_of
+from vitlab.analysis.catalogue import ANALYSES, Analysis, Curve, names_of
 from vitlab.lazy import lazy
 
 if TYPE_CHECKING:
-    from vitlab.analysis.attention import (
-        analyze_attention,
-        analyze_distance,
-        analyze_entropy,
-        analyze_rollout,
-        distances,
-        entropy,
-        mean_distance,
-        rollout,
-        uniform_distance,
-    )
     from vitlab.analysis.attribution.curves import analyze_faithfulness
     from vitlab.analysis.attribution.fillings import deleted
     from vitlab.analysis.attribution.maps import (
@@ -28,6 +17,18 @@ if TYPE_CHECKING:
     from vitlab.analysis.cost import analyze_cost
     from vitlab.analysis.features import analyze_fewshot, analyze_knn, few_shot_accuracy, knn_accuracy
     from vitlab.analysis.filters import analyze_filters
+    from vitlab.analysis.head_attention import (
+        analyze_attention,
+        analyze_distance,
+        analyze_entropy,
+        analyze_heads,
+        analyze_rollout,
+        distances,
+        entropy,
+        mean_distance,
+        rollout,
+        uniform_distance,
+    )
     from vitlab.analysis.outcomes.calibration import analyze_calibration
     from vitlab.analysis.outcomes.confusion import analyze_confusion
     from vitlab.analysis.outcomes.errors import analyze_errors
@@ -43,17 +44,21 @@ if TYPE_CHECKING:
     from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, scramble_image, scramble_tokens
     from vitlab.analysis.shift import analyze_shift
     from vitlab.analysis.subject import Finding, Subject
-    from vitlab.analysis.views.heads import analyze_heads
     from vitlab.analysis.views.pca import analyze_pca, pca_colors
     from vitlab.analysis.views.reconstruction import analyze_reconstruction
-    from vitlab.analysis.views.splits import analyze_splits
-    from vitlab.analysis.views.token_layers import analyze_token_layers, split_features, token_layer_maps
+    from vitlab.analysis.views.token_layers import (
+        analyze_splits,
+        analyze_token_layers,
+        split_features,
+        token_layer_maps,
+    )
 else:
     _HOMES = {
-        "vitlab.analysis.attention": (
+        "vitlab.analysis.head_attention": (
             "analyze_attention",
             "analyze_distance",
             "analyze_entropy",
+            "analyze_heads",
             "analyze_rollout",
             "distances",
             "entropy",
@@ -68,13 +73,11 @@ else:
             "gradient_attention",
         ),
         "vitlab.analysis.attribution.sanity": ("analyze_sanity",),
-        "vitlab.analysis.views.heads": ("analyze_heads",),
         "vitlab.analysis.views.pca": (
             "analyze_pca",
             "pca_colors",
         ),
         "vitlab.analysis.views.reconstruction": ("analyze_reconstruction",),
-        "vitlab.analysis.views.splits": ("analyze_splits",),
         "vitlab.analysis.cka": ("analyze_cka",),
         "vitlab.analysis.cost": ("analyze_cost",),
         "vitlab.analysis.features": (
@@ -111,6 +114,7 @@ else:
             "Subject",
         ),
         "vitlab.analysis.views.token_layers": (
+            "analyze_splits",
             "analyze_token_layers",
             "split_features",
             "token_layer_maps",
@@ -120,6 +124,8 @@ else:
 
 __all__ = [
     "ANALYSES",
+    "Analysis",
+    "Curve",
     "Finding",
     "Subject",
     "analyze_attention",

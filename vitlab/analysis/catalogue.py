@@ -1,165 +1,198 @@
-"""The analyses by name: the function, how to read its figure, and what it does not show."""
+"""The analyses by name: an :class:`Analysis` stands beside each function, here or in a file of the user's."""
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from vitlab.errors import UsageError, did_you_mean
 
-_OUT = "vitlab.analysis.outcomes."
-_MAPS = "vitlab.analysis.attribution."
-_VIEWS = "vitlab.analysis.views."
+if TYPE_CHECKING:
+    import pandas as pd
 
-ANALYSES = {  # name: module:function of a Subject that returns a Finding, how to read it, what it does not show
-    "attention": (
-        "vitlab.analysis.attention:analyze_attention",
-        "Where the class token attends in each head: bright patches have the largest weights.",
-        "The reason for a decision: deleting the most attended patches may hurt no more than deleting "
-        "random ones; `faithfulness` measures that.",
-    ),
-    "heads": (
-        _VIEWS + "heads:analyze_heads",
-        "The attention of every layer and head on one image, one row per layer.",
-        "What a head does with the tokens it attends to, and other images.",
-    ),
-    "rollout": (
-        "vitlab.analysis.attention:analyze_rollout",
-        "The product of the attention of all layers, with the residual path as half: what can reach the class token.",
-        "The effect of MLPs, values and T2T's token layers; which class a patch supports.",
-    ),
-    "attribution": (
-        _MAPS + "maps:analyze_attribution",
-        "Which patches the score of the predicted class depends on, by six methods side by side.",
-        "Which method is right where they disagree: read `faithfulness` and `sanity` first.",
-    ),
-    "faithfulness": (
-        _MAPS + "curves:analyze_faithfulness",
-        "The probability of the predicted class while patches give way to a filling, the most relevant first (MoRF, "
-        "good: falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is "
-        "evidence where it beats random patches both ways and the patch it names first does more than a random one; "
-        "what holds under some fillings only depends on the filling.",
-        "Completeness of a faithful map, and other fillings: images with replaced patches are unlike any in training.",
-    ),
-    "sanity": (
-        _MAPS + "sanity:analyze_sanity",
-        "How similar a map stays while weights are randomized from the head down: a map that does not change shows the "
-        "image, not the network.",
-        "Faithfulness: a map that does change may still be wrong.",
-    ),
-    "distance": (
-        "vitlab.analysis.attention:analyze_distance",
-        "The mean distance of each head's attention: compare a dot with the hollow one, the same head with shuffled "
-        "tokens.",
-        "The cause: a head may be local because it knows positions or because neighbors have similar content.",
-    ),
-    "entropy": (
-        "vitlab.analysis.attention:analyze_entropy",
-        "How widely each head attends: near the dashed line evenly to all tokens, near 0 to a single one.",
-        "Whether the attended tokens matter.",
-    ),
-    "position": (
-        "vitlab.analysis.positions:analyze_position",
-        "Each tile compares the position vector of its cell with those of all cells: bright neighbors mean that the "
-        "table encodes the grid; fixed sines do so by construction.",
-        "Whether the network uses the table: see `scramble` and `displacement`.",
-    ),
-    "displacement": (
-        "vitlab.analysis.positions:analyze_displacement",
-        "How a logit depends on the offset of the key from the query at the cross. Left: shuffled tokens, queries and "
-        "keys apart, so a pattern above the noise floor comes from positions. Right: patterns may come from content.",
-        "The effect of values and later layers.",
-    ),
-    "scramble": (
-        "vitlab.analysis.scramble:analyze_scramble",
-        "Tokens are shuffled before they get positions: the loss of accuracy is what positions contribute; without "
-        "positions nothing changes.",
-        "The accuracy of a network trained on shuffled tokens.",
-    ),
-    "scramble_image": (
-        "vitlab.analysis.scramble:analyze_scramble_image",
-        "Patches of the image are shuffled before the tokenizer.",
-        "The role of positions where the tokenizer's windows overlap, as the tokens change too: use `scramble` there.",
-    ),
-    "shift": (
-        "vitlab.analysis.shift:analyze_shift",
-        "How often the prediction survives a shift of the image: cyclic shifts by whole patches are exact only for the "
-        "patch tokenizer without positions.",
-        "The shift separately from what enters at the border: compare the three fillings.",
-    ),
-    "resolution": (
-        "vitlab.analysis.resolution:analyze_resolution",
-        "Accuracy at other image sizes for each way to resample positions: compare with a run without positions "
-        "(--against).",
-        "The effect of positions alone: objects change size too.",
-    ),
-    "probe": (
-        "vitlab.analysis.probes:analyze_probe",
-        "How well a linear probe reads a token's cell after each block: content reveals it too, so compare with a "
-        "network without positions.",
-        "Whether the network uses this information.",
-    ),
-    "fewshot": (
-        "vitlab.analysis.features:analyze_fewshot",
-        "Accuracy of a ridge regression on frozen features with few labels: how separable the classes are.",
-        "Learning from few labels, if the network was trained on all labels of the same classes (--data, --root).",
-    ),
-    "knn": (
-        "vitlab.analysis.features:analyze_knn",
-        "Accuracy of nearest neighbors among training images: how classes cluster without any fitting.",
-        "Transfer to new classes, if the network was trained on these classes (--data, --root).",
-    ),
-    "pca": (
-        _VIEWS + "pca:analyze_pca",
-        "The first three principal components of patch features as colors: similar colors are similar features.",
-        "The other components: the title of each layer gives the share of variance shown.",
-    ),
-    "reconstruction": (
-        _VIEWS + "reconstruction:analyze_reconstruction",
-        "Hidden patches as a masked autoencoder reconstructs them from the image, and from another image under the "
-        "same mask: what both have in common does not come from the image.",
-        "The quality of the features: use `knn` or a linear probe.",
-    ),
-    "cka": (
-        "vitlab.analysis.cka:analyze_cka",
-        "How similarly layers represent the same images, as the mean of their patch tokens (--tokens); 1 is equal up "
-        "to rotation and scale. Before reading a difference between runs, compare two seeds of one recipe.",
-        "Whether the network uses what two layers share; a few large components dominate the value.",
-    ),
-    "filters": (
-        "vitlab.analysis.filters:analyze_filters",
-        "Principal components of the filters on pixels, largest first: smooth ones are learned, noisy ones are still "
-        "random.",
-        "What later layers use.",
-    ),
-    "cost": (
-        "vitlab.analysis.cost:analyze_cost",
-        "Parameters and multiply-adds by part, and images per second.",
-        "Speed on another or a busy machine.",
-    ),
-    "token_layers": (
-        _VIEWS + "token_layers:analyze_token_layers",
-        "Where a token between T2T's soft splits attends, on the finer grids there; a performer's weights are those "
-        "that its random features imply.",
-        "What the token receives: these layers add values, not inputs.",
-    ),
-    "splits": (
-        _VIEWS + "splits:analyze_splits",
-        "The features after each soft split of T2T as colors and as single channels, like figure 2 of T2T-ViT.",
-        "Which channels matter: those shown have the largest variance.",
-    ),
-    "errors": (
-        _OUT + "errors:analyze_errors",
-        "The worst mistakes on a split, lowest probability of the true class first: check for wrong labels.",
-        "Typical behavior: these images were selected for being wrong.",
-    ),
-    "confusion": (
-        _OUT + "confusion:analyze_confusion",
-        "Images by true class (rows) and predicted class (columns), with recall and precision of each class.",
-        "Rates for other class frequencies; the recall of a class with few images is uncertain.",
-    ),
-    "calibration": (
-        _OUT + "calibration:analyze_calibration",
-        "Accuracy against predicted probability: below the dashed line the network is overconfident. Inside the gray "
-        "bars calibrated probabilities would lie in 95 % of draws.",
-        "Accuracy: a network that always predicts the class frequencies is calibrated.",
-    ),
-}
+    from vitlab.analysis.subject import Finding, Subject
+
+Tables: TypeAlias = "dict[tuple[str, int], pd.DataFrame]"  # of each arm and seed
+F = TypeVar("F", bound=Callable[..., Any])
+Rows = list[dict[str, Any]]
+HERE = Path(__file__).parent
+ORDER = (  # in which they are read; others follow by name
+    *("attention", "heads", "rollout", "attribution", "faithfulness", "sanity", "distance", "entropy"),
+    *("position", "displacement", "scramble", "scramble_image", "shift", "resolution", "probe"),
+    *("fewshot", "knn", "pca", "reconstruction", "cka", "filters", "cost", "token_layers", "splits"),
+    *("errors", "confusion", "calibration"),
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure to draw: ``paint`` gets its axes, row by row; ``data`` are the numbers in it."""
+
+    title: str
+    paint: Callable[..., None]
+    rows: int
+    columns: int
+    height: float  # inches below the title
+    data: Rows
+
+
+def each_line(curve: "Curve", rows: Rows) -> list[tuple[str, Rows]]:
+    """Return title and rows of a panel for each measure and line, four at most."""
+    parts = []
+    for measure in curve.measures:
+        for line in dict.fromkeys(row["line"] for row in rows):
+            mine = [row for row in rows if (row["measure"], row["line"]) == (measure, line)]
+            values = line.split(", ", len(curve.lines) - 1) if line else []
+            parts.append(("\n".join(map(": ".join, zip(curve.lines, values, strict=False))), mine))
+    return parts[:4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """How the tables of several runs are read together, as the report of an ablation does: in the mean over seeds.
+
+    Args:
+        measures: The columns that are averaged, each with the name of its axis.
+        x: The column of the horizontal axis; "" for single numbers, which are a table alone.
+        lines: Columns with one curve for each value.
+        words: What is measured, for the report.
+        x_label: The name of the horizontal axis; default: ``x``.
+        log2: Whether the horizontal axis is logarithmic.
+        summary: Makes the table with these columns from that of a run, where it has others.
+        together: Makes tables of different versions comparable, given those of all runs.
+        caution: Says what is to be known of such tables; "" for nothing.
+        panels: Returns title and rows of each panel of the figure.
+        drawing: A second figure, given the tables of each arm.
+
+    Example:
+        >>> Curve(x="layer", measures={"norm": "norm of the tokens"}).lines
+        ()
+    """
+
+    measures: Mapping[str, str]
+    x: str = ""
+    lines: tuple[str, ...] = ()
+    words: str = ""
+    x_label: str = ""
+    log2: bool = False
+    summary: "Callable[[pd.DataFrame], pd.DataFrame]" = lambda table: table
+    together: Callable[[Tables], Tables] = lambda tables: tables
+    caution: Callable[[Tables], str] = lambda tables: ""
+    panels: "Callable[[Curve, Rows], list[tuple[str, Rows]]]" = each_line
+    drawing: "Callable[[dict[str, list[pd.DataFrame]]], Drawing] | None" = None
+
+
+@dataclass
+class Analysis:
+    """An analysis: what it measures and how everybody reads it. Written above a function, it makes this one known.
+
+    ``vitlab analyze``, an ablation's ``analyses``, its report and ``vitlab look`` then find it by name: those of vitlab
+    at once, those of your own file after it was imported (``--trust_imports my_analyses``).
+
+    Args:
+        reading: How to read the figure.
+        limits: What it does not show.
+        curve: How the report of an ablation averages its tables; None leaves it out there.
+        metrics: The numbers that an ablation may name as metrics, such as ``resolution/acc1@12``, without ``NAME/``.
+        name: Its name; default: the function's, without ``analyze_``.
+
+    Example:
+        >>> @Analysis(reading="The length of the class token.", limits="What it holds.")
+        ... def analyze_class_token(subject: "Subject") -> "Finding": ...
+        >>> ANALYSES["class_token"].limits
+        'What it holds.'
+    """
+
+    reading: str
+    limits: str
+    curve: Curve | None = None
+    metrics: "Callable[[pd.DataFrame], Mapping[str, float]] | None" = None
+    name: str = ""
+    function: "Callable[[Subject], Finding]" = field(init=False, repr=False)
+
+    def __call__(self, function: F) -> F:
+        """Make a function known as this analysis.
+
+        Raises:
+            ValueError: Its name is that of another analysis, or cannot be the name of a file.
+        """
+        self.function = function
+        self.name = self.name or function.__name__.removeprefix("analyze_")
+        ANALYSES.add(self)
+        return function
+
+    def measure(self, subject: "Subject") -> "Finding":
+        """Return what it finds."""
+        return self.function(subject)
+
+
+class Catalogue(Mapping[str, Analysis]):
+    """All analyses by name. Names and limits of vitlab's own are read from their source, which imports nothing.
+
+    >>> list(ANALYSES)[:2], ANALYSES.limits()["errors"]
+    (['attention', 'heads'], 'Typical behavior: these images were selected for being wrong.')
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, Analysis] = {}
+
+    @cached_property
+    def _shipped(self) -> dict[str, tuple[str, str]]:
+        """Module and limits of the analyses of vitlab, in the order of reading."""
+        found: dict[str, tuple[str, str]] = {}
+        for path in HERE.rglob("*.py"):
+            module = ".".join((__package__, *path.relative_to(HERE).with_suffix("").parts))
+            found |= {name: (module, limits) for name, limits in _written_in(path.read_text())}
+        places = {name: place for place, name in enumerate(ORDER)}
+        return {name: found[name] for name in sorted(found, key=lambda name: (places.get(name, len(places)), name))}
+
+    def add(self, analysis: Analysis) -> None:
+        """Make an analysis known; one of the same function replaces it, as in a notebook."""
+        name, module = analysis.name, analysis.function.__module__
+        if not re.fullmatch(r"[a-z]\w*", name) or name == "all":
+            raise ValueError(
+                f"`name` of an analysis must be lower-case letters, digits and _, and not all, got {name!r}"
+            )
+        other = self._known[name].function.__module__ if name in self._known else self._shipped.get(name, ("",))[0]
+        if other not in ("", module):
+            raise ValueError(f"an analysis called {name} is in {other} already: give that of {module} another name")
+        self._known[name] = analysis
+
+    def __getitem__(self, name: str) -> Analysis:
+        if name not in self._known and name in self._shipped:
+            import_module(self._shipped[name][0])
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known or name in self._shipped
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self._shipped, *(name for name in self._known if name not in self._shipped)])
+
+    def __len__(self) -> int:
+        return len({*self._shipped, *self._known})
+
+    def limits(self) -> dict[str, str]:
+        """Return what each analysis does not show."""
+        return {name: self._known[name].limits if name in self._known else self._shipped[name][1] for name in self}
+
+
+def _written_in(text: str) -> Iterator[tuple[str, str]]:
+    """Yield name and limits of each analysis in a source."""
+    functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+    for node in functions:
+        for call in node.decorator_list:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == "Analysis":
+                said = {word.arg: word.value for word in call.keywords if word.arg in ("name", "limits")}
+                words = {arg: ast.literal_eval(value) for arg, value in said.items()}
+                yield words.get("name") or node.name.removeprefix("analyze_"), words["limits"]
+
+
+ANALYSES = Catalogue()
 
 
 def names_of(text: str) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import CkaTokens, Finding, Subject
@@ -98,6 +99,17 @@ def layer_kernels(net: Asked, batches: Iterable[tuple[Tensor, Tensor]], which: C
     return [linear_kernel(torch.cat(layer)) for layer in zip(*parts, strict=True)]
 
 
+@Analysis(
+    reading="How similarly layers represent the same images, as the mean of their patch tokens (--tokens); 1 is equal "
+    "up to rotation and scale. Before reading a difference between runs, compare two seeds of one recipe.",
+    limits="Whether the network uses what two layers share; a few large components dominate the value.",
+    curve=Curve(
+        x="other_layer",
+        measures={"cka": "cka"},
+        lines=("against", "layer"),
+        words="How alike two layers represent the same images.",
+    ),
+)
 def analyze_cka(subject: Subject) -> Finding:
     """Compare the layers of a run with each other, and with those of another run.
 

@@ -8,6 +8,7 @@ import torch
 from matplotlib.ticker import EngFormatter, MaxNLocator
 from torch import Tensor, nn
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.layers.block import Block
@@ -68,6 +69,15 @@ def images_per_second(net: Asked, images: Tensor) -> float:
     return runs * len(images) / (time.perf_counter() - start)
 
 
+@Analysis(
+    reading="Parameters and multiply-adds by part, and images per second.",
+    limits="Speed on another or a busy machine.",
+    curve=Curve(
+        measures={"value": "value"},
+        lines=("quantity", "of"),
+        words="Speed needs an idle machine.",
+    ),
+)
 def analyze_cost(subject: Subject) -> Finding:
     """Count parameters and multiply-adds by part, and measure images per second and memory.
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws, share_interval
 from vitlab.analysis.probes import ridge
@@ -76,6 +77,16 @@ def draw_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
     return torch.cat([order[labels[order] == k][:shots] for k in labels.unique()])
 
 
+@Analysis(
+    reading="Accuracy of a ridge regression on frozen features with few labels: how separable the classes are.",
+    limits="Learning from few labels, if the network was trained on all labels of the same classes (--data, --root).",
+    curve=Curve(
+        x="shots",
+        log2=True,
+        measures={"acc1": "accuracy"},
+        words="Ridge regression on frozen features from a few labels a class.",
+    ),
+)
 def analyze_fewshot(subject: Subject) -> Finding:
     """Classify with a few labeled images of each class; ``spread`` is the standard deviation over their draws.
 
@@ -116,6 +127,15 @@ def analyze_fewshot(subject: Subject) -> Finding:
     return Finding(table, figure, note)
 
 
+@Analysis(
+    reading="Accuracy of nearest neighbors among training images: how classes cluster without any fitting.",
+    limits="Transfer to new classes, if the network was trained on these classes (--data, --root).",
+    curve=Curve(
+        x="k",
+        measures={"acc1": "accuracy"},
+        words="The vote of the most similar training images.",
+    ),
+)
 def analyze_knn(subject: Subject) -> Finding:
     """Classify by the labels of the most similar training images.
 

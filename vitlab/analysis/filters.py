@@ -5,6 +5,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import bare, grid_of_axes, heat
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -43,6 +44,11 @@ def first_filters(net: AnyNetwork, kind: str) -> Tensor:
     return first.weight
 
 
+@Analysis(
+    reading="Principal components of the filters on pixels, largest first: smooth ones are learned, noisy ones are "
+    "still random.",
+    limits="What later layers use.",
+)
 def analyze_filters(subject: Subject) -> Finding:
     """Show the principal components of the filters, as figure 7 of ViT does.
 

@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from scipy.stats import t as student
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve, Drawing, Tables
 from vitlab.analysis.figures import grid_of_axes, heat
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
@@ -20,6 +22,11 @@ from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_logits
+
+OLD_TABLES = (
+    "Its tables are of an earlier version, where a token met itself at the offset (0, 0), which is content: that "
+    "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
+)
 
 
 def similarity(table: Tensor) -> Tensor:
@@ -99,6 +106,15 @@ def profiles(
     return mean, (spread / n).sqrt(), n
 
 
+@Analysis(
+    reading="Each tile compares the position vector of its cell with those of all cells: bright neighbors mean that "
+    "the table encodes the grid; fixed sines do so by construction.",
+    limits="Whether the network uses the table: see `scramble` and `displacement`.",
+    curve=Curve(
+        measures={"norm_ratio": "norm_ratio"},
+        words="Length of the table's vectors over that of the patch tokens.",
+    ),
+)
 def analyze_position(subject: Subject) -> Finding:
     """Compare the table's vectors of all cells with each other.
 
@@ -138,6 +154,99 @@ def analyze_position(subject: Subject) -> Finding:
     return Finding(pd.DataFrame(rows).assign(**ratios), figure, note)
 
 
+def comparable(tables: Tables) -> Tables:
+    """Return the tables of ``displacement`` of several runs; if one is of before, all without the offset (0, 0)."""
+    found = {key: table for key, table in tables.items() if "position" in table}
+    is_old = any("pairs" not in table for table in found.values())
+    return {key: _of_others(table) for key, table in found.items()} if is_old else found
+
+
+def is_without_itself(tables: Iterable[pd.DataFrame]) -> bool:
+    """Return whether the offset (0, 0) is left out of comparable tables, for the sake of tables of before."""
+    return any((table["pairs"] == 0).any() for table in tables)
+
+
+def caution_of(tables: Tables) -> str:
+    """Return a sentence on tables of before; "" if there is none."""
+    return OLD_TABLES if is_without_itself(tables.values()) else ""
+
+
+def _of_others(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of ``displacement`` for pairs of different tokens: NaN and no pairs at the offset (0, 0).
+
+    The mean that was taken from each head held that offset, as 1 / N of all N^2 pairs. Taking it out again moves
+    all others by the same amount, and the share of their errors that came with it is independent of theirs.
+    """
+    h, w = table["dy"].max() + 1, table["dx"].max() + 1
+    itself = (table["dy"] == 0) & (table["dx"] == 0)
+    pairs = (h - table["dy"].abs()) * (w - table["dx"].abs())
+    same = table[itself].set_index(["layer", "head"])
+    heads = pd.MultiIndex.from_frame(table[["layer", "head"]])
+    moved, error = (same[name].reindex(heads).to_numpy() / (h * w - 1) for name in ("position", "error"))
+    changed = {
+        "position": (table["position"] + moved).mask(itself),
+        "error": (table["error"] ** 2 - error**2).clip(lower=0).mask(itself) ** 0.5,
+    }
+    return table.assign(**changed, pairs=pairs.mask(itself, 0))
+
+
+def spread_of_layers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean over heads of the spread of their logits over pairs beyond noise, for each layer.
+
+    A variance below that of the noise gives a spread below 0: cut off at 0, noise would look like knowledge.
+    """
+    keys = [table["layer"], table["head"]]
+    weights = table["pairs"] / table["pairs"].groupby(keys).transform("sum")
+    beyond = (weights * (table["position"] ** 2 - table["error"] ** 2)).groupby(keys).sum()
+    spread = np.sign(beyond) * beyond.abs() ** 0.5
+    return spread.groupby("layer").mean().rename("spread").reset_index()
+
+
+def mean_maps(tables: dict[str, list[pd.DataFrame]]) -> Drawing:
+    """Return maps of each arm's mean logit over heads and seeds at each layer and offset."""
+    profiles = {
+        arm: pd.concat(parts).groupby(["layer", "dy", "dx"])["position"].mean().reset_index()
+        for arm, parts in tables.items()
+    }
+    layers = sorted({int(layer) for table in profiles.values() for layer in table["layer"]})
+    most = max(float(table["position"].abs().max()) for table in profiles.values()) or 1.0
+
+    def paint(*axes: Any) -> None:
+        for ax, (arm, layer) in zip(axes, ((a, layer) for a in profiles for layer in layers), strict=True):
+            table = profiles[arm][profiles[arm]["layer"] == layer].pivot(index="dy", columns="dx", values="position")
+            shown = ax.imshow(table.to_numpy(), cmap="PuOr_r", vmin=-most, vmax=most)
+            ax.plot((table.shape[1] - 1) / 2, (table.shape[0] - 1) / 2, "+", color="black", ms=5)
+            ax.set_xticks([])
+            ax.set_yticks([])
+            if layer == layers[0]:
+                ax.set_ylabel(arm, rotation=0, ha="right", va="center", labelpad=4)
+            if arm == next(iter(profiles)):
+                ax.set_title(f"layer {layer}", fontsize=9)
+        axes[0].figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+
+    title = "Mean logit of a key by its offset, tokens shuffled before positions; mean over heads and seeds"
+    left_out = is_without_itself(table for parts in tables.values() for table in parts)
+    title += "; the offset (0, 0), a token and itself, is left out" if left_out else ""
+    data = [{"arm": arm, **row} for arm, table in profiles.items() for row in table.to_dict("records")]
+    return Drawing(title, paint, len(profiles), len(layers), 0.4 + 1.1 * len(profiles), data)
+
+
+@Analysis(
+    reading="How a logit depends on the offset of the key from the query at the cross. Left: shuffled tokens, queries "
+    "and keys apart, so a pattern above the noise floor comes from positions. Right: patterns may come from content.",
+    limits="The effect of values and later layers.",
+    curve=Curve(
+        x="layer",
+        measures={"spread": "sd of the logit"},
+        words="Standard deviation over pairs of query and key of what their offset alone tells of a head's logit, "
+        "tokens shuffled before positions, less the noise of the images: 0 knows nothing of position, and noise alone "
+        "falls below 0 as often as above. Mean of the heads.",
+        summary=spread_of_layers,
+        together=comparable,
+        caution=caution_of,
+        drawing=mean_maps,
+    ),
+)
 def analyze_displacement(subject: Subject) -> Finding:
     """Show how the logits of each head depend on the offset of the key from the query, averaged over content.
 

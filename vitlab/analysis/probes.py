@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -17,7 +18,7 @@ from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import block_tokens
 
-PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a PositionProbe, in mean variances of the features
+PENALTIES = torch.logspace(-7, 3, 21, dtype=torch.float64)  # of a CellProbe, in mean variances of the features
 
 
 def ridge(x: Tensor, y: Tensor, l2: float) -> Tensor:
@@ -84,7 +85,7 @@ def steady(x: Tensor) -> Tensor:
     return x if centered(x).any() else x[:1].expand_as(x)
 
 
-class PositionProbe:
+class CellProbe:
     """Ridge regression from a token to its cell: which of N, and its row and column.
 
     Its penalty is the one with the least generalized cross-validation among :data:`PENALTIES` (Golub et al. 1979,
@@ -94,7 +95,7 @@ class PositionProbe:
         grid_size: Patch tokens per column and per row, (h, w).
 
     Example:
-        >>> probe = PositionProbe((1, 2))
+        >>> probe = CellProbe((1, 2))
         >>> probe.add(torch.tensor([[[1.0], [2.0]], [[1.1], [2.1]]]))
         >>> probe.score(torch.tensor([[[1.0], [2.1]]]))
         >>> probe.accuracies()
@@ -151,9 +152,9 @@ class PositionProbe:
 
 def probe_layers(
     net: VisionTransformer, fit: Iterable[tuple[Tensor, Tensor]], held_out: Iterable[tuple[Tensor, Tensor]]
-) -> list[PositionProbe]:
-    """Return a :class:`PositionProbe` for the tokens before block 0 and after each block."""
-    probes = [PositionProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
+) -> list[CellProbe]:
+    """Return a :class:`CellProbe` for the tokens before block 0 and after each block."""
+    probes = [CellProbe(net.grid_size) for _ in range(len(net.blocks) + 1)]
     for batches, learns in ((fit, True), (held_out, False)):
         for images, _ in batches:
             for probe, tokens in zip(probes, block_tokens(net, images), strict=True):
@@ -174,6 +175,18 @@ def without_positions(net: VisionTransformer) -> VisionTransformer:
     return net
 
 
+@Analysis(
+    reading="How well a linear probe reads a token's cell after each block: content reveals it too, so compare with a "
+    "network without positions.",
+    limits="Whether the network uses this information.",
+    curve=Curve(
+        x="layer",
+        measures={"accuracy": "accuracy", "excess": "excess", "r2": "r2"},
+        lines=("images", "positions"),
+        words="Share of tokens whose cell a ridge regression tells, the excess over no positions, and R^2 of row and "
+        "column.",
+    ),
+)
 def analyze_probe(subject: Subject) -> Finding:
     """Probe each token for its cell, layer by layer, with and without positions.
 

@@ -7,6 +7,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve, Rows
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.shift import shifted
@@ -94,6 +95,43 @@ def measure(subject: Subject) -> Iterator[dict[str, object]]:
     net.pos_embed_resize = own
 
 
+def accuracies(table: pd.DataFrame) -> dict[str, float]:
+    """Return the accuracy at each size as metrics of an ablation: ``acc1@12``, ``acc1@12/canvas``."""
+    found: dict[str, float] = {}
+    for protocol, suffix in (("resize", ""), ("canvas", "/canvas")):
+        part = table[table["protocol"] == protocol]
+        names = [f"{name.removeprefix('resolution/')}{suffix}" for name in part["metric"]]
+        found |= dict(zip(names, part["acc1"].astype(float).tolist(), strict=True))
+    return found
+
+
+def by_protocol(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
+    """Return a panel for each way to make larger images; of several policies each arm's default, its first."""
+    titles = {"resize": "the whole image, resized", "canvas": "the same scale, on a larger canvas"}
+    first: dict[tuple[str, str], str] = {}
+    for row in rows:
+        first.setdefault((row["arm"], row["line"].split(", ")[0]), row["line"])
+    parts = [
+        (title, [row for row in rows if first.get((row["arm"], protocol)) == row["line"]])
+        for protocol, title in titles.items()
+    ]
+    return [part for part in parts if part[1]]
+
+
+@Analysis(
+    reading="Accuracy at other image sizes for each way to resample positions: compare with a run without positions "
+    "(--against).",
+    limits="The effect of positions alone: objects change size too.",
+    curve=Curve(
+        x="size",
+        x_label="height of the image, pixels",
+        measures={"acc1": "accuracy"},
+        lines=("protocol", "policy"),
+        words="Accuracy at other image sizes; `none` is the part that positions do not explain.",
+        panels=by_protocol,
+    ),
+    metrics=accuracies,
+)
 def analyze_resolution(subject: Subject) -> Finding:
     """Measure accuracy from half to twice the training size.
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws, over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -109,6 +110,25 @@ def block_sides(grid_size: Grid) -> list[int]:
     return [side for side in range(max(grid_size) - 1, 0, -1) if math.gcd(*grid_size) % side == 0]
 
 
+def of_finest(table: pd.DataFrame) -> dict[str, float]:
+    """Return accuracy and share of other predictions with the smallest blocks as metrics of an ablation."""
+    finest = table[table["blocks"] == table["blocks"].max()]
+    return {column: float(finest[column].mean()) for column in ("acc1", "flipped")}
+
+
+@Analysis(
+    reading="Tokens are shuffled before they get positions: the loss of accuracy is what positions contribute; "
+    "without positions nothing changes.",
+    limits="The accuracy of a network trained on shuffled tokens.",
+    curve=Curve(
+        x="blocks",
+        x_label="blocks that change places",
+        log2=True,
+        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        words="Tokens change places in blocks before they get positions.",
+    ),
+    metrics=of_finest,
+)
 def analyze_scramble(subject: Subject) -> Finding:
     """Scramble the tokens after the tokenizer.
 
@@ -122,6 +142,19 @@ def analyze_scramble(subject: Subject) -> Finding:
     return _measure(subject, "tokens", lambda images, order: scramble_tokens(net, images, order))
 
 
+@Analysis(
+    reading="Patches of the image are shuffled before the tokenizer.",
+    limits="The role of positions where the tokenizer's windows overlap, as the tokens change too: use `scramble` "
+    "there.",
+    curve=Curve(
+        x="blocks",
+        x_label="blocks that change places",
+        log2=True,
+        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        words="Patches of the image change places; for overlapping tokenizers that changes the tokens too.",
+    ),
+    metrics=of_finest,
+)
 def analyze_scramble_image(subject: Subject) -> Finding:
     """Scramble patches of the image, before the tokenizer.
 

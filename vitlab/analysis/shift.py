@@ -7,6 +7,7 @@ import pandas as pd
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
 from vitlab.analysis.scramble import changes_of
@@ -34,6 +35,35 @@ def shift_sizes(stride: int, side: int) -> list[int]:
     return [pixels for pixels in (*small, stride, 2 * stride) if pixels < side]
 
 
+def of_black(table: pd.DataFrame) -> dict[str, float]:
+    """Return accuracy and agreement at each shift with a black border as metrics of an ablation, ``acc1@4``."""
+    return {
+        f"{column}@{pixels}": float(part[column].mean())
+        for pixels, part in table[table["fill"] == "black"].groupby("pixels")
+        for column in ("acc1", "agreement")
+    }
+
+
+def first_filling(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
+    """Return a panel for each measure, of the first of the fillings."""
+    first = next((row["line"] for row in rows), None)
+    return each_line(curve, [row for row in rows if row["line"] == first])
+
+
+@Analysis(
+    reading="How often the prediction survives a shift of the image: cyclic shifts by whole patches are exact only "
+    "for the patch tokenizer without positions.",
+    limits="The shift separately from what enters at the border: compare the three fillings.",
+    curve=Curve(
+        x="pixels",
+        x_label="shift, pixels",
+        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        lines=("fill",),
+        words="The image moves; mean of four directions.",
+        panels=first_filling,
+    ),
+    metrics=of_black,
+)
 def analyze_shift(subject: Subject) -> Finding:
     """Shift the images by pixels and by whole patches, in four directions and in the mean of these.
 

@@ -19,7 +19,7 @@ from vitlab.data.files.sets import Images
 from vitlab.data.files.splits import SplitName
 from vitlab.data.loading.order import EvalOrder
 from vitlab.data.loading.pipeline import Pipeline
-from vitlab.errors import UsageError
+from vitlab.errors import UsageError, printable
 from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import Asked, as_asked, heads_of, outputs
@@ -318,7 +318,7 @@ class Finding:
         other formats go: none is older than its table.
         """
         paths = [folder / f"{name}.{suffix}" for suffix in ("csv", *formats)]
-        figure = printed(self.figure, INCHES[width], title)
+        figure = printed(self.figure, INCHES[width], printable(title))
         for path, form in zip(paths[1:], formats, strict=True):
             with atomic_write(path) as beside:
                 beside.write_bytes(figure_bytes(figure, form))

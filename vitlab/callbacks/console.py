@@ -92,7 +92,8 @@ class Console(Bar):
         parts += [f"train/{name} {value / n:.4f}" for name, value in sums.items()]
         shown = {k: v for k, v in self.record.validated.items() if k.count("/") < 2}  # no single targets
         parts += [f"{k} {v:.4f}" for k, v in shown.items() if k not in ("val/n", "val/acc5")]
-        parts.append(f"{self.record.row.get('images_per_second', 0):,.0f} images/s")
+        if speed := self.record.row.get("images_per_second"):  # none if an epoch is resumed after its last step
+            parts.append(f"{speed:,.0f} images/s")
         parts += [f"MFU {self.record.row['mfu']:.0%}"] if "mfu" in self.record.row else []
         parts.append(f"{_duration(self.record.seconds_left(trainer))} left")
         LOG.info("  ".join(parts))

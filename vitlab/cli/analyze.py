@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.look.analyses import write_page
+        from vitlab.look.analysis_page import write_page
     how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
     own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "vitlab analyze",
         description="Show what a network has learned: a table and a figure for each analysis.",
         epilog="what each analysis does NOT show:\n"
-        + "\n".join(f"  {name:<15} {no}" for name, (_, _, no) in ANALYSES.items())
+        + "\n".join(f"  {name:<15} {no}" for name, no in ANALYSES.limits().items())
         + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

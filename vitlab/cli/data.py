@@ -1,6 +1,5 @@
 """``vitlab data FOLDER``: report what a folder of images holds."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ def main(argv: list[str]) -> int:
     from vitlab.config.explain import parse_yaml
     from vitlab.data.image_folder import kind_of
     from vitlab.data.report import report, report_as_text, write_picture
+    from vitlab.runs.directory import write_json
 
     try:
         given = {"augment": "crop-flip", **(_data_of(options.config) if options.config else {})}
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
         found = report(data)
         sys.stdout.write(report_as_text(found) + "\n")
         if options.json:
-            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+            write_json(Path(options.json), found)
         if found["images"].get("train"):
             write_picture(data, options.output)
             sys.stdout.write(f"\nwrote {options.output}: first column as evaluation sees it, then {given['augment']}\n")

@@ -19,7 +19,7 @@ from vitlab.runs.directory import RUNS
 PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "timm", "jsonargparse", "safetensors")
 MORE = (
     *("fsspec", "jinja2", "matplotlib", "numpy", "pandas", "pillow", "pyarrow", "pyyaml"),
-    *("rich", "scikit-learn", "scipy", "statsmodels", "tqdm", "wandb"),
+    *("rich", "scikit-learn", "scipy", "tqdm", "wandb"),
 )
 KNOWN_BAD: dict[str, list[tuple[str, str]]] = {  # package: [versions, what is wrong with them]
     "torch": [("<2.10", "CVE-2026-24747: a weights_only file can run code; install torch>=2.10")],

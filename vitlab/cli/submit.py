@@ -3,13 +3,13 @@
 import argparse
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from vitlab.config.arguments import CommandParser, config_paths, values_of
-from vitlab.config.options import options_parser
+from vitlab.config.options import FitOptions, options_parser
+from vitlab.config.trust import TRUSTED
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
@@ -68,9 +68,11 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     """
     options, rest = options_parser().parse_known_args(args)
     _check_arguments(options, rest)
-    quiet = ["--quiet"] if options.quiet else []
+    more = ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+    more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
+    more += ["--quiet"] if options.quiet else []
     if options.resume and (begun := run_to_continue(options)):
-        return begun.path, ["--resume", str(begun.path), *rest, *quiet]
+        return begun.path, ["--resume", str(begun.path), *rest, *more]
     paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
@@ -86,7 +88,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     for flag in ("init_from", "resize", "init_grid"):
         if getattr(options, flag):
             start += [f"--{flag}", getattr(options, flag)]
-    return run.path, [*rest, *start, "--auto_resume", *quiet]
+    return run.path, [*rest, *start, "--auto_resume", *more]
 
 
 def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
@@ -127,13 +129,15 @@ def _folder_of_vitlab() -> str | None:
 
 def hand_over(text: str, script: Path, run: Path, again: bool) -> int:
     """Write the script, give it to sbatch, and return the exit code."""
+    from vitlab.jobs.sbatch import ask_sbatch
+
     if shutil.which("sbatch") is None:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
     if script.is_file() and not again:
         raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text(text)
-    done = subprocess.run(["sbatch", "--parsable", str(script)], capture_output=True, text=True, check=False)
+    done = ask_sbatch(script)
     if done.returncode:
         script.unlink()
         sys.stderr.write(f"vitlab: sbatch refused the job: {' '.join(done.stderr.split())}\n")

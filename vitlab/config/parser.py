@@ -2,8 +2,9 @@
 
 import importlib
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,7 +23,7 @@ import vitlab.callbacks.attention_maps
 import vitlab.callbacks.ema
 import vitlab.callbacks.quality
 import vitlab.data
-import vitlab.tasks  # all imported so that a name is found
+import vitlab.tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.callbacks.console import Bar
 from vitlab.config.arguments import config_paths, flags
@@ -48,6 +49,10 @@ from vitlab.ranges import check_ranges
 from vitlab.runs.launch import check_launch, launched_devices
 from vitlab.shipped import find_file
 from vitlab.tasks.base import Task
+
+with suppress(ModuleNotFoundError):  # the core stands without it
+    import vitlab.pretraining
+TASKS = [sys.modules[name] for name in ("vitlab.pretraining", "vitlab.tasks") if name in sys.modules]
 
 LINKS = {
     "img_size": "an image size of",
@@ -277,5 +282,5 @@ def classes_of(module: Any) -> list[type]:
 
 
 def _class_names() -> list[str]:
-    modules = (vitlab.tasks, vitlab.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
+    modules = (*TASKS, vitlab.data, lightning.pytorch.callbacks, lightning.pytorch.loggers)
     return [cls.__name__ for module in modules for cls in classes_of(module)]

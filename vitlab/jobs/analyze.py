@@ -1,7 +1,6 @@
 """Run analyses of a network and write their tables and figures."""
 
 import hashlib
-import importlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -51,10 +50,9 @@ def analyze(
     notes = RunDir(folder)
     for done, name in enumerate(names):
         on_start(name, done)
-        module, function = ANALYSES[name][0].split(":")
         try:
             with user_mistakes():
-                finding: Finding = getattr(importlib.import_module(module), function)(subject)
+                finding = ANALYSES[name].measure(subject)
         except UsageError as error:
             notes.update("notes.json", **{name: {"not_done": str(error)}})
             yield name, error, []

@@ -1,8 +1,13 @@
-"""The settings of a SLURM cluster and the batch script made from them."""
+"""The settings of a SLURM cluster and the batch script made from them.
+
+submitit is not used: it submits a pickled Python function and pickles it again to requeue it, where this script is the
+command that a user would type, can be read and submitted without vitlab, and stops a job that no attempt moves on.
+"""
 
 import dataclasses
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +180,19 @@ def read_site(path: str, **given: Any) -> Site:
         return Site(**values)
     except ValueError as error:
         raise UsageError(f"`--slurm {path}`: {error}") from error
+
+
+def ask_sbatch(script: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Submit a batch script and return what sbatch answered, with a code other than 0 if the job can never run.
+
+    Slurm itself takes a job that asks for more than any node has, where ``EnforcePartLimits`` is not set, and lets it
+    wait for ever; ``--test-only`` tells.
+    """
+    words = *words, str(script)
+    tested = subprocess.run(["sbatch", "--test-only", *words], capture_output=True, text=True, check=False)
+    if tested.returncode:
+        return tested
+    return subprocess.run(["sbatch", "--parsable", *words], capture_output=True, text=True, check=False)
 
 
 def attempts_text(run: Path, folder: Path) -> str:

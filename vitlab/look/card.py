@@ -2,7 +2,7 @@
 
 from html import escape
 
-from vitlab.look.analyses import as_html
+from vitlab.look.analysis_page import as_html
 from vitlab.look.facts import curves_of, doubts_of, numbers_of
 from vitlab.runs.directory import RunDir
 

@@ -5,7 +5,6 @@ block, and the head. Every shape is that of a tensor that passed through this ne
 """
 
 from collections.abc import Callable
-from html import escape
 from itertools import groupby
 from typing import Literal, get_args
 
@@ -44,7 +43,7 @@ def architecture(net: Asked, name: str = "", level: Level = "network", key: str 
         net: The network; it runs once on a black image.
         name: What stands above it.
         level: What is drawn; see :func:`levels_of` for those that a network has.
-        key: Makes boxes links to ``#KEY-LEVEL``, where a page shows what is inside them.
+        key: Id of the drawing, ``KEY-LEVEL`` of what is inside; boxes become links to these.
 
     Raises:
         UsageError: The network has no such level.
@@ -60,11 +59,12 @@ def architecture(net: Asked, name: str = "", level: Level = "network", key: str 
     title = f"{name or type(net.net if isinstance(net, AnyNetwork) else net).__name__}"
     if level == "network":
         steps = _steps_of_any(net) if isinstance(net, AnyNetwork) else steps_of(net, key and f"#{key}-")
-        return svg_of(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key or "vl")
+        return svg_of(f"{title}: {count:,} parameters", [[(step, 1)] for step in steps], key=key)
     assert isinstance(net, VisionTransformer)
     words = f"{title}, {'block 1 of ' + str(len(net.blocks)) if level == 'block' else TITLES[level]}"
     rows, skips = {"tokens": _inside_tokens, "block": _inside_block, "head": _inside_head}[level](net)
-    return svg_of(words, rows, skips, key=f"{key or 'vl'}-{level}")
+    turns = [i for i, row in enumerate(rows) if row[0][0].name == "unfold" and 1 < i < len(rows) - 2]
+    return svg_of(words, rows, skips, key and f"{key}-{level}", turns)
 
 
 def explorer(net: Asked, name: str, key: str) -> str:
@@ -78,9 +78,7 @@ def explorer(net: Asked, name: str, key: str) -> str:
     parts = [architecture(net, name, key=key)]
     for level in levels_of(net)[1:]:
         drawing = architecture(net, name, level, key)
-        parts.append(
-            f'<details><summary>{TITLES[level]}</summary><div id="{escape(key)}-{level}">{drawing}</div></details>'
-        )
+        parts.append(f"<details><summary>{TITLES[level]}</summary>{drawing}</details>")
     return "".join(parts)
 
 
@@ -183,7 +181,7 @@ def _tokens(net: VisionTransformer, link: str) -> list[Box]:
         name = "linear" if last else type(layer).__name__
         what = kinds.get(type(layer).__name__, "attention of all tokens")
         shape = shapes["project" if last else f"attention{i + 1}"]
-        found.append(Box(name, what, "a" if last else "b", _text(shape), "" if last else link))
+        found.append(Box(name, what, "a" if last else "b", _text(shape), link))
     return found
 
 
@@ -214,7 +212,7 @@ def _inside_tokens(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     rows: Rows = [[(Box("image", "", "e", f"{net.in_chans} x {H} x {W}"), 1)]]
     skips: list[Skip] = []
     for i, ((y, x), (kernel, stride, padding)) in enumerate(zip(tokenizer.grids, tokenizer.splits, strict=True)):
-        words = f"every window of {_side(kernel)}, stride {_side(stride)}, padding {padding}, becomes a row"
+        words = f"windows of {_side(kernel)}, stride {_side(stride)}, padding {padding}, as rows"
         rows.append([(Box("unfold", words, "a", _text((y * x, _window(tokenizer, i)))), 1)])
         if i + 1 == len(tokenizer.grids):
             rows.append([(Box("linear", "to the width of the blocks", "a", _text(shapes["project"])), 1)])
@@ -233,7 +231,7 @@ def _inside_token_layer(
     """Return the steps of a token transformer or performer on N tokens; of another class, one box."""
     if isinstance(layer, TokenPerformer):
         d, m, kind = layer.w.shape[1], layer.w.shape[0], "ReLU" if layer.relu else "exponential"
-        qkv = [(Box(one, "", "b", f"{N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        three, qkv = layer.kqv, [(Box(one, "", "b", f"{N} x {d}"), 1) for one in ("queries", "keys", "values")]
         attention: Rows = [
             [(Box("features", "", "b", f"{N} x {m}"), 1), (Box("features", "", "b", f"{N} x {m}"), 1), (through(), 1)],
             [(through(), 1), (Box("keys times values", "no map of all pairs", "b", f"{m} x {d}"), 2)],
@@ -246,7 +244,7 @@ def _inside_token_layer(
         attn = layer.attn
         A, d = attn.num_heads, attn.proj.in_features // attn.num_heads
         pairs = f"{A} x {N} x {N}"
-        qkv = [(Box(one, "", "b", f"{A} x {N} x {d}"), 1) for one in ("queries", "keys", "values")]
+        three, qkv = attn.qkv, [(Box(one, "", "b", f"{A} x {N} x {d}"), 1) for one in ("queries", "keys", "values")]
         attention = [
             [(Box("scores", f"queries times keys, times {attn.scale:.3g}", "b", pairs), 2), (through(), 1)],
             [(Box("softmax", "each row sums to 1", "b", pairs), 2), (through(), 1)],
@@ -258,6 +256,7 @@ def _inside_token_layer(
     D = shapes[name][1]
     rows: Rows = [
         [(Box("norm", type(layer.norm1).__name__, "d", _text(shapes[f"{name}.norm1"])), 1)],
+        [(Box("qkv", "linear, three in one", "b", f"{N} x {three.out_features}"), 1)],
         qkv,
         *attention,
         [(Box("projection", "linear", "b", f"{N} x {D}"), 1)],
@@ -265,7 +264,7 @@ def _inside_token_layer(
     skips = []
     if skips_values:  # not from the input, which has another width
         rows.append(plus())
-        skips.append(Skip(1, len(rows) - 1, "right"))
+        skips.append(Skip(2, len(rows) - 1, "right"))
     start = len(rows) - 1
     rows += _mlp_rows(type(layer.norm2).__name__, f"{N} x {D}", f"{N} x {hidden}", act, f"{N} x {D}")
     return rows, [*skips, Skip(start, len(rows) - 1)]
@@ -294,6 +293,7 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
         return [*rows, *([(Box(name, _kind(block, name), "b", _text(shapes[name])), 1)] for name in own)], []
     attn = block.attn
     rows.append([(Box("norm", type(block.norm1).__name__, "d", _text(shapes["norm1"])), 1)])
+    rows.append([(Box("qkv", "linear, three in one", "b", _text(shapes.get("attn.qkv", (L, 3 * D)))), 1)])
     rows += _attention_rows(attn, net.pos_embed, L, _text(shapes.get("attn", (L, D))))
     if isinstance(block.ls1, LayerScale):
         rows.append([(Box("layer scale", "a factor per channel", "d", f"{L} x {D}"), 1)])
@@ -306,7 +306,8 @@ def _inside_block(net: VisionTransformer) -> tuple[Rows, list[Skip]]:
     if isinstance(block, DenseBlock):
         out = D + block.dense_linear.out_features
         rows.append([(Box("concatenate", "a linear map of the tokens is appended", "c", f"{L} x {out}"), 1)])
-    return rows, skips
+        D = out
+    return [*rows, [(Box("tokens", "that leave the block", "e", f"{L} x {D}"), 1)]], skips
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from vitlab.analysis.subject import Subject
 from vitlab.config.keys import differences, dotted
-from vitlab.look.analyses import as_html
+from vitlab.look.analysis_page import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
     config_of,
@@ -25,9 +25,9 @@ from vitlab.look.facts import (
     paired,
     predictions_of,
 )
-from vitlab.look.findings import findings_of
 from vitlab.look.listed import listed
 from vitlab.look.moments import moments_of
+from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
@@ -35,7 +35,7 @@ from vitlab.runs.machine import own_version
 HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
 POINTS = 2000  # of a curve
-SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js")
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "drawings.js")
 RELOAD = 20  # seconds
 
 

@@ -1,18 +1,22 @@
-"""Draw boxes, arrows and skip paths as SVG: how the drawings of networks look."""
+"""Draw boxes, arrows and skip paths as SVG: how the drawings of networks look, on screens and in print."""
 
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
-WIDE, HIGH, GAP, SIDE = 400, 46, 26, 46  # pixels: a row, a box, the way between two, the borders
-NARROW = 180  # below this width a box has its shape in the second line, and no words
+WIDE, HIGH, GAP, SIDE, TOP = 360, 44, 22, 46, 36  # pixels: a row, a box, the way between two, the borders, the title
+SMALL = 22  # height of a row that adds
+NARROW = 170  # below this width a box has its shape in the second line, and no words
 LINE, PLUS = "line", "plus"  # kinds of a cell that are no box
+SLIM = " ,.:;'()|fijlt1"  # characters of half the width of others
 STYLE = """<style>
-.vl{color:#1c2024}@media (prefers-color-scheme:dark){.vl{color:#e6e7ea}}
-.vl text{font:13px system-ui,sans-serif;fill:currentColor}.vl .s{font-size:11px;opacity:.75}.vl .n{text-anchor:end}
-.vl rect,.vl circle{stroke:currentColor;stroke-width:1;rx:6}.vl path{stroke:currentColor;fill:none}
-.vl a rect{stroke-width:2.5}.vl .a{fill:#56B4E933}.vl .b{fill:#E69F0033}.vl .c{fill:#009E7333}.vl .d{fill:#CC79A733}
-.vl .e,.vl .plus{fill:none}
+.vl{color:#1c2024;background:#fff}@media (prefers-color-scheme:dark){.vl{color:#e6e7ea;background:#14161a}}
+.vl text{font:14px system-ui,sans-serif;fill:currentColor}.vl .s{font-size:12px;fill-opacity:.8}.vl .n{text-anchor:end}
+.vl rect,.vl circle{stroke:currentColor;stroke-width:1;fill-opacity:.2}.vl path{stroke:currentColor;fill:none}
+.vl a{color:inherit}.vl a rect{stroke-width:2.5}
+.vl .a{fill:#56B4E9}.vl .b{fill:#E69F00}.vl .c{fill:#009E73}.vl .d{fill:#CC79A7}
+.vl .e,.vl .plus{fill:none}@media print{.vl{color:#000;background:none}}
 </style>"""
 
 
@@ -47,14 +51,17 @@ def plus() -> list[tuple[Box, int]]:
     return [(Box("+", kind=PLUS), 1)]
 
 
-def svg_of(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str = "vl") -> str:
+def svg_of(
+    title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str = "", turns: Sequence[int] = ()
+) -> str:
     """Return rows of boxes from top to bottom as SVG, each joined to those below it.
 
     Args:
         title: What stands above.
         rows: The rows; the columns of each are of equal width.
-        skips: Connections that go round.
-        key: Prefix of the ids in the drawing, so that several can stand in a page.
+        skips: Connections that go round; none from before a turn to behind it.
+        key: Id of the drawing and prefix of the ids in it, so that several can stand in a page.
+        turns: Rows that go on at the top, to the right of those before.
 
     Example:
         >>> image, tokens = Box("image", shape="3 x 8 x 8"), Box("tokens", shape="4 x 16")
@@ -62,37 +69,75 @@ def svg_of(title: str, rows: Sequence[Row], skips: Sequence[Skip] = (), key: str
         >>> drawing.count("<rect"), "4 x 16" in drawing
         (2, True)
     """
-    title, width = escape(title), WIDE + 2 * SIDE
-    height = 40 + len(rows) * (HIGH + GAP)
+    strips = [(rows[start:end], start) for start, end in pairwise([0, *turns, len(rows)])]
+    one = WIDE + 2 * SIDE
+    width, height = one * len(strips), max(int(_tops(strip)[-1]) for strip, _ in strips) - GAP + 8
+    own = (f'id="{escape(key)}" ' if key else "") + (f'style="--strips:{len(strips)}" ' if len(strips) > 1 else "")
     parts = [
-        f'<svg class="vl" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" role="img" aria-label="{title}">{STYLE}',
-        f'<text x="{SIDE}" y="20">{title}</text>',
-        f'<defs><marker id="{key}-tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="7" markerHeight="7" '
-        'orient="auto"><path d="M0 0L6 3L0 6" /></marker></defs>',
+        f'<svg {own}class="vl" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" role="img" aria-label="{escape(title)}">{STYLE}',
+        _text(title, SIDE, 20, width - 2 * SIDE),
+        f'<defs><marker id="{escape(key or "vl")}-tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="7" '
+        'markerHeight="7" orient="auto"><path d="M0 0L6 3L0 6" /></marker></defs>',
     ]
-    tip = f' marker-end="url(#{key}-tip)"'
-    for i, row in enumerate(rows):
-        parts += [_cell(box, *_edges(row, n), _top(i)) for n, (box, _) in enumerate(row)]
-        below = rows[i + 1] if i + 1 < len(rows) else []
-        parts += [_joint(*ends, _top(i), tip if kinds[1] != LINE else "", kinds) for ends, kinds in _joints(row, below)]
-    lanes = {"left": 0, "right": 0}
-    for skip in skips:
-        parts.append(_skip(skip, rows, lanes[skip.side], tip))
-        lanes[skip.side] = (lanes[skip.side] + 1) % 2
+    tip = f' marker-end="url(#{escape(key or "vl")}-tip)"'
+    for n, (strip, start) in enumerate(strips):
+        inside = [Skip(s.start - start, s.end - start, s.side) for s in skips if start <= s.start < start + len(strip)]
+        drawn = _strip(strip, inside, tip)
+        parts.append(f'<g transform="translate({n * one} 0)">{drawn}</g>' if n else drawn)
+        if n:  # from the foot of the strip on the left
+            foot, middle = _tops(strips[n - 1][0])[-1] - GAP, n * one - SIDE - WIDE / 2
+            parts.append(f'<path d="M{middle:g} {foot:g}v5H{n * one}V28H{middle + one:g}V{TOP - 1}"{tip}/>')
     return "".join(parts) + "</svg>"
 
 
-def _top(i: int) -> float:
-    return 36 + i * (HIGH + GAP)
+def _strip(rows: Sequence[Row], skips: Sequence[Skip], tip: str) -> str:
+    """Return rows below each other, with their skips."""
+    tops, parts = _tops(rows), []
+    for i, row in enumerate(rows):
+        parts += [_cell(box, *_edges(row, n), tops[i]) for n, (box, _) in enumerate(row)]
+        for x, end in _joints(row, rows[i + 1]) if i + 1 < len(rows) else []:
+            pointed = end not in (LINE, PLUS)
+            foot = tops[i] + _height(row)
+            parts.append(f'<path d="M{x:g} {foot}V{tops[i + 1] - (2 if pointed else 0)}"{tip if pointed else ""}/>')
+    lanes = {"left": 0, "right": 0}
+    for skip in skips:
+        parts.append(_skip(skip, rows, tops, lanes[skip.side], tip))
+        lanes[skip.side] = (lanes[skip.side] + 1) % 2
+    return "".join(parts)
+
+
+def _height(row: Row) -> int:
+    return SMALL if row[0][0].kind == PLUS else HIGH
+
+
+def _tops(rows: Sequence[Row]) -> list[int]:
+    """Return where each row begins, and where one below the last would."""
+    found = [TOP]
+    for row in rows:
+        found.append(found[-1] + _height(row) + GAP)
+    return found
 
 
 def _edges(row: Row, n: int) -> tuple[float, float]:
     """Return where cell ``n`` of a row begins and how wide it is, in pixels."""
     columns = sum(span for _, span in row)
     before = sum(span for _, span in row[:n])
-    inset = 5 if len(row) > 1 else 0
+    inset = 4 if len(row) > 1 else 0
     return SIDE + WIDE * before / columns + inset, WIDE * row[n][1] / columns - 2 * inset
+
+
+def width_of(text: str, size: float) -> float:
+    """Return how wide a text is in a broad typeface, in pixels."""
+    return size * sum(0.36 if letter in SLIM else 0.62 for letter in text)
+
+
+def _text(text: str, x: float, y: float, room: float, kind: str = "") -> str:
+    """Return a text of a class, ``s`` for small or ``n`` for one that ends at x; squeezed where it needs more room."""
+    tight = width_of(text, 12 if kind == "s" else 14) > room
+    squeezed = f' textLength="{room:g}" lengthAdjust="spacingAndGlyphs"' if tight else ""
+    of = f' class="{kind}"' if kind else ""
+    return f'<text{of} x="{x:g}" y="{y:g}"{squeezed}>{escape(text)}</text>'
 
 
 def _cell(box: Box, left: float, width: float, top: float) -> str:
@@ -100,45 +145,38 @@ def _cell(box: Box, left: float, width: float, top: float) -> str:
     if box.kind == LINE:
         return f'<path d="M{middle:g} {top}v{HIGH}"/>'
     if box.kind == PLUS:
-        y = top + HIGH / 2
-        return (
-            f'<circle class="plus" cx="{middle:g}" cy="{y:g}" r="11"/><path d="M{middle - 6:g} {y:g}h12M{middle:g} '
-            f'{y - 6:g}v12M{middle:g} {top}v{HIGH / 2 - 11:g}M{middle:g} {y + 11:g}v{HIGH / 2 - 11:g}"/>'
-        )
-    second = box.shape if width < NARROW else box.words
+        y = top + SMALL / 2
+        cross = f'<path d="M{middle - 6:g} {y:g}h12M{middle:g} {y - 6:g}v12"/>'
+        return f'<circle class="plus" cx="{middle:g}" cy="{y:g}" r="11"/>{cross}'
+    inner, wide = width - 20, width >= NARROW
+    shape = min(width_of(box.shape, 14), inner / 2) if wide else 0
+    second = box.words if wide else box.shape
     parts = [
-        f'<rect class="{box.kind}" x="{left:g}" y="{top}" width="{width:g}" height="{HIGH}"/>',
-        f'<text x="{left + 10:g}" y="{top + 19}">{escape(box.name)}</text>',
-        f'<text class="s" x="{left + 10:g}" y="{top + 36}">{escape(second)}</text>' if second else "",
+        f'<rect class="{box.kind}" x="{left:g}" y="{top}" width="{width:g}" height="{HIGH}" rx="6"/>',
+        _text(box.name, left + 10, top + 18, inner - (shape and shape + 8)),
+        _text(second, left + 10, top + 35, inner, "s") if second else "",
     ]
-    if width >= NARROW:
-        parts.append(f'<text class="n" x="{left + width - 10:g}" y="{top + 19}">{escape(box.shape)}</text>')
+    if wide:
+        parts.append(_text(box.shape, left + width - 10, top + 18, inner / 2, "n"))
     drawn = "".join(parts)
     return f'<a href="{escape(box.link)}">{drawn}</a>' if box.link else drawn
 
 
-def _joints(row: Row, below: Row) -> list[tuple[tuple[float, float], tuple[str, str]]]:
-    """Return where cells of two rows that share columns are joined, at the middle of the narrower, and their kinds."""
+def _joints(row: Row, below: Row) -> list[tuple[float, str]]:
+    """Return where cells of two rows that share columns are joined, in the middle of the narrower, to which kind."""
     found = []
-    for n, (box, _) in enumerate(row):
+    for n in range(len(row)):
         left, width = _edges(row, n)
         for m, (other, _) in enumerate(below):
             start, wide = _edges(below, m)
             if left < start + wide and start < left + width:
-                x = left + width / 2 if width <= wide else start + wide / 2
-                found.append(((x, x), (box.kind, other.kind)))
+                found.append((left + width / 2 if width <= wide else start + wide / 2, other.kind))
     return found
 
 
-def _joint(x: float, y: float, top: float, tip: str, kinds: tuple[str, str]) -> str:
-    length = GAP - (2 if tip and kinds[1] != PLUS else 0)
-    tip = "" if kinds[1] == PLUS else tip
-    return f'<path d="M{x:g} {top + HIGH}L{y:g} {top + HIGH + length}"{tip}/>'
-
-
-def _skip(skip: Skip, rows: Sequence[Row], lane: int, tip: str) -> str:
+def _skip(skip: Skip, rows: Sequence[Row], tops: Sequence[int], lane: int, tip: str) -> str:
     left, width = _edges(rows[skip.start], len(rows[skip.start]) - 1 if skip.side == "right" else 0)
-    start, end = _top(skip.start) + HIGH + 8, _top(skip.end) + HIGH / 2
+    start, end = tops[skip.start] + _height(rows[skip.start]) + 8, tops[skip.end] + SMALL / 2
     sign = -1 if skip.side == "left" else 1
     edge = (SIDE - 14 - 14 * lane) if sign < 0 else (SIDE + WIDE + 14 + 14 * lane)
     inner = SIDE + WIDE / 2 + sign * 12

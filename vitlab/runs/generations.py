@@ -1,7 +1,6 @@
 """Write checkpoints so that an intact one, and the one before it, survive any crash."""
 
 import copy
-import json
 import os
 import resource
 import shutil
@@ -17,7 +16,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
 from vitlab.errors import UsageError, megabytes
-from vitlab.runs.directory import write_text
+from vitlab.runs.directory import write_json
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
 from vitlab.runs.manifest import NAME, Entry, file_digest, read_manifest, sync_folder
@@ -204,7 +203,7 @@ def _check(fence: Fence | None) -> None:
 
 
 def _write_manifest(folder: Path, entries: dict[str, Entry], fence: Fence | None = None) -> None:
-    write_text(folder / NAME, json.dumps(entries, indent=1) + "\n", sync=True, fence=fence)
+    write_json(folder / NAME, entries, fence)
 
 
 def _rename_link(source: Path, target: Path, fence: Fence | None) -> None:

@@ -1,10 +1,11 @@
-"""LightningModules: a network with its loss, metrics and optimizer."""
+"""LightningModules: a network with its loss, metrics and optimizer; those without labels are in `pretraining`."""
 
+from vitlab.lazy import lazy
 from vitlab.tasks.classifier import Classifier
-from vitlab.tasks.dino import DINO
 from vitlab.tasks.distillation import Distillation
 from vitlab.tasks.linear_probe import LinearProbe
-from vitlab.tasks.mae import MAE
 from vitlab.tasks.regressor import Regressor
 
-__all__ = ["DINO", "MAE", "Classifier", "Distillation", "LinearProbe", "Regressor"]
+__all__ = ["Classifier", "Distillation", "LinearProbe", "Regressor"]
+
+__getattr__, _ = lazy(__name__, {"vitlab.pretraining": ("DINO", "MAE")})  # their home until 0.1

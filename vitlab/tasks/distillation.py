@@ -34,6 +34,8 @@ class Distillation(Classifier):
         'hard'
     """
 
+    takes_native = False  # images of their own sizes
+
     def __init__(
         self,
         teacher: str,

@@ -14,7 +14,7 @@ from vitlab.ablation.file import spec
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.measured import collect
 from vitlab.errors import UsageError
-from vitlab.runs.directory import RunDir, write_text
+from vitlab.runs.directory import RunDir, write_json, write_text
 
 SUMS = "SHA256SUMS"  # as `sha256sum -c` reads it
 OWN = (
@@ -57,7 +57,7 @@ def export_bundle(ablation: Ablation, resolved: list[Resolved], folder: Path) ->
     for r in resolved:
         weights = {source: r.digest_of(source) for seed in seeds if (source := r.arm.weights(seed))}
         facts.append({**asdict(replace(r, arm=None, weights=weights)), "arm": r.arm.name})  # type: ignore[arg-type]
-    write_text(folder / "arms.json", json.dumps(facts, indent=1, sort_keys=True) + "\n")
+    write_json(folder / "arms.json", json.loads(json.dumps(facts, sort_keys=True)))
     collected = collect(ablation, resolved)
     collected.table().to_csv(folder / "seeds.csv", index=False)
     _copy(ablation.directory, folder, OWN)

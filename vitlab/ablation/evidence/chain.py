@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import file_digest
@@ -59,19 +59,57 @@ def append(directory: Path, kind: str, **facts: Any) -> str:
     with (directory / FILE).open("a+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.seek(0)
-        whole = file.read()
-        if not whole.endswith(b"\n"):  # a process ended while it wrote: what it did is recorded again
-            whole = whole[: whole.rfind(b"\n") + 1]
-            file.truncate(len(whole))
-        lines = whole.splitlines()
-        previous = _hash(lines[-1]) if lines else NO_RECORD
+        last, end = _last_line(file)
+        file.truncate(end)  # a process ended while it wrote: what it did is recorded again
+        previous = _hash(last) if last else NO_RECORD
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         line = json.dumps({"kind": kind, **facts, "time": now, "previous": previous}, sort_keys=True).encode()
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())
     return _hash(line)
+
+
+def _last_line(file: BinaryIO, step: int = 1 << 14) -> tuple[bytes, int]:
+    """Return the last whole line of a file without its end, empty if there is none, and where it ends.
+
+    Only the end of the file is read: of 10,000 cells the chain has tens of megabytes.
+    """
+    size = file.seek(0, os.SEEK_END)
+    start, text = size, b""
+    while start and text.count(b"\n") < 2:
+        length = min(step, start)
+        start = file.seek(start - length)
+        text = file.read(length) + text
+        step *= 2
+    end = text.rfind(b"\n") + 1
+    return text[:end].rpartition(b"\n")[0].rpartition(b"\n")[2], start + end
+
+
+class Reader:
+    """Reads what is appended to a chain from now on.
+
+    Args:
+        directory: Of the ablation.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self._place = self._path.stat().st_size if self._path.is_file() else 0
+
+    def new(self) -> list[Mapping[str, Any]]:
+        """Return the records since the last call; lines that cannot be read are left to :func:`read_chain`."""
+        found: list[Mapping[str, Any]] = []
+        with suppress(OSError), self._path.open("rb") as file:
+            file.seek(self._place)
+            text = file.read()
+            text = text[: text.rfind(b"\n") + 1]
+            self._place += len(text)
+            for line in text.splitlines():
+                with suppress(ValueError):
+                    record = json.loads(line)
+                    found += [record] if isinstance(record, dict) else []
+        return found
 
 
 def read_chain(directory: Path) -> Chain | None:

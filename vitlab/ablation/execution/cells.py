@@ -154,6 +154,8 @@ class Cell:
 
     def damage(self) -> str:
         """Return a message about an unreadable file, or about a resume that changed the cell; empty if all is well."""
+        if not self.run.path.exists() and not self.sibling(".failed.json").exists():
+            return ""
         try:
             _ = self.run.record, self.run.stored, self.run.read("done.json"), self.run.read("analysis/notes.json")
             _ = self.run.rows(), read_json(self.sibling(".failed.json"))

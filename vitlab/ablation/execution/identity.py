@@ -36,7 +36,7 @@ def effective(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def code_digest(package: Path | None = None, own: Sequence[str] = ()) -> str:
-    """Return the hash of the code that a cell runs; comments, docstrings and layout do not count.
+    """Return the hash of the code that a cell runs; comments, docstrings, layout and how to read analyses do not count.
 
     Args:
         package: Folder of vitlab.
@@ -98,5 +98,7 @@ def _digest(files: tuple[tuple[str, str], ...]) -> str:
         for node in ast.walk(tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 del node.body[0]
+            if isinstance(node, ast.FunctionDef):  # how an analysis is read, in a report
+                node.decorator_list = [d for d in node.decorator_list if not ast.unparse(d).startswith("Analysis(")]
         parts.append(f"{name}\n{ast.dump(tree)}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]

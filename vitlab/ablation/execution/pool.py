@@ -1,20 +1,23 @@
 """Train the cells that are not done, several at a time; finished cells are never repeated."""
 
 import math
+import random
 import signal
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
+from vitlab.ablation.evidence import chain
 from vitlab.ablation.execution.cells import Cell
 from vitlab.ablation.execution.gpus import slot, visible_devices
 from vitlab.ablation.execution.progress import Board, Progress
-from vitlab.ablation.execution.worker import Outcome, process_cell
+from vitlab.ablation.execution.worker import CellOutcome, process_cell
 from vitlab.errors import UsageError
 from vitlab.runs import lock
 
 Say = Callable[[str], None]
+RETRY = 30.0  # seconds after which a cell that another worker had is tried again before the others
 
 
 class Interrupts:
@@ -61,10 +64,13 @@ class Pool:
             _set_aside_damaged(cell, say)
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
-        self.failures: list[tuple[Cell, Outcome]] = []
+        self.failures: list[tuple[Cell, CellOutcome]] = []
         self._mutex = threading.Lock()
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
+        self._news = chain.Reader(cells[0].ablation.directory) if cells else None
+        self._through: set[str] = set()  # names of cells that are not looked at again
+        self._seen_held: dict[str, float] = {}  # of a cell that another worker has, when that was seen
 
     def run_all(self) -> None:
         """Train until every cell is done or has failed, or until a signal."""
@@ -91,29 +97,60 @@ class Pool:
                 try:
                     outcome = process_cell(cell, claim, self.workers, place, lambda: self.interrupts.count > 1)
                 except (OSError, UsageError, ValueError) as error:  # a full disk, or a file that was damaged meanwhile
-                    outcome = Outcome("failed", "system", str(error))
+                    outcome = CellOutcome("failed", "system", str(error))
                 finally:
                     claim.release()
                 with self._mutex:
                     self._tell(cell, outcome, time.monotonic() - began)
 
     def _take(self) -> tuple[Cell, lock.Claim] | None:
-        """Claim the first cell that is not running, done or failed."""
-        for cell in self.cells:
-            if self._is_over(cell):
-                continue
+        """Claim a cell that is not running, done or failed.
+
+        It is the first, for one worker. After each cell that another worker has, a random number of cells is passed
+        over, out of twice as many as the time before, so that a hundred workers do not try a hundred cells each; what
+        was passed over is looked at in the end. Cells that others have finished are known from the chain, and one that
+        another was seen to have is not tried again at once.
+        """
+        self._read_news()
+        left = [cell for cell in self.cells if cell.name not in self._through]
+        passed: list[Cell] = []
+        i, most = 0, 2
+        while i < len(left):
+            jump = 0
+            if self._seen_held.get(left[i].name, -RETRY) > time.monotonic() - RETRY:
+                passed.append(left[i])
+            elif claim := self._claim(left[i]):
+                return left[i], claim
+            elif left[i].name in self._seen_held:
+                jump, most = random.randrange(most), 2 * most
+                passed += left[i + 1 : i + 1 + jump]
+            i += 1 + jump
+        return next(((cell, claim) for cell in passed if (claim := self._claim(cell))), None)
+
+    def _claim(self, cell: Cell) -> lock.Claim | None:
+        """Return the claim of a cell, or None if it is over or another worker has it, which is noted."""
+        self._seen_held.pop(cell.name, None)
+        if not self._is_over(cell):
             claim = lock.take(cell.claim)
             if claim is None:
-                continue
-            if not self._is_over(cell):  # another worker may have just finished it
-                return cell, claim
-            claim.release()
+                self._seen_held[cell.name] = time.monotonic()
+            elif self._is_over(cell):  # another worker has just finished it
+                claim.release()
+            else:
+                return claim
+        elif cell.is_finished():
+            self._through.add(cell.name)
         return None
+
+    def _read_news(self) -> None:
+        for record in self._news.new() if self._news else ():
+            if record.get("kind") == ("analyses" if self.cells[0].ablation.analyses else "cell"):
+                self._through.add(str(record.get("cell")))
 
     def _is_over(self, cell: Cell) -> bool:
         return cell.is_finished() or bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
 
-    def _tell(self, cell: Cell, outcome: Outcome, seconds: float) -> None:
+    def _tell(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.end == "stopped":
             self.board.say(f"stopped  {cell.name}; `run` continues it")
             return

@@ -1,6 +1,7 @@
 """The progress of a running ablation: a live table on a terminal, plain lines elsewhere."""
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
@@ -14,6 +15,7 @@ from vitlab.ablation.execution.cells import Cell, State
 from vitlab.ablation.execution.status import running_text
 from vitlab.runs import lock
 
+FEW = 100  # cells whose files are looked at each time
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
 
 
@@ -29,10 +31,22 @@ class Progress:
         self.cells, self.workers = cells, workers
         self.seconds: list[float] = []  # duration of each cell that this command finished
         self.values: dict[str, float] = {}  # name of a finished cell: primary metric
+        self._states: dict[str, State] = {}
+        self._next = 0.0  # time of the next look at all files
         self.update()
 
     def update(self) -> dict[str, State]:
-        """Return the state of every cell, and collect new results."""
+        """Return the state of every cell, and collect new results.
+
+        All cells' files are looked at for a hundredth of the time at most; in between the last states are returned.
+        """
+        if (began := time.monotonic()) < self._next:
+            return self._states
+        self._states = self._look()
+        self._next = time.monotonic() + 100 * (time.monotonic() - began) if len(self.cells) > FEW else 0.0
+        return self._states
+
+    def _look(self) -> dict[str, State]:
         states: dict[str, State] = {}
         for cell in self.cells:
             if cell.name not in self.values:

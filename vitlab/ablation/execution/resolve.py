@@ -64,7 +64,7 @@ def nested(sets: Mapping[str, Any]) -> dict[str, Any]:
     """Return dotted settings with the arguments of a class grouped under the class, in any order.
 
     >>> nested({"data.root": "x", "data": "Packed", "model.lr": 1e-3})
-    {'model.lr': 0.001, 'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}}
+    {'data': {'class_path': 'Packed', 'init_args': {'root': 'x'}}, 'model.lr': 0.001}
     """
     for section in ("model", "data"):
         if isinstance(path := sets.get(section), str):

@@ -19,7 +19,7 @@ from typing import Any
 from vitlab.ablation.execution.resolve import command
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.jobs.sbatch import REQUEUE, Site, attempts_text
+from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text
 from vitlab.runs.directory import write_text
 
 OWN = ("array_parallelism", *(field.name for field in dataclasses.fields(Site)))
@@ -122,9 +122,7 @@ def submit_workers(ablation: Ablation, tasks: int, more: Sequence[str], say: Cal
     for first in range(0, tasks, most):
         chain = ",".join(filter(None, [own, f"after:{jobs[-1]}" if jobs else None]))
         own_words = [f"--array=0-{min(most, tasks - first) - 1}", *([f"--dependency={chain}"] if chain else [])]
-        done = subprocess.run(
-            ["sbatch", "--parsable", *own_words, str(path)], capture_output=True, text=True, check=False
-        )
+        done = ask_sbatch(path, *own_words)
         if done.returncode:
             before = f"; submitted before: {', '.join(jobs)}" if jobs else ""
             raise UsageError(f"sbatch refused the job: {' '.join(done.stderr.split())}{before}")

@@ -2,6 +2,9 @@
 
 A trial is a cell of a separate ablation in ``tune/``, and can be killed and continued like any other. The next
 candidates and those to stop follow from the files of the trials, so every process decides the same.
+
+Optuna proposes candidates (`suggest.py`). Its studies are not used: they need a storage beside the files, its pruners
+decide by who reports first, and a trial killed half-way would be another trial, not the same cell continued.
 """
 
 import copy

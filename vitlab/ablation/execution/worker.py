@@ -33,7 +33,7 @@ EVALUATION = {"val": "validate", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CellOutcome:
     """How the work on a cell ended: done, failed, stopped, or waiting for other candidates; and why."""
 
     end: str
@@ -80,7 +80,7 @@ def write_overrides(cell: Cell) -> None:
     write_text(cell.sibling(".yaml"), text)
 
 
-def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> Outcome:
+def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started = time.time()
     env = process.child_environment(workers, slot.device, **_wandb(cell))
@@ -88,7 +88,7 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
     attempts, is_new = 0, False
     while True:
         if cell.is_waiting():
-            return Outcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
+            return CellOutcome("waiting", text=f"{cell.ablation.primary} {cell.value_at(cell.until):.4f}")
         words = _next_stage(cell)
         if (text := _other_data(cell)) and not cell.is_done():
             return _failed(cell, fit_command(cell), 0, "other data", [text], 1)
@@ -105,7 +105,7 @@ def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Calla
         if cell.is_waiting():
             continue
         if code == STOPPED or (code and stop()):  # SLURM's warning also reaches the command
-            return Outcome("stopped")
+            return CellOutcome("stopped")
         if words != _next_stage(cell) and (not code or cell.is_done()):  # one analysis may not apply, the next may
             continue
         kind = _kind(code, lines)
@@ -173,7 +173,7 @@ def _done(cell: Cell, started: float) -> None:
     )
 
 
-def _finished(cell: Cell) -> Outcome:
+def _finished(cell: Cell) -> CellOutcome:
     cell.sibling(".failed.json").unlink(missing_ok=True)
     if tables := chain.analyses_of(cell.run):
         chain.append(cell.ablation.directory, "analyses", cell=cell.name, tables=tables)
@@ -182,10 +182,10 @@ def _finished(cell: Cell) -> Outcome:
     if cell.ablation.run.keep == "none":
         shutil.rmtree(cell.run.weights, ignore_errors=True)
     value = (cell.result() or {}).get(cell.ablation.primary, float("nan"))
-    return Outcome("done", text=f"{cell.ablation.primary} {value:.4f}")
+    return CellOutcome("done", text=f"{cell.ablation.primary} {value:.4f}")
 
 
-def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str], attempts: int) -> Outcome:
+def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str], attempts: int) -> CellOutcome:
     stage = words[len(command(cell.ablation))]
     last = next((line for line in reversed(lines) if line.strip()), f"exit code {code}, no output")
     repeat = shlex.join(words)
@@ -201,7 +201,7 @@ def _failed(cell: Cell, words: list[str], code: int, kind: str, lines: list[str]
             "log": lines,
         },
     )
-    return Outcome("failed", kind, f"{stage}, {kind}: {last}\n    repeat it with: {repeat}")
+    return CellOutcome("failed", kind, f"{stage}, {kind}: {last}\n    repeat it with: {repeat}")
 
 
 def _kind(code: int, lines: list[str]) -> str:

@@ -35,7 +35,7 @@ MOST = sys.float_info.max
 NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
-class _Loader(yaml.SafeLoader):
+class _LineLoader(yaml.SafeLoader):
     """A reader for which a date such as 2026-11-23 is text, as for that of configs."""
 
     yaml_implicit_resolvers: ClassVar = {
@@ -58,7 +58,7 @@ class File:
             raise UsageError(f"there is no file {self.path}")
         try:
             self.root = yaml.compose(self.path.read_text(), Loader=yaml.SafeLoader)
-            self.content = yaml.load(self.path.read_text(), Loader=_Loader)
+            self.content = yaml.load(self.path.read_text(), Loader=_LineLoader)
             self._refuse_doubles(self.root)
         except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{self.path} is not YAML: {' '.join(str(error).split())}") from error

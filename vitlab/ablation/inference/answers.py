@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from vitlab import stats
 from vitlab.ablation.execution.identity import effective
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import Results, bounds_of
+from vitlab.ablation.inference.measured import CellResults, bounds_of
 from vitlab.stats import NAN, Estimate
 
 
@@ -86,7 +86,7 @@ class _Estimates:
     note: str = ""
 
 
-def answer(results: Results, looks: Looks, questions: Sequence[Question]) -> dict[Question, Answer]:
+def answer(results: CellResults, looks: Looks, questions: Sequence[Question]) -> dict[Question, Answer]:
     """Return the answer to each question; together they are one family."""
     alpha = results.ablation.stats.alpha
     found = {q: _estimate(results, looks.seeds, q) for q in questions}
@@ -111,7 +111,7 @@ def answer(results: Results, looks: Looks, questions: Sequence[Question]) -> dic
     }
 
 
-def _estimate(results: Results, seeds: Sequence[int], q: Question) -> _Estimates:
+def _estimate(results: CellResults, seeds: Sequence[int], q: Question) -> _Estimates:
     """Return the estimates for a question from the seeds that may be tested."""
     by_seed = [{s: v for s, v in results.by_seed(arm, q.metric) if s in seeds} for arm, _ in q.terms]
     weights = [weight for _, weight in q.terms]
@@ -129,7 +129,7 @@ def _estimate(results: Results, seeds: Sequence[int], q: Question) -> _Estimates
     return _Estimates(declared, unpaired, bounds, is_paired, r, note)
 
 
-def _is_paired(results: Results, arms: list[str]) -> bool:
+def _is_paired(results: CellResults, arms: list[str]) -> bool:
     """Return whether seeds are pairs: as the file says, or because arms of one seed see the same batches."""
     if results.ablation.stats.test != "auto":
         return results.ablation.stats.test == "paired"

@@ -10,12 +10,12 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.class_paths import choice_text
 
 if TYPE_CHECKING:
-    from vitlab.ablation.inference.measured import Results
+    from vitlab.ablation.inference.measured import CellResults
 
 PARTS = ("tokenizer", "pos_embed", "blocks", "head")
 
 
-def as_trained(results: "Results") -> list[Resolved]:
+def as_trained(results: "CellResults") -> list[Resolved]:
     """Return the measured arms with steps and sum of learning rates as their finished cells recorded them.
 
     Before a cell is done, they are what the arm's probe computed, which knows nothing of a tuned learning rate.

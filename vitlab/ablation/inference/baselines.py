@@ -8,7 +8,7 @@ from typing import Any
 from vitlab import stats
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.inference.answers import Answer, Question
-from vitlab.ablation.inference.measured import Results, bounds_of
+from vitlab.ablation.inference.measured import CellResults, bounds_of
 from vitlab.stats import NAN, Estimate
 
 NOT_COMPARED = Answer(Estimate())
@@ -69,7 +69,7 @@ def answer_columns(answer: Answer) -> dict[str, Any]:
     }
 
 
-def arms_by_baseline(results: Results) -> list[tuple[Arm, list[Arm]]]:
+def arms_by_baseline(results: CellResults) -> list[tuple[Arm, list[Arm]]]:
     """Return each baseline with the arms that are compared with it; an arm without one stands alone."""
     found: dict[str, tuple[Arm, list[Arm]]] = {}
     for arm in results.ablation.arms:
@@ -80,7 +80,7 @@ def arms_by_baseline(results: Results) -> list[tuple[Arm, list[Arm]]]:
     return list(found.values())
 
 
-def arm_questions(results: Results, metric: str) -> dict[str, Question]:
+def arm_questions(results: CellResults, metric: str) -> dict[str, Question]:
     """Return the comparison of each arm with its baseline; the margin is in the unit of the primary metric."""
     margin = results.ablation.stats.margin if metric == results.ablation.primary else None
     return {
@@ -90,7 +90,7 @@ def arm_questions(results: Results, metric: str) -> dict[str, Question]:
     }
 
 
-def arm_rows(results: Results, metric: str, answers: Mapping[Question, Answer], claimed: set[Any]) -> list[ArmRow]:
+def arm_rows(results: CellResults, metric: str, answers: Mapping[Question, Answer], claimed: set[Any]) -> list[ArmRow]:
     """Return a row for each arm: mean, interval, difference to the baseline, verdict."""
     asked = arm_questions(results, metric)
     rows = []
@@ -105,7 +105,7 @@ def arm_rows(results: Results, metric: str, answers: Mapping[Question, Answer], 
 
 
 def _row(
-    results: Results, metric: str, arm: Arm, word: str, answer: Answer = NOT_COMPARED, is_claimed: bool = False
+    results: CellResults, metric: str, arm: Arm, word: str, answer: Answer = NOT_COMPARED, is_claimed: bool = False
 ) -> ArmRow:
     x = results.values(arm, metric)
     low, high = stats.interval(x, results.ablation.stats.ci)
@@ -131,7 +131,7 @@ def _row(
     )
 
 
-def _speed(results: Results, arm: Arm) -> float:
+def _speed(results: CellResults, arm: Arm) -> float:
     rates = []
     for seed in results.ablation.seeds:
         run = results.runs.get((arm.name, seed))
@@ -139,7 +139,7 @@ def _speed(results: Results, arm: Arm) -> float:
     return sorted(rates)[len(rates) // 2] if rates else NAN
 
 
-def _word(results: Results, answer: Answer, n: int) -> str:
+def _word(results: CellResults, answer: Answer, n: int) -> str:
     alpha = results.ablation.stats.alpha
     if n == 0:
         return "no result"

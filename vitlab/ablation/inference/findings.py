@@ -11,7 +11,7 @@ from vitlab.ablation.inference.audit import as_trained, fair_facts, shares
 from vitlab.ablation.inference.baselines import ArmRow, answer_columns, arm_questions, arm_rows
 from vitlab.ablation.inference.linear import Gates, gate_of
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.spending import levels
 from vitlab.ablation.inference.verdicts import Verdict, claim_questions, verdicts
 from vitlab.stats import detectable
@@ -23,7 +23,7 @@ Rows = list[dict[str, Any]]
 class Findings:
     """All results of the finished cells."""
 
-    results: Results
+    results: CellResults
     looks: Looks
     sizes: dict[str, int]  # of the family of each metric
     arms: list[ArmRow]  # of each metric
@@ -69,7 +69,7 @@ class Findings:
         return pd.DataFrame([{"kind": kind, **row} for kind, rows in kinds.items() for row in rows])
 
 
-def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings:
+def find(results: CellResults, looks: Looks, gates: Gates | None = None) -> Findings:
     """Return the results of the finished cells."""
     primary, *others = results.metrics()
     claims = [q for _, _, q in claim_questions(results) if q]
@@ -97,7 +97,7 @@ def find(results: Results, looks: Looks, gates: Gates | None = None) -> Findings
     )
 
 
-def _gated(results: Results, gates: Gates, row: ArmRow) -> ArmRow:
+def _gated(results: CellResults, gates: Gates, row: ArmRow) -> ArmRow:
     """Add `under-trained` to the verdict of a row whose mean does not beat logistic regression."""
     arm = results.arm(row.arm)
     least = gate_of(gates, results.ablation, arm).get("acc1") if arm and row.metric == "acc1" else None

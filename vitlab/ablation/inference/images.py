@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from vitlab.ablation.file.arms import Arm
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section, Table, chance, signed, span
 from vitlab.stats import mcnemar, seeds_and_images
 
@@ -18,7 +18,7 @@ JOINT = (
 )
 
 
-def compared(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def compared(results: CellResults) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return two tables of arms whose predictions are on the same images as their baseline's.
 
     Returns:
@@ -45,7 +45,7 @@ def compared(results: Results) -> tuple[list[dict[str, Any]], list[dict[str, Any
     return pairs, joint
 
 
-def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
+def _predictions(results: CellResults, arm: str, seed: int) -> pd.DataFrame | None:
     run = results.runs.get((arm, seed))
     path = run.path / "predictions" / f"{results.ablation.evaluate}.parquet" if run else None
     if path is None or not path.is_file():
@@ -54,7 +54,7 @@ def _predictions(results: Results, arm: str, seed: int) -> pd.DataFrame | None:
     return table[["index", "target", "prediction"]] if "target" in table else None
 
 
-def section(results: Results, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
+def section(results: CellResults, rows: list[dict[str, Any]], together: list[dict[str, Any]]) -> list[Section]:
     """Return the section on single images; it lists the pairs that could not be compared."""
     there = {(row["arm"], row["seed"]) for row in rows}
     lost = [
@@ -82,6 +82,6 @@ def _span(row: dict[str, Any]) -> str:
     return span(row["difference_low"], row["difference_high"])
 
 
-def _compared(results: Results) -> list[tuple[Arm, Arm]]:
+def _compared(results: CellResults) -> list[tuple[Arm, Arm]]:
     found = [(arm, results.ablation.baseline_of(arm)) for arm in results.ablation.arms]
     return [(arm, baseline) for arm, baseline in found if baseline is not None and baseline is not arm]

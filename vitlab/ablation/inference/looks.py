@@ -77,7 +77,7 @@ def take_look(ablation: Ablation, seeds: Sequence[int]) -> Looks:
     if entry and seeds and not ablation.home:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         text = json.dumps({**entry, "file": ablation.digest, "time": now})
-        write_text(path, "".join(f"{line}\n" for line in [*lines, text]))
+        write_text(path, "".join(f"{line}\n" for line in [*lines, text]), sync=True)
     return looks
 
 

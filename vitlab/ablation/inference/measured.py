@@ -13,13 +13,14 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.tuning import tuned
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
+from vitlab.analysis import ANALYSES
 from vitlab.runs.directory import RunDir
 
 NO_METRICS = ("checkpoint", "sha256", "weights", "overrides", "epoch", "n")
 
 
 @dataclass
-class Results:
+class CellResults:
     """The numbers of the finished cells."""
 
     ablation: Ablation
@@ -76,9 +77,9 @@ class Results:
         return pd.DataFrame(rows)
 
 
-def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> Results:
+def collect(ablation: Ablation, resolved: list[Resolved], accept_stale: bool = False) -> CellResults:
     """Return the results of all finished cells, including stale ones if accepted."""
-    results = Results(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
+    results = CellResults(ablation, [arm for arm in tuned(ablation, resolved) if arm], resolved)
     for cell in cells_of(ablation, results.resolved):
         key = (cell.arm.name, cell.seed)
         state = cell.state()
@@ -136,17 +137,7 @@ def metrics_of(run: RunDir, names: tuple[str, ...]) -> dict[str, float]:
     """Return the numbers of a run's analyses that a file may name as metrics, such as `resolution/acc1@12`."""
     found: dict[str, float] = {}
     for name in names:
-        table = table_of(run, name)
-        if table is None:
-            continue
-        if name == "resolution":
-            for protocol, suffix in (("resize", ""), ("canvas", "/canvas")):
-                part = table[table["protocol"] == protocol]
-                found |= {f"{m}{suffix}": float(v) for m, v in zip(part["metric"], part["acc1"], strict=True)}
-        elif name in ("scramble", "scramble_image"):
-            finest = table[table["blocks"] == table["blocks"].max()]
-            found |= {f"{name}/{column}": float(finest[column].mean()) for column in ("acc1", "flipped")}
-        elif name == "shift":
-            for pixels, part in table[table["fill"] == "black"].groupby("pixels"):
-                found |= {f"shift/{column}@{pixels}": float(part[column].mean()) for column in ("acc1", "agreement")}
+        metrics = ANALYSES[name].metrics
+        if metrics and (table := table_of(run, name)) is not None:
+            found |= {f"{name}/{metric}": value for metric, value in metrics(table).items()}
     return found

@@ -16,7 +16,7 @@ from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.audit import fair_facts, mismatches, reference
 from vitlab.ablation.inference.baselines import arm_questions
-from vitlab.ablation.inference.measured import Results, collect
+from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.spending import levels
 from vitlab.ablation.inference.verdicts import claim_questions
 from vitlab.ablation.inference.words import deviations
@@ -111,7 +111,7 @@ def _table(resolved: list[Resolved]) -> list[str]:
     return ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _power(results: Results) -> list[str]:
+def _power(results: CellResults) -> list[str]:
     ablation, n = results.ablation, len(results.ablation.seeds)
     if n < 2:
         return ["power    n = 1: no inference; set `seeds: 3` to explore, 5 for a main result"]
@@ -124,7 +124,7 @@ def _power(results: Results) -> list[str]:
     return [text + (f": {smallest * sd * math.sqrt(2):.3g} if runs have sd {sd:.2g} and no correlation" if sd else "")]
 
 
-def _spread(results: Results) -> float | None:
+def _spread(results: CellResults) -> float | None:
     values = [results.values(arm, results.ablation.primary) for arm in results.ablation.arms]
     variances = [statistics.variance(x) for x in values if len(x) > 1]
     return math.sqrt(statistics.mean(variances)) if variances else None

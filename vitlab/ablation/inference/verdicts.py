@@ -7,7 +7,7 @@ from vitlab import stats
 from vitlab.ablation.file.claims import Claim
 from vitlab.ablation.inference.answers import Answer, Question, Test
 from vitlab.ablation.inference.looks import Looks
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.spending import levels
 from vitlab.stats import Estimate
 
@@ -39,7 +39,7 @@ class Verdict:
 ClaimQuestion = tuple[Claim, str, Question | None]  # claim, setting, question; None if an arm of it is excluded
 
 
-def claim_questions(results: Results) -> list[ClaimQuestion]:
+def claim_questions(results: CellResults) -> list[ClaimQuestion]:
     """Return the question of each claim in each of its settings."""
     return [
         (claim, ", ".join(f"{axis}={level}" for axis, level in setting.items()), _question(results, claim, setting))
@@ -48,7 +48,7 @@ def claim_questions(results: Results) -> list[ClaimQuestion]:
     ]
 
 
-def _question(results: Results, claim: Claim, setting: dict[str, str]) -> Question | None:
+def _question(results: CellResults, claim: Claim, setting: dict[str, str]) -> Question | None:
     sides = [({claim.axis: claim.a}, 1.0)]
     if isinstance(claim.b, str):
         sides.append(({claim.axis: claim.b}, -1.0))
@@ -69,12 +69,12 @@ def _question(results: Results, claim: Claim, setting: dict[str, str]) -> Questi
     return Question(metric, tuple(terms), number, margin)
 
 
-def verdicts(results: Results, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
+def verdicts(results: CellResults, looks: Looks, answers: Mapping[Question, Answer]) -> list[Verdict]:
     """Return a verdict for every claim and setting."""
     return [_verdict(results, looks, c, s, answers[q] if q else None) for c, s, q in claim_questions(results)]
 
 
-def _verdict(results: Results, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
+def _verdict(results: CellResults, looks: Looks, claim: Claim, setting: str, answer: Answer | None) -> Verdict:
     planned, alpha = len(results.ablation.seeds), results.ablation.stats.alpha
     if answer is None:
         return Verdict(claim, setting, "inconclusive", planned, Answer(Estimate()), "an arm of it is excluded")

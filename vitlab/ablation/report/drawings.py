@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.baselines import ArmRow
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.stats import interval
 
 COLORS: tuple[str, ...] = (
@@ -31,7 +31,7 @@ SETTINGS: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": 
 Rows = list[dict[str, Any]]
 
 
-def arm_style(results: Results, name: str) -> tuple[str, str]:
+def arm_style(results: CellResults, name: str) -> tuple[str, str]:
     """Return color and marker of an arm: the color by its level of the compared axis, the marker by the others."""
     return style_of(results.ablation, next(arm for arm in results.ablation.arms if arm.name == name).levels)
 
@@ -45,7 +45,7 @@ def style_of(ablation: Ablation, levels: Mapping[str, str]) -> tuple[str, str]:
     return COLORS[i % len(COLORS)], MARKS[(j + i // len(COLORS)) % len(MARKS)]
 
 
-def style(results: Results, name: str) -> str:
+def style(results: CellResults, name: str) -> str:
     """Return the line style of an arm, by its levels of the axes that are not compared."""
     axis = next(iter(results.ablation.baseline))
     others = list(dict.fromkeys(_others(arm.levels, axis) for arm in results.ablation.arms))
@@ -65,7 +65,7 @@ def _others(levels: Mapping[str, str], axis: str) -> tuple[str, ...]:
     return tuple(level for name, level in levels.items() if name != axis)
 
 
-def figures(results: Results, rows: list[ArmRow]) -> dict[str, tuple[str, Figure, Rows]]:
+def figures(results: CellResults, rows: list[ArmRow]) -> dict[str, tuple[str, Figure, Rows]]:
     """Return title, figure and data of every figure with numbers."""
     primary = results.ablation.primary
     mine = [row for row in rows if row.metric == primary and row.n]
@@ -111,7 +111,7 @@ def draw(height: float, paint: Callable[..., None], title: str, columns: int = 1
     return figure
 
 
-def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
+def _dots(ax: Axes, results: CellResults, rows: list[ArmRow]) -> None:
     for y, row in enumerate(rows):
         arm = next(a for a in results.ablation.arms if a.name == row.arm)
         values = results.values(arm, results.ablation.primary)
@@ -133,7 +133,7 @@ def _dots(ax: Axes, results: Results, rows: list[ArmRow]) -> None:
     ax.set_xlabel(f"{results.ablation.primary} ({results.ablation.evaluate} split); the axis does not begin at zero")
 
 
-def _forest(ax: Axes, results: Results, rows: Rows) -> None:
+def _forest(ax: Axes, results: CellResults, rows: Rows) -> None:
     margin = results.ablation.stats.margin
     if margin:
         ax.axvspan(-margin, margin, color="0.9", zorder=0)
@@ -154,7 +154,7 @@ def _arms(ax: Axes, rows: list[tuple[str, int, int]]) -> None:
     ax.set_ylim(len(rows) - 0.5, -0.5)
 
 
-def _curve_rows(results: Results) -> Rows:
+def _curve_rows(results: CellResults) -> Rows:
     keys = ("train/loss", f"val/{results.ablation.primary}")
     return [
         {"arm": arm.name, "seed": seed, "metric": key, "step": row["step"], "value": row[key]}
@@ -167,7 +167,7 @@ def _curve_rows(results: Results) -> Rows:
     ]
 
 
-def _curves(axes: tuple[Axes, ...], results: Results, rows: Rows, keys: list[str]) -> None:
+def _curves(axes: tuple[Axes, ...], results: CellResults, rows: Rows, keys: list[str]) -> None:
     shown = [(name, arms, key) for name, arms in families(results.ablation) for key in keys]
     for ax, (name, arms, key) in zip(axes, shown, strict=True):
         for arm in arms:
@@ -193,7 +193,7 @@ def legend(ax: Axes, title: str | None = None) -> None:
     ax.legend(frameon=False, fontsize=8, title=title, **place)
 
 
-def _interaction(results: Results, a: str, b: str) -> tuple[str, Figure, Rows]:
+def _interaction(results: CellResults, a: str, b: str) -> tuple[str, Figure, Rows]:
     ablation = results.ablation
     rows: Rows = []
     compared = next(iter(ablation.baseline))

@@ -12,7 +12,7 @@ from vitlab.ablation.inference.audit import as_trained, mismatches
 from vitlab.ablation.inference.baselines import ArmRow
 from vitlab.ablation.inference.findings import Findings
 from vitlab.ablation.inference.linear import gate_of
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table, chance, deviations, short, signed, span
 from vitlab.ablation.report.tuned import given_up_arms, tuning_section
@@ -49,7 +49,7 @@ def report_sections(found: Findings) -> list[Section]:
     return parts
 
 
-def _mixed(results: Results) -> list[str]:
+def _mixed(results: CellResults) -> list[str]:
     """Return a sentence on seeds whose arms were trained with different versions, so that they are no pairs."""
     seeds: dict[int, set[str]] = {}
     for (_, seed), run in results.runs.items():
@@ -63,7 +63,7 @@ def _mixed(results: Results) -> list[str]:
     ]
 
 
-def _answer(results: Results, v: Verdict) -> str:
+def _answer(results: CellResults, v: Verdict) -> str:
     where = f" ({v.setting})" if v.setting else ""
     a, test, alpha = v.answer, v.shown, results.ablation.stats.alpha
     numbers = ""
@@ -143,7 +143,7 @@ def _main_tables(rows: list[ArmRow]) -> list[Table]:
     return [table, tests] if len(tests) > 1 else [table]
 
 
-def _fairness_words(results: Results) -> list[str]:
+def _fairness_words(results: CellResults) -> list[str]:
     within = results.ablation.match.within
     words = ["The sum of the learning rates bounds how far Adam can move a weight."]
     words += [f"Arms must match within each level of {' and '.join(within)}."] if within else []
@@ -162,7 +162,7 @@ def _fairness_table(found: Findings) -> Table:
     return [["arm", *(key.replace("_", " ") for key in keys), "images/s"], *rows]
 
 
-def _why(results: Results, name: str, seed: int) -> str:
+def _why(results: CellResults, name: str, seed: int) -> str:
     if note := results.notes.get((name, seed)):
         return note
     if failure := results.cells[name, seed].failure():
@@ -172,7 +172,7 @@ def _why(results: Results, name: str, seed: int) -> str:
     return "" if is_there else f"{primary} is {found.get(primary, 'not among its numbers')}"
 
 
-def _provenance(results: Results) -> list[str]:
+def _provenance(results: CellResults) -> list[str]:
     """Return a sentence for each fact; it says so if cells differ."""
     records = [run.record for run in results.runs.values()]
     done = [run.read("done.json") for run in results.runs.values()]
@@ -204,7 +204,7 @@ def _provenance(results: Results) -> list[str]:
     return lines
 
 
-def _opened(results: Results) -> int:
+def _opened(results: CellResults) -> int:
     """Return how often the test split was opened: by workers, on lost cells too, and by any command on a run."""
     path = results.ablation.directory / "readings.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from vitlab.ablation.execution.tuning import Trial, at_border, choices, given_up, trials
 from vitlab.ablation.file.tune import Range, Tune
-from vitlab.ablation.inference.measured import Results
+from vitlab.ablation.inference.measured import CellResults
 from vitlab.ablation.inference.words import Section
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, legend, style
 
@@ -16,7 +16,7 @@ SEARCHED = {"grid": "the same {n} candidates", "random": "the same {n} candidate
 SEARCHED["tpe"] = "{n} candidates, each found by Optuna's TPE from those before it (Bergstra et al. 2011)"
 
 
-def tuning_section(results: Results) -> list[Section]:
+def tuning_section(results: CellResults) -> list[Section]:
     """Return the candidates and choices of each arm; empty without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
@@ -52,14 +52,14 @@ def _rules(tune: Tune, tried: list[Trial]) -> list[str]:
     return words
 
 
-def given_up_arms(results: Results) -> list[tuple[str, str]]:
+def given_up_arms(results: CellResults) -> list[tuple[str, str]]:
     """Return the arms that tuning has given up, and why."""
     if results.ablation.tune is None:
         return []
     return list(given_up(results.ablation, trials(results.ablation, results.known)).items())
 
 
-def responses(results: Results) -> dict[str, tuple[str, Figure, Rows]]:
+def responses(results: CellResults) -> dict[str, tuple[str, Figure, Rows]]:
     """Return title, figure and data of the figure of what the candidates gave; nothing without tuning."""
     ablation, tune = results.ablation, results.ablation.tune
     if tune is None:
@@ -98,7 +98,7 @@ def responses(results: Results) -> dict[str, tuple[str, Figure, Rows]]:
     return {"tuning": (title, draw(3.0, paint, title, columns=len(tune.space)), rows)}
 
 
-def _response(ax: Axes, results: Results, rows: Rows, key: str, space: Any) -> None:
+def _response(ax: Axes, results: CellResults, rows: Rows, key: str, space: Any) -> None:
     """Draw each candidate of each arm over one key, and a line through the best at each value of a grid.
 
     The values of a grid stand side by side, and the arms beside each other at each of them.

@@ -17,7 +17,7 @@ from vitlab.ablation.file.spec import Ablation
 from vitlab.ablation.inference.findings import find
 from vitlab.ablation.inference.linear import linear
 from vitlab.ablation.inference.looks import take_look
-from vitlab.ablation.inference.measured import Results, collect
+from vitlab.ablation.inference.measured import CellResults, collect
 from vitlab.ablation.inference.verdicts import Verdict
 from vitlab.ablation.inference.words import Section, Table
 from vitlab.ablation.report.drawings import Rows, figures
@@ -109,7 +109,7 @@ def write_report(
     )
 
 
-def _refuse_useless(results: Results) -> None:
+def _refuse_useless(results: CellResults) -> None:
     """Refuse results of no cell, and of cells that read different images."""
     if not results.runs:
         stale = sum(state == "stale" for state in results.states.values())
@@ -215,10 +215,10 @@ def send_report(name: str, where: WandB, folder: Path, page: Path, summary: Path
         page: The report as one HTML file.
         summary: Its numbers as CSV.
     """
-    from vitlab.jobs.train.wandb import has_key, prepare_environment
+    from vitlab.jobs.train.wandb import chosen_mode, prepare_environment
 
     way: Any
-    project, way = where.project, where.mode or ("online" if has_key() else "offline")
+    project, way = where.project, chosen_mode(where.is_offline)
     prepare_environment()
     try:
         import wandb

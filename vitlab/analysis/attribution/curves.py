@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlab.analysis.attribution.fillings import FILLINGS, deleted
 from vitlab.analysis.attribution.maps import methods_of, predicted
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, MARKERS, curves, finish
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -54,6 +55,31 @@ def area(probabilities: Tensor) -> Tensor:
     return torch.trapezoid(probabilities, torch.tensor(SHARES).double())
 
 
+def gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the gain of each map under each filling; tables of before had deletion and insertion by the mean color."""
+    if "filling" in table:
+        return table[table["kind"] == "MoRF"].drop_duplicates(["filling", "map"])
+    areas = table.drop_duplicates(["kind", "map"]).pivot(index="map", columns="kind", values="area")
+    gain = (areas["insertion"] - areas["deletion"]).rename("gain")  # an insertion curve is LeRF from right to left
+    return gain.reset_index().assign(filling="mean color")
+
+
+@Analysis(
+    reading="The probability of the predicted class while patches give way to a filling, the most relevant first "
+    "(MoRF, good: falls at once) or the least relevant first (LeRF, good: falls last), under four fillings. A map is "
+    "evidence where it beats random patches both ways and the patch it names first does more than a random one; what "
+    "holds under some fillings only depends on the filling.",
+    limits="Completeness of a faithful map, and other fillings: images with replaced patches are unlike any in "
+    "training.",
+    curve=Curve(
+        measures={"gain": "gain", "first_above_random": "first_above_random"},
+        lines=("filling", "map"),
+        words="Area between the curves of the class's probability while a map's least and its most relevant patches "
+        "go first (0: a random map), and what the patch named first does beyond a random one. Only what holds under "
+        "every filling is evidence.",
+        summary=gains,
+    ),
+)
 def analyze_faithfulness(subject: Subject) -> Finding:
     """Take patches away, most or least relevant first, with several fillings in their place.
 

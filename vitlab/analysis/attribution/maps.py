@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.analysis.attention import maps_of_images, rollout
+from vitlab.analysis.catalogue import Analysis
+from vitlab.analysis.head_attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
@@ -203,6 +204,10 @@ def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
     return outputs(subject.net, images).argmax(dim=1)
 
 
+@Analysis(
+    reading="Which patches the score of the predicted class depends on, by six methods side by side.",
+    limits="Which method is right where they disagree: read `faithfulness` and `sanity` first.",
+)
 def analyze_attribution(subject: Subject) -> Finding:
     """Show the maps of :func:`methods_of` for the predicted class; those that have a sign are drawn beside the images.
 

@@ -8,6 +8,7 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from vitlab.analysis.attribution.maps import methods_of, predicted
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_draws
 from vitlab.analysis.subject import Finding, Subject
@@ -16,6 +17,7 @@ from vitlab.models.walk import Asked
 
 MOST = 16  # images
 DRAWS = 5  # of random weights
+STAGES = ("the head", "half the blocks", "all blocks", "tokenizer too")  # what is random, each with those before
 
 
 def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> Asked:
@@ -43,6 +45,24 @@ def randomized(net: Asked, blocks: int, tokens: bool = False, seed: int = 0) -> 
     return net
 
 
+def by_stage(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the table with the number of the stage, for a curve from the head to the tokenizer."""
+    return table.assign(stage=table["random"].map(STAGES.index))
+
+
+@Analysis(
+    reading="How similar a map stays while weights are randomized from the head down: a map that does not change "
+    "shows the image, not the network.",
+    limits="Faithfulness: a map that does change may still be wrong.",
+    curve=Curve(
+        x="stage",
+        x_label=f"random weights: {', '.join(f'{i} {stage}' for i, stage in enumerate(STAGES))}",
+        measures={"correlation": "rank correlation"},
+        lines=("map",),
+        words="How alike a map stays while weights become random.",
+        summary=by_stage,
+    ),
+)
 def analyze_sanity(subject: Subject) -> Finding:
     """Compare each map with that of a network whose weights become random from the head down.
 
@@ -59,8 +79,7 @@ def analyze_sanity(subject: Subject) -> Finding:
     classes = predicted(subject, images, "sanity")
     if net.head is None:
         raise UsageError(f"sanity starts at the head, and {subject.kind} does not end in a linear layer")
-    stages = {"the head": (0, False), "half the blocks": (-(-depth // 2), False), "all blocks": (depth, False)}
-    stages["tokenizer too"] = (depth, True)
+    stages = dict(zip(STAGES, ((0, False), (-(-depth // 2), False), (depth, False), (depth, True)), strict=True))
     own = {name: method(net, images, classes) for name, method in methods_of(net).items()}
     rows = []
     for step, (stage, (blocks, tokens)) in enumerate(stages.items()):

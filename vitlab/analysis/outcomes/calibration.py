@@ -8,6 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import binom
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish, one_axes
 from vitlab.analysis.intervals import over_images, share_interval
 from vitlab.analysis.outcomes.outcome import outcome_of
@@ -157,6 +158,16 @@ def _going_together(
     return max(1.0, float(np.square(np.bincount(images, gap)).sum() / max(np.square(gap).sum(), 1e-12)))
 
 
+@Analysis(
+    reading="Accuracy against predicted probability: below the dashed line the network is overconfident. Inside the "
+    "gray bars calibrated probabilities would lie in 95 % of draws.",
+    limits="Accuracy: a network that always predicts the class frequencies is calibrated.",
+    curve=Curve(
+        x="high",
+        measures={"accuracy": "accuracy", "confidence": "confidence"},
+        words="Share that is right in bins of the probability, by the upper end of the bin.",
+    ),
+)
 def analyze_calibration(subject: Subject) -> Finding:
     """Compare the probability of the first choice, or of each label, with how often it is right: Guo et al. 2017
     (arXiv:1706.04599).

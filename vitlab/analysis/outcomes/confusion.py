@@ -5,6 +5,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, finish
 from vitlab.analysis.intervals import share_interval, wilson
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
@@ -15,6 +16,15 @@ from vitlab.errors import UsageError
 _NAMED, _COUNTED = 40, 12  # classes whose names, and whose counts, a matrix has room for
 
 
+@Analysis(
+    reading="Images by true class (rows) and predicted class (columns), with recall and precision of each class.",
+    limits="Rates for other class frequencies; the recall of a class with few images is uncertain.",
+    curve=Curve(
+        measures={"recall": "recall", "precision": "precision", "f1": "f1"},
+        lines=("class",),
+        words="Of each class.",
+    ),
+)
 def analyze_confusion(subject: Subject) -> Finding:
     """Count the images of each class by the class they were given; of labels, found and missed ones at 1/2.
 

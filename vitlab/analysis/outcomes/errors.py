@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.intervals import share_interval
 from vitlab.analysis.outcomes.outcome import Outcome, outcome_of
@@ -14,6 +15,10 @@ from vitlab.analysis.subject import Finding, Subject
 _COLUMNS, _ROWS = 6, 4  # of the gallery
 
 
+@Analysis(
+    reading="The worst mistakes on a split, lowest probability of the true class first: check for wrong labels.",
+    limits="Typical behavior: these images were selected for being wrong.",
+)
 def analyze_errors(subject: Subject) -> Finding:
     """Show the images with the lowest probability of the true class, or the largest error in labels or numbers.
 

@@ -6,6 +6,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
@@ -34,6 +35,10 @@ def pca_colors(tokens: Tensor) -> tuple[Tensor, Tensor]:
     return colors.view(*tokens.shape[:2], 3).float(), shares
 
 
+@Analysis(
+    reading="The first three principal components of patch features as colors: similar colors are similar features.",
+    limits="The other components: the title of each layer gives the share of variance shown.",
+)
 def analyze_pca(subject: Subject) -> Finding:
     """Show the patch features before the blocks and after some of them, as colors.
 

@@ -5,6 +5,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.figures import grid_of_axes, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -15,6 +16,11 @@ from vitlab.tokenizers.patch import cut_patches
 SHOWN = 6  # pictures
 
 
+@Analysis(
+    reading="Hidden patches as a masked autoencoder reconstructs them from the image, and from another image under "
+    "the same mask: what both have in common does not come from the image.",
+    limits="The quality of the features: use `knn` or a linear probe.",
+)
 def analyze_reconstruction(subject: Subject) -> Finding:
     """Show images, their masks, their reconstructions, and reconstructions from another image.
 

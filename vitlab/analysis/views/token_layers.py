@@ -1,18 +1,23 @@
-"""Attention between the soft splits of T2T-ViT."""
+"""Attention between the soft splits of T2T-ViT, and the features after each."""
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
 
-from vitlab.analysis.attention import distances, uniform_distance
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import grid_of_axes, heat, picture
+from vitlab.analysis.head_attention import distances, uniform_distance
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
+from vitlab.analysis.views.pca import pca_colors
 from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
 from vitlab.tokenizers.token_layers import TokenTransformer
+
+SHOWN = 3  # channels of a split
 
 
 @torch.no_grad()
@@ -66,6 +71,16 @@ def t2t_of(subject: Subject, name: str) -> T2TTokenizer:
     return tokenizer
 
 
+@Analysis(
+    reading="Where a token between T2T's soft splits attends, on the finer grids there; a performer's weights are "
+    "those that its random features imply.",
+    limits="What the token receives: these layers add values, not inputs.",
+    curve=Curve(
+        x="layer",
+        measures={"mean_distance": "mean_distance"},
+        words="Mean distance of attention between the splits, in cells.",
+    ),
+)
 def analyze_token_layers(subject: Subject) -> Finding:
     """Show the attention of a token between the soft splits.
 
@@ -106,3 +121,36 @@ def _query(subject: Subject, grid_size: tuple[int, int]) -> tuple[int, int]:
         return grid_size[0] // 2, grid_size[1] // 2
     y, x = (int((q + 0.5) * n / m) for q, n, m in zip(subject.query, grid_size, subject.net.grid_size, strict=True))
     return y, x
+
+
+@Analysis(
+    reading="The features after each soft split of T2T as colors and as single channels, like figure 2 of T2T-ViT.",
+    limits="Which channels matter: those shown have the largest variance.",
+)
+def analyze_splits(subject: Subject) -> Finding:
+    """Show the features after each soft split: principal components as colors, and the channels that vary most.
+
+    As figure 2 of Yuan et al. 2021 (arXiv:2101.11986).
+
+    Example:
+        >>> finding = analyze_splits(t2t_subject)
+        >>> list(finding.table.columns)
+        ['split', 'channel', 'row', 'column', 'value']
+    """
+    tokenizer, images = t2t_of(subject, "splits"), subject.shown(1)
+    figure, axes = grid_of_axes(len(tokenizer.grids), 2 + SHOWN, size=1.7)
+    rows = []
+    for i, (_, features) in enumerate(split_features(tokenizer, images)):
+        (h, w), maps = tokenizer.grids[i], features[0].cpu().numpy()
+        colors, shares = pca_colors(features.flatten(2).transpose(1, 2))
+        picture(axes[i, 0], subject.pixels(images).numpy()[0], "image" if i == 0 else "")
+        title = f"after split {i + 1}, {h} x {w}\n{float(shares.sum()):.0%} of variance"
+        picture(axes[i, 1], colors.view(h, w, 3).numpy(), title)
+        for j, channel in enumerate(np.argsort(-maps.var(axis=(1, 2)))[:SHOWN].tolist()):
+            heat(axes[i, 2 + j], maps[channel], f"channel {channel}")
+            rows += [
+                {"split": i + 1, "channel": channel, "row": y, "column": x, "value": float(value)}
+                for (y, x), value in np.ndenumerate(maps[channel])
+            ]
+    note = f"one image, {', '.join(f'{h} x {w}' for h, w in tokenizer.grids)} cells after the splits; own range each"
+    return Finding(pd.DataFrame(rows), figure, note)

@@ -236,7 +236,7 @@ def structure_of(batch: Any) -> str:
     """Return the structure of a batch in short.
 
     >>> import torch
-    >>> shape_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})
+    >>> structure_of({"image": torch.zeros(4, 3, 8, 8), "label": [1, 2]})
     '{image: tensor (4, 3, 8, 8), label: list}'
     """
     if isinstance(batch, Tensor):

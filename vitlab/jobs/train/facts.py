@@ -16,7 +16,6 @@ from vitlab.interface import answering, as_outputs, image_fact, is_loadable, net
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
 from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
-from vitlab.tasks import MAE, Distillation
 
 
 def has_grid(task: Any) -> bool:
@@ -76,7 +75,7 @@ def _check_native(task: Any, data: Any) -> None:
         return
     net: Any = network(task)
     try:
-        if isinstance(task, MAE | Distillation) or not isinstance(net, VisionTransformer):
+        if not getattr(task, "takes_native", True) or not isinstance(net, VisionTransformer):
             raise ValueError(f"{type(task).__name__} takes images of one size: leave it out")
         if recipe(task).get("compile"):
             raise ValueError(

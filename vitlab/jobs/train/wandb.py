@@ -58,9 +58,10 @@ def _place_wandb(args: Any, run: RunDir, wandb_id: str) -> str:
     args["name"] = args["name"] or run.path.name
     if args["offline"] and args["log_model"]:
         raise UsageError(f"`trainer.logger.log_model={args['log_model']}` cannot send checkpoints with offline=true")
-    if not args["offline"] and not has_key() and "WANDB_MODE" not in os.environ:
+    mode = chosen_mode(args["offline"])
+    if mode == "offline" and not args["offline"] and "WANDB_MODE" not in os.environ:
         args["mode"] = "offline"
-    if args["offline"] or args.get("mode") == "offline" or os.environ.get("WANDB_MODE") in ("offline", "dryrun"):
+    if args["offline"] or args.get("mode") == "offline" or mode in ("offline", "dryrun"):
         return f"offline; upload it with `wandb sync {run.path}/wandb/offline-run-*`"
     return f"project {args['project']}, run {wandb_id}"
 
@@ -204,6 +205,11 @@ def finish_run(failed: bool) -> None:
     except Exception:  # unsent data stays in the run directory
         with suppress(Exception):
             wandb.teardown()  # else a dead service causes a traceback at exit
+
+
+def chosen_mode(is_offline: bool = False) -> str:
+    """Return the mode of W&B: that of the environment, else offline if the user says so or has no key, else online."""
+    return os.environ.get("WANDB_MODE") or ("offline" if is_offline or not has_key() else "online")
 
 
 def has_key() -> bool:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 
 from vitlab.models import start
-from vitlab.tasks import dino_loss as losses
+from vitlab.pretraining import dino_loss as losses
+from vitlab.pretraining.mae import covered, parameters_outside, refuse_supervised
 from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
-from vitlab.tasks.mae import covered, parameters_outside, refuse_supervised
 from vitlab.tasks.meter import Meter
 
 

@@ -47,6 +47,8 @@ class MAE(Task):
         (torch.Size([]), 4)
     """
 
+    takes_native = False  # images of their own sizes
+
     monitor: tuple[Literal["min", "max"], str] = ("min", "val/loss")
 
     def __init__(

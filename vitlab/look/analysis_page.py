@@ -43,9 +43,8 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
     """
     parts = [_HEAD.format(title=html.escape(f"What {title} has learned"))]
     for name, note, png in sections:
-        _, how, lacks = ANALYSES[name]
-        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{as_html(how)}</p>\n')
-        parts.append(f"<p><b>Not shown:</b> {as_html(lacks)}</p>\n")
+        parts.append(f'<h2 id="{name}">{name}</h2>\n<p>{as_html(ANALYSES[name].reading)}</p>\n')
+        parts.append(f"<p><b>Not shown:</b> {as_html(ANALYSES[name].limits)}</p>\n")
         if png:
             source = base64.b64encode(png).decode()
             parts.append(f'<p><img alt="figure of {name}" src="data:image/png;base64,{source}"></p>\n')

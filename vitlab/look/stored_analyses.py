@@ -32,8 +32,8 @@ def findings_of(runs: dict[str, RunDir]) -> list[dict[str, Any]]:
     left, room, rooms = len(names) * len(runs), FIGURES, {"table": TABLES, "svg": DRAWINGS}
     found = []
     for name in names:
-        _, how, lacks = ANALYSES[name]
-        one: dict[str, Any] = {"name": name, "how": how, "lacks": lacks, "runs": [], "files": {}}
+        own = ANALYSES[name]
+        one: dict[str, Any] = {"name": name, "how": own.reading, "lacks": own.limits, "runs": [], "files": {}}
         for run_name, run in runs.items():
             shown = _of_run(run_name, run, name, room // max(1, left))
             room, left = room - shown.pop("size"), left - 1

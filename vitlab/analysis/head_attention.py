@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from vitlab.analysis.catalogue import Analysis, Curve
 from vitlab.analysis.figures import COLORS, beside, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
@@ -125,6 +126,11 @@ def _heads(subject: Subject, name: str, measure: Callable[[Tensor], Tensor], uni
     return Finding(table, figure, f"{note} from it (95 % interval over images, not adjusted for {len(table)} heads)")
 
 
+@Analysis(
+    reading="Where the class token attends in each head: bright patches have the largest weights.",
+    limits="The reason for a decision: deleting the most attended patches may hurt no more than deleting random ones; "
+    "`faithfulness` measures that.",
+)
 def analyze_attention(subject: Subject) -> Finding:
     """Show where a token attends, in each head of one layer.
 
@@ -146,6 +152,11 @@ def analyze_attention(subject: Subject) -> Finding:
     return maps_of_images(subject, images, named, f"attention of the {note}")
 
 
+@Analysis(
+    reading="The product of the attention of all layers, with the residual path as half: what can reach the class "
+    "token.",
+    limits="The effect of MLPs, values and T2T's token layers; which class a patch supports.",
+)
 def analyze_rollout(subject: Subject) -> Finding:
     """Show which patches reach a token's output through all layers.
 
@@ -163,6 +174,17 @@ def analyze_rollout(subject: Subject) -> Finding:
     )
 
 
+@Analysis(
+    reading="The mean distance of each head's attention: compare a dot with the hollow one, the same head with "
+    "shuffled tokens.",
+    limits="The cause: a head may be local because it knows positions or because neighbors have similar content.",
+    curve=Curve(
+        x="layer",
+        measures={"distance": "distance", "above_null": "above the null"},
+        words="Mean attention distance in patches, and what of it is left of the same images with tokens in random "
+        "places; mean of the heads.",
+    ),
+)
 def analyze_distance(subject: Subject) -> Finding:
     """Measure the mean attention distance of each head between patches, in rows renormalized without prefix tokens.
 
@@ -176,6 +198,15 @@ def analyze_distance(subject: Subject) -> Finding:
     return _heads(subject, "distance", lambda maps: mean_distance(maps, grid, prefix), uniform, unit)
 
 
+@Analysis(
+    reading="How widely each head attends: near the dashed line evenly to all tokens, near 0 to a single one.",
+    limits="Whether the attended tokens matter.",
+    curve=Curve(
+        x="layer",
+        measures={"entropy": "entropy", "above_null": "above the null"},
+        words="Entropy of attention in nats, and the same against tokens in random places; mean of the heads.",
+    ),
+)
 def analyze_entropy(subject: Subject) -> Finding:
     """Measure how widely each head attends, over all tokens.
 
@@ -223,3 +254,34 @@ def maps_of_images(
             ax.plot((x + 0.5) * width - 0.5, (y + 0.5) * height - 0.5, "+", color="#D55E00", markersize=7)
     ranges = "written below it" + (", or on its bar, where white is 0" if signed else "")
     return Finding(pd.DataFrame(rows), figure, f"{note}; colors span each map's own range, {ranges}")
+
+
+@Analysis(
+    reading="The attention of every layer and head on one image, one row per layer.",
+    limits="What a head does with the tokens it attends to, and other images.",
+)
+def analyze_heads(subject: Subject) -> Finding:
+    """Show the attention of a token in each layer (rows) and head (columns), for the first image.
+
+    Example:
+        >>> finding = analyze_heads(subject)
+        >>> list(finding.table.columns)
+        ['layer', 'head', 'row', 'column', 'weight']
+    """
+    token = subject.shown_query("heads", "distance or displacement")
+    net, images = subject.net, subject.shown(1)
+    (h, w), (pixels,) = net.grid_size, subject.pixels(images).numpy()
+    maps = [each[0] for each in all_attention_maps(net, images)]
+    rows = []
+    figure, axes = grid_of_axes(len(maps), 1 + max(map(len, maps)), size=1.1)
+    for layer, heads in enumerate(maps):
+        picture(axes[layer, 0], pixels)
+        axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=7)
+        for head, values in enumerate(heads[:, token, net.num_prefix_tokens :].view(-1, h, w).cpu()):
+            overlay(axes[layer, head + 1], pixels, values.numpy(), f"head {head}" if layer == 0 else "")
+            rows += [
+                {"layer": layer, "head": head, "row": n // w, "column": n % w, "weight": float(value)}
+                for n, value in enumerate(values.flatten())
+            ]
+    note = f"attention of the {token_name(subject)} in one image; colors span each map's own range"
+    return Finding(pd.DataFrame(rows), figure, note)

@@ -1,0 +1,82 @@
+"""What many workers read of many cells: not all of them at every take."""
+
+import json
+
+import pytest
+
+from vitlab.ablation.evidence import chain
+from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.pool import Interrupts, Pool
+from vitlab.ablation.file.spec import read_ablation
+
+FILE = """\
+name: many
+base: vit
+axes:
+  size: {a: {model.embed_dim: 8}, b: {model.embed_dim: 16}}
+seeds: 30
+baseline: {size: a}
+metric: {primary: acc1}
+"""
+
+
+@pytest.fixture
+def cells(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "many.yaml").write_text(FILE)
+    ablation = read_ablation("many.yaml")
+    arms = [Resolved(arm, {"model": dict(arm.overrides), "data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms]
+    return [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in arms]
+
+
+def _finish(cell, claim):
+    split, name = cell.ablation.evaluate, f"{cell.ablation.checkpoint}.ckpt"
+    cell.run.write("results.json", {split: {"acc1": 0.5, "checkpoint": name}})
+    chain.append(cell.ablation.directory, "cell", cell=cell.name)
+    cell.run.write("done.json", {"cell": cell.name})
+    claim.release()
+
+
+@pytest.mark.parametrize("text", ["", "x" * 40_000], ids=["short", "longer than a read"])
+def test_the_chain_continues_after_its_last_whole_line(tmp_path, text):
+    for i in range(3):
+        chain.append(tmp_path, "opened", cell=f"{i}{text}")
+    with (tmp_path / chain.FILE).open("a") as file:
+        file.write('{"kind": "opened", "cell": "torn')
+    chain.append(tmp_path, "opened", cell="last")
+    read = chain.read_chain(tmp_path)
+    assert not read.broken and [record["cell"][:4].rstrip("x") for record in read.records] == ["0", "1", "2", "last"]
+
+
+def test_a_reader_returns_each_new_record_once_and_whole(tmp_path):
+    chain.append(tmp_path, "opened", cell="before")
+    reader = chain.Reader(tmp_path)
+    assert reader.new() == []
+    chain.append(tmp_path, "cell", cell="a")
+    with (tmp_path / chain.FILE).open("a") as file:
+        file.write('{"kind": "cell", "cell": ')
+        file.flush()
+        assert [record["cell"] for record in reader.new()] == ["a"]
+        file.write(json.dumps("b") + "}\n")
+    assert [record["cell"] for record in reader.new()] == ["b"]
+
+
+def test_one_worker_takes_cells_in_their_order(cells):
+    pool = Pool(cells, 1, None, Interrupts(print))
+    for cell in cells[:4]:
+        taken, claim = pool._take()
+        assert taken is cell
+        _finish(taken, claim)
+
+
+def test_twenty_workers_take_every_cell_once_and_look_at_few(cells, monkeypatch):
+    pools = [Pool(cells, 1, None, Interrupts(print)) for _ in range(20)]
+    looks, real = [], Cell.is_finished
+    monkeypatch.setattr(Cell, "is_finished", lambda cell: looks.append(cell.name) or real(cell))
+    names = []
+    while any(taken := [pool._take() for pool in pools]):
+        for cell, claim in filter(None, taken):
+            names.append(cell.name)
+            _finish(cell, claim)
+    assert sorted(names) == sorted(cell.name for cell in cells)
+    assert len(looks) < 12 * len(cells)  # 40 a cell where every take begins with the first
