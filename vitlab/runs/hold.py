@@ -80,7 +80,7 @@ def held(path: Path, what: str, patience: float = float("inf")) -> Iterator[floa
         claim.release()
 
 
-def _take(run: RunDir) -> lock.Claim:
+def _take(run: RunDir) -> lock.HeldLock:
     path = run.path / LOCK
     since = time.monotonic()
     announced = False
