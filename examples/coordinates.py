@@ -25,4 +25,4 @@ class Coordinates(PosEmbed):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``."""
         sides = [torch.linspace(-1, 1, n, device=x.device) for n in self.grid_size]
-        return self.tokens(x + self.net(torch.cartesian_prod(*sides)))
+        return x + self.net(torch.cartesian_prod(*sides))

@@ -31,7 +31,7 @@ class Differential(Attention):
 
     def weigh(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return the difference of both maps, ``(B, A, L, L)``; rows sum to 1 - lambda."""
-        bias = self._bias(q, pos_embed, layer)
+        bias = self.position_bias(q, k, pos_embed, layer)
         maps = []
         for one, other in zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True):
             logits = one @ other.transpose(-2, -1) * self.qk_scale

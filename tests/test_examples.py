@@ -1,6 +1,7 @@
-"""Attentions that are written outside of vitlab, against slow versions that follow the papers word by word."""
+"""Attentions that are written outside of vitlab, against slow versions of the papers and their authors' code."""
 
 import importlib
+import json
 import math
 import sys
 from pathlib import Path
@@ -20,8 +21,9 @@ FOLDER = Path(__file__).parents[1] / "examples"
 sys.path.append(str(FOLDER))
 
 cope, differential, relative_values = map(importlib.import_module, ("cope", "differential", "relative_values"))
+linear, p_rope, rope_plus = map(importlib.import_module, ("linear", "p_rope", "rope_plus"))
 FILES = sorted(FOLDER.glob("*.py"))
-PATHS = ["differential.Differential", "cope.CoPE", "relative_values.RelativeValues"]
+PATHS = ["differential.Differential", "cope.CoPE", "relative_values.RelativeValues", "linear.Linear"]
 TINY = {"img_size": 12, "in_chans": 1, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
 
 
@@ -109,6 +111,83 @@ def test_relative_keys_and_values_are_the_formula_of_the_paper(grid):
     torch.testing.assert_close(attn(x, PosEmbed(grid), 0), attn.proj(y), rtol=0, atol=1e-5)
 
 
+def test_linear_attention_is_the_formula_of_the_paper_and_refuses_what_acts_on_logits():
+    attn, x = randomized(linear.Linear(8, 2)), torch.randn(2, 5, 8, dtype=torch.float64)
+    q, k, v = parts(attn, x)
+    q, k = (torch.where(each > 0, each + 1, each.exp()) for each in (q, k))
+    y = torch.zeros(2, 2, 5, 4, dtype=torch.float64)
+    for i in range(5):
+        weights = torch.stack([(q[:, :, i] * k[:, :, j]).sum(-1) for j in range(5)])
+        y[:, :, i] = (weights[..., None] * v.movedim(2, 0)).sum(0) / weights.sum(0)[..., None]
+    torch.testing.assert_close(attn(x, PosEmbed(), 0), attn.proj(y.transpose(1, 2).flatten(2)))
+    torch.testing.assert_close((attn.weights(x, PosEmbed(), 0) @ v), y)
+    with pytest.raises(ValueError, match="has no logits, on which Alibi2d acts"):
+        attn(x, build_pos_embed("alibi2d", (1, 5), 8, 2, 1, 0).double(), 0)
+
+
+def test_the_imaginary_part_of_rotated_queries_and_keys_gives_more_heads():
+    attn, x = randomized(rope_plus.RoPEPlus(16, 2)), torch.randn(2, 6, 16, dtype=torch.float64)
+    position = build_pos_embed("rope2d", (2, 3), 16, 2, 1, 0).double()
+    q, k, v = parts(attn, x)
+    y, angles = [], position._angles(position._cells(), 100.0).double()  # (L, d / 2)
+    q, k = (torch.view_as_complex(each.unflatten(-1, (-1, 2)).contiguous()) for each in (q, k))
+    products = (q[:, :, :, None] * k[:, :, None].conj() * torch.exp(1j * (angles[:, None] - angles))).sum(-1)
+    for logits in (products.real, products.imag):
+        y.append((logits / 8**0.5).softmax(-1) @ v)
+    expected = attn.proj(torch.cat(y, dim=1).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(attn(x, position, 0), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_the_lowest_frequencies_do_not_rotate(p):
+    ours, whole = p_rope.PRoPE((2, 3), 16, 1, p=p), build_pos_embed("rope2d", (2, 3), 16, 1, 1, 1)
+    x = torch.randn(1, 1, 7, 16)
+    pairs = torch.arange(16) // 2 % 4 < 4 * p  # of the four frequencies of each axis, the highest first
+    torch.testing.assert_close(ours.rotate(x, 0), torch.where(pairs, whole.rotate(x, 0), x))
+    assert (ours.at((4, 5)).rotate(torch.ones(1, 1, 21, 16), 0)[..., ~pairs] == 1).all()
+
+
+ROTATIONS = [{"attn": "rope_plus.RoPEPlus", "pos_embed": "rope2d"}, {"pos_embed": "p_rope.PRoPE"}]
+
+
+@pytest.mark.parametrize("parts", ROTATIONS)
+def test_more_rotations_train_at_any_size_and_are_exported(parts):
+    task = Classifier(num_classes=3, attn_dropout=0.1, **{k: v for k, v in TINY.items() if k != "num_classes"}, **parts)
+    task.net(torch.randn(2, 1, 16, 20)).square().sum().backward()
+    assert all(p.grad is not None for p in task.net.blocks[0].parameters())
+    net, images = task.net.eval(), torch.randn(2, 1, 12, 12)
+    torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), net(images))
+    heads = 4 if "attn" in parts else 2
+    assert attention_maps(net, images, 0).shape == (2, heads, 10, 10)
+
+
+THEIRS = {  # made once by the code of the authors, in float64, from random weights without biases, of two heads
+    "differential": "microsoft/unilm 3aca927, MultiheadDiffAttn, angles of zero, no mask; its softmax is in float32",
+    "cope": "facebookresearch/RAM 5420e20, ContextPosSelfAttn with cope_nodiv, as the paper has it, no mask",
+    "relative_values": "microsoft/Cream 4a13c40, iRPE: product, contextual, on keys and values, ratio 2, a class token",
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_an_example_computes_what_its_authors_code_computes(name):
+    kept = json.loads((Path(__file__).parent / "goldens" / "attentions.json").read_text())[name]
+    layer, position = kept.pop("layer", 0), PosEmbed((2, 3))
+    attn = {
+        "differential": lambda: differential.Differential(8, 2, layer=layer, qkv_bias=False),
+        "cope": lambda: cope.CoPE(8, 2, positions=3, qkv_bias=False),
+        "relative_values": lambda: relative_values.RelativeValues(8, 2, (2, 3), 1, qkv_bias=False),
+    }[name]().double()
+    x, y = (torch.tensor(kept.pop(key), dtype=torch.float64).view(2, -1, 8) for key in "xy")
+    kept = {"proj": torch.eye(8).flatten().tolist(), **kept}
+    named = {"qkv": attn.qkv.weight, "proj": attn.proj.weight, "norm": getattr(attn, "head_norm", attn.proj).weight}
+    nn.init.zeros_(attn.proj.bias)
+    with torch.no_grad():
+        for key, values in kept.items():
+            p = named.get(key, getattr(attn, key, None))
+            p.copy_(torch.tensor(values, dtype=torch.float64).view_as(p))
+    torch.testing.assert_close(attn(x, position, layer), y, rtol=0, atol=1e-5)
+
+
 def test_the_bias_of_a_position_embedding_enters_each_of_them():
     position, x = build_pos_embed("relpos", (2, 3), 8, 2, 1, 1), torch.randn(1, 7, 8)
     nn.init.normal_(position.bias_table)
@@ -125,7 +204,7 @@ def test_analyses_see_the_weights_that_the_network_uses(path):
     assert [tuple(each.shape) for each in maps] == [(2, 2, 10, 10)] * 2
     for layer in range(2):
         torch.testing.assert_close(maps[layer], attention_maps(net, images, layer))
-    torch.testing.assert_close(net(images), outputs, rtol=0, atol=0)
+    torch.testing.assert_close(net(images), outputs, rtol=0, atol=1e-12 if path == "linear.Linear" else 0)
     assert all(logits.shape == (2, 2, 10, 10) for logits in attention_logits(net, images))
     assert torch.autograd.grad(outputs.sum(), [p for p in net.parameters() if p.requires_grad]) is not None
 

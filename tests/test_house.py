@@ -225,15 +225,10 @@ def test_a_file_and_a_function_can_be_read_at_once(path):
             assert lines <= 60, f"{node.name}, line {node.lineno}: a function fits a screen"
 
 
-TWICE = {  # names of classes that live twice; one goes when its room is next worked on
-    *("Claim", "Packed", "Sizes", "Source", "Start"),
-}
-
-
 def test_a_class_has_a_name_of_its_own():
     homes = defaultdict(list)
     for path in FILES:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(name_of(path))
-    assert not {name: found for name, found in homes.items() if len(found) > 1 and name not in TWICE}
+    assert not {name: found for name, found in homes.items() if len(found) > 1}

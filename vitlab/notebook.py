@@ -131,7 +131,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield "".join(linecache.getlines(file))
 
 
-class _Loader(SourceFileLoader):
+class _PartsLoader(SourceFileLoader):
     """Reads a file without writing beside it."""
 
     def path_stats(self, path: Any) -> Any:
@@ -144,7 +144,7 @@ def load_classes(path: str | Path) -> None:
 
     A class of the same name that the running notebook or script defines stays.
     """
-    loader = _Loader("__main__", str(path))
+    loader = _PartsLoader("__main__", str(path))
     spec = spec_from_loader("__main__", loader)
     assert spec is not None
     module = module_from_spec(spec)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-class Packed:
+class PackedBatch:
     """Images of different sizes, cut into patches; networks take them in place of ``(B, C, H, W)``.
 
     Dehghani et al. 2023 (arXiv:2307.06304): the tokens of several images form one sequence.
@@ -16,7 +16,7 @@ class Packed:
         patches: ``(T, C, p, p)`` patches of all images, one image after the other, each in raster order.
         grids: Rows and columns of the patches of each image.
 
-    >>> images = Packed.of([torch.rand(3, 32, 48), torch.rand(3, 64, 16)], patch=16)
+    >>> images = PackedBatch.of([torch.rand(3, 32, 48), torch.rand(3, 64, 16)], patch=16)
     >>> images.patches.shape, images.grids, len(images)
     (torch.Size([10, 3, 16, 16]), [(2, 3), (4, 1)], 2)
     """
@@ -65,3 +65,6 @@ class Packed:
     def device(self) -> torch.device:
         """The device of the patches."""
         return self.patches.device
+
+
+Packed = PackedBatch  # its name before, which a data set has too

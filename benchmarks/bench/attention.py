@@ -6,7 +6,7 @@ import torch
 
 from bench.model import DTYPES
 from bench.pairs import Work, compare, interleave
-from vitlab.layers.attention import prefers_sdpa, products, sdpa
+from vitlab.layers.kernels import prefers_sdpa, products, sdpa
 
 SHAPES = [
     (64, 3, 17, 16),

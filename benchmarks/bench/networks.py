@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from bench.official import official
-from vitlab.layers.attention import Attention, products
+from vitlab.layers.attention import Attention
+from vitlab.layers.kernels import products
 from vitlab.models.convert import to_timm
 from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer

@@ -16,7 +16,7 @@ from vitlab.data.loading.native import Native, Tokens
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.errors import UsageError
 from vitlab.jobs.train.facts import model_facts
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.pretraining import MAE
 from vitlab.tasks import Classifier
 
@@ -83,7 +83,7 @@ def test_batches_are_the_images_as_they_come_one_by_one(photos):
     data.setup("fit")
     images, labels, step = next(iter(data.val_dataloader()))
     split = data.splits["val"]
-    assert isinstance(images, Packed) and len(images) == len(labels) == len(step.indices) > 1
+    assert isinstance(images, PackedBatch) and len(images) == len(labels) == len(step.indices) > 1
     normal, _ = data.on_after_batch_transfer((images, labels, step), 0)
     mean, std = (torch.tensor(values)[:, None, None] for values in data.statistics())
     for i, image in zip(step.indices, normal.images(), strict=True):
@@ -97,7 +97,7 @@ def test_each_image_counts_the_same_in_the_gradient_of_two_processes(monkeypatch
     task, images = Classifier(**TINY, num_classes=3), [torch.randn(3, 8 * n, 8) for n in (1, 2, 3, 1, 1)]
     strategy = SimpleNamespace(reduce=lambda n, reduce_op: torch.tensor(5 / 2))  # the mean of one and four images
     monkeypatch.setattr(Classifier, "trainer", SimpleNamespace(strategy=strategy))
-    batches = [(Packed.of(images[own], 8), torch.arange(5)[own] % 3) for own in (slice(1), slice(1, 5), slice(5))]
+    batches = [(PackedBatch.of(images[own], 8), torch.arange(5)[own] % 3) for own in (slice(1), slice(1, 5), slice(5))]
     *losses, whole = [task.training_step(batch, 0) for batch in batches]
     torch.testing.assert_close(sum(losses) / 2, whole / 2)
     assert task.train_sums["n"] == 10 and torch.isclose(task.train_sums["loss"], 10 * whole / 2)

@@ -5,8 +5,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.layers import attention
-from vitlab.layers.attention import Attention, attend, prefers_sdpa, products, sdpa
+from vitlab.layers import kernels
+from vitlab.layers.attention import Attention
+from vitlab.layers.kernels import attend, prefers_sdpa, products, sdpa
 from vitlab.layers.pos_embed import build_pos_embed
 
 FLOAT, BFLOAT = torch.float32, torch.bfloat16
@@ -29,7 +30,7 @@ FLOAT, BFLOAT = torch.float32, torch.bfloat16
     ],
 )
 def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, queries, gradients, expected, monkeypatch):
-    monkeypatch.setattr(attention, "HAS_TILES", True)
+    monkeypatch.setattr(kernels, "HAS_TILES", True)
     assert prefers_sdpa(device, dtype, queries, *gradients) == expected
 
 
@@ -38,7 +39,7 @@ def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, quer
     [(BFLOAT, 197, False), (torch.float16, 784, False), (BFLOAT, 1024, True), (FLOAT, 197, True)],
 )
 def test_a_cpu_without_matrix_tiles_multiplies_in_half_precision(dtype, tokens, expected, monkeypatch):
-    monkeypatch.setattr(attention, "HAS_TILES", False)
+    monkeypatch.setattr(kernels, "HAS_TILES", False)
     assert prefers_sdpa("cpu", dtype, (8, 6, tokens), gradient=False) == expected
 
 
@@ -50,7 +51,7 @@ def test_both_kernels_give_the_same_values_and_gradients(scale, with_bias, rows,
     bias = torch.randn(3, 7, 7, dtype=torch.float64, requires_grad=True) if with_bias else None
     inputs, results = [x for x in (q, k, v, bias) if x is not None], []
     for choice in (True, False):
-        monkeypatch.setattr(attention, "prefers_sdpa", lambda *_, choice=choice: choice)
+        monkeypatch.setattr(kernels, "prefers_sdpa", lambda *_, choice=choice: choice)
         y = attend(q[:, :, :rows], k, v, None if bias is None else bias[:, :rows], scale)
         results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for one, other in zip(*results, strict=True):
@@ -112,7 +113,7 @@ def test_the_first_row_alone_costs_one_query_and_changes_no_gradient(qkv_bias):
 
 def test_autocast_decides_the_precision_of_queries_in_float32(monkeypatch):
     asked = []
-    monkeypatch.setattr(attention, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
+    monkeypatch.setattr(kernels, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
     q = torch.randn(1, 1, 5, 4)
     with torch.autocast("cpu", torch.bfloat16):  # T2T's first token layer scales its windows in float32
         attend(q, q, q)
@@ -121,7 +122,7 @@ def test_autocast_decides_the_precision_of_queries_in_float32(monkeypatch):
 
 def test_training_and_inference_take_the_kernel_that_the_rule_names(monkeypatch):
     asked = []
-    monkeypatch.setattr(attention, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
+    monkeypatch.setattr(kernels, "prefers_sdpa", lambda *arguments: bool(asked.append(arguments)))
     attn, position = Attention(16, 2), build_pos_embed("relpos", (2, 3), 16, 2, 1, 1)
     for gradient in (True, False):
         with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(gradient):

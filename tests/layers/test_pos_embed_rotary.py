@@ -152,7 +152,7 @@ class Cosines(TorchDispatchMode):
 def test_tables_are_made_once_a_step_not_for_the_queries_and_keys_of_each_block(rope, cosines):
     blocks, tokens = [Attention(32, num_heads=2) for _ in range(3)], torch.randn(2, 15, 32)
     with Cosines() as counted:
-        tokens = rope.train()(tokens)
+        positions = rope.train().for_batch()
         for layer, attention in enumerate(blocks):
-            tokens = attention(tokens, rope, layer)
+            tokens = attention(tokens, positions, layer)
     assert counted.count == cosines

@@ -106,18 +106,18 @@ def test_training_moves_all_coordinates_of_a_batch_together_and_evaluation_none(
     x, still = torch.randn(1, 1, 7, 8), RoPE2d((2, 3), 8, num_prefix_tokens=1, **DINO)
     cells, factors, shifts = still._cells()[:, 1:], [], []
     for _ in range(200):
-        rope(torch.zeros(1, 6, 8))
-        assert torch.equal(rope.rotate(x, 0), rope.rotate(x, 1))  # one draw for all blocks
-        assert torch.equal(rope.rotate(x, 0)[:, :, 0], x[:, :, 0])  # prefix tokens stay
-        angle = torch.atan2(rope.cos_sin(0)[1], rope.cos_sin(0)[0])[1:, [1, 3]] * 10 / (2 * torch.pi)  # frequency 1/10
+        drawn = rope.for_batch()
+        assert torch.equal(drawn.rotate(x, 0), drawn.rotate(x, 1))  # one draw for all blocks
+        assert torch.equal(drawn.rotate(x, 0)[:, :, 0], x[:, :, 0])  # prefix tokens stay
+        assert torch.equal(rope.rotate(x, 0), still.rotate(x, 0))  # the method itself is as before
+        angle = torch.atan2(*drawn.cos_sin(0)[::-1])[1:, [1, 3]] * 10 / (2 * torch.pi)  # frequency 1/10
         slope = (angle[-1] - angle[0]) / (cells[:, -1] - cells[:, 0])
         factors.append(slope)
         shifts.append(angle[0] / slope - cells[:, 0])
     factors, shifts = torch.stack(factors), torch.stack(shifts)
     assert 1 / 3 <= factors.min() < 0.5 and 2.0 < factors.max() <= 3.0
     assert 0.25 < shifts.abs().max() <= 0.3001 and (factors[:, 0] - factors[:, 1]).abs().max() > 0.2
-    rope.eval()(torch.zeros(1, 6, 8))
-    assert torch.equal(rope.rotate(x, 0), still.rotate(x, 0))
+    assert rope.eval().for_batch() is rope
 
 
 @pytest.mark.parametrize(

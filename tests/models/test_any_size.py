@@ -7,12 +7,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedName, resample_pos_embed
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_maps, block_tokens
+from vitlab.packed_batch import PackedBatch
 
 TINY = {"img_size": 16, "patch_size": 4, "in_chans": 1, "num_classes": 3, "embed_dim": 16, "depth": 2, "num_heads": 2}
 TINY |= {"init_std": 0.2}
 WINDOWS = {"t2t_kernels": [3, 3], "t2t_dim": 8}
 LARGE = (24, 20)
 NAMES = [*get_args(PosEmbedName), ["learned", "rope2d"]]
+MOVED = {"class_path": "rope2d", "init_args": {"coordinates": "normalized", "shift": 0.3, "jitter": 1.5}}
 
 
 def net_of(pos_embed, **more):
@@ -38,13 +40,34 @@ def test_another_size_gives_what_a_network_built_for_it_gives(name, policy):
         images = torch.randn(2, 1, *LARGE)
         with torch.no_grad():
             torch.testing.assert_close(net(images), large(images))
-            assert net.positions(images) is net.positions(images) or isinstance(name, list)  # kept for the grid
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_trained_size_needs_nothing(name):
     net = net_of(name)
-    assert net.positions(torch.randn(2, 1, 16, 16)) is net.pos_embed and not net.pos_embed._at
+    assert net.positions(torch.randn(2, 1, 16, 16)) is net.pos_embed
+
+
+def attributes(pos_embed):
+    parts = ("_parameters", "_buffers", "_modules")  # of which each view has dictionaries of its own
+    for module in pos_embed.modules():
+        yield from ((name, id(value)) for name, value in vars(module).items())
+        yield from ((name, id(value)) for part in parts for name, value in vars(module)[part].items())
+
+
+@pytest.mark.parametrize("name", [*NAMES, MOVED])
+def test_no_batch_sets_anything_on_the_positions(name):
+    net = net_of(name, patch_size=4).train()
+    before = list(attributes(net.pos_embed))
+    for mode in (False, True):
+        net.train(mode)
+        with torch.set_grad_enabled(mode):
+            net(torch.randn(2, 1, *LARGE))
+            net(torch.randn(2, 1, 16, 16))
+            net(PackedBatch.of([torch.randn(1, 16, 16), torch.randn(1, 8, 24)], patch=4))
+            if name != "conv":
+                net.forward_features(torch.randn(2, 1, 16, 16), keep=torch.tensor([[0, 3], [5, 1]]))
+    assert list(attributes(net.pos_embed)) == before
 
 
 @pytest.mark.parametrize("name", ["learned", "factorized", "relpos", "rope_mixed", "conv", ["learned", "rope_mixed"]])
@@ -54,7 +77,7 @@ def test_gradients_reach_positions_that_were_trained_at_another_size(name):
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.pos_embed.parameters())
 
 
-def test_what_is_kept_for_a_grid_follows_the_weights():
+def test_positions_at_another_size_follow_the_weights():
     net, images = net_of("learned"), torch.randn(1, 1, *LARGE)
     with torch.no_grad():
         before = net(images)

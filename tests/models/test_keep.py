@@ -52,7 +52,7 @@ def one_by_one(net, image, keep):
         logits = q @ k.mT * attn.qk_scale
         if (bias := pos.bias(i)) is not None:
             logits = logits + bias[:, rows][:, :, rows]
-        if (related := pos.relate(whole(q * attn.qk_scale), i)) is not None:
+        if (related := pos.relate(whole(q * attn.qk_scale), whole(k), i)) is not None:
             logits = logits + related[:, :, rows][..., rows]
         x = x + attn.proj((logits.softmax(-1) @ v).transpose(1, 2).flatten(2))
         x = x + block.mlp(block.norm2(x))

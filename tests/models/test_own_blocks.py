@@ -8,7 +8,7 @@ from vitlab.cli.main import main
 from vitlab.layers import Attention, Mlp
 from vitlab.models import VisionTransformer
 from vitlab.models.load import load_network
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
 
 HERE = __name__
@@ -40,6 +40,22 @@ class Convolution(nn.Module):
         prefix, patches = x.tensor_split([self.num_prefix_tokens], dim=1)
         y = self.conv(patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)).flatten(2).transpose(1, 2)
         return torch.cat([prefix + y.mean(dim=1, keepdim=True), patches + y], dim=1)
+
+
+class StateSpace(nn.Module):
+    """A block without attention: a state of each channel decays along the tokens, in both directions."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.norm, self.proj, self.decay = nn.LayerNorm(dim), nn.Linear(2 * dim, dim), nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x, pos_embed, layer):
+        x = pos_embed.enter(x, layer)
+        y, n = self.norm(x), torch.arange(x.shape[1], device=x.device)
+        powers = self.decay.sigmoid() ** (n[:, None] - n).clamp(min=0)[..., None]  # (L, L, D)
+        powers = powers * (n[:, None] >= n)[..., None]
+        both = torch.cat([torch.einsum("ijd,bjd->bid", each, y) for each in (powers, powers.transpose(0, 1))], dim=-1)
+        return pos_embed.leave(x + self.proj(both), layer)
 
 
 class Linear(nn.Module):
@@ -120,6 +136,16 @@ def test_a_part_receives_what_its_constructor_asks_for():
     assert list(net.state_dict())[-2:] == ["head.weight", "head.bias"]
 
 
+@pytest.mark.parametrize("block", ["Convolution", "StateSpace"])
+def test_a_block_without_attention_trains_takes_any_size_and_is_exported(block):
+    task, images = Classifier(num_classes=3, block=f"{HERE}.{block}", **TINY), torch.randn(2, 1, 8, 8)
+    loss = task.train().training_step((images, torch.tensor([0, 2])), 0)
+    assert all(_gradient(loss, p) is not None for p in task.net.blocks.parameters())
+    net = task.net.eval()
+    assert net(torch.randn(2, 1, 12, 8)).shape == (2, 3)
+    torch.testing.assert_close(torch.export.export(net, (images,)).module()(images), net(images))
+
+
 def test_a_block_of_ones_own_sees_the_grid_of_the_image():
     net = VisionTransformer(**TINY, block=f"{HERE}.Convolution", num_classes=3)
     for size in ((8, 8), (4, 12)):
@@ -134,7 +160,7 @@ def test_images_in_rows_go_through_a_parallel_block():
     net = VisionTransformer(**TINY, block=OWN["block"], pos_embed="relpos", num_classes=3).eval()
     images = [torch.randn(1, 8, 4), torch.randn(1, 4, 8), torch.randn(1, 8, 8)]
     alone = torch.cat([net(image[None]) for image in images])
-    torch.testing.assert_close(net(Packed.of(images, patch=2)), alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(net(PackedBatch.of(images, patch=2)), alone, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(

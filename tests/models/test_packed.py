@@ -10,7 +10,7 @@ from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.build import PosEmbedName
 from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
 from vitlab.models import VisionTransformer
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 
 SIZES = [(16, 24), (8, 12), (24, 16), (4, 8), (16, 24), (12, 8)]
 METHODS = [*get_args(PosEmbedName), ["learned", "rope2d", "relpos"]]
@@ -40,7 +40,7 @@ def outputs_and_gradients(net, forward):
 def check_equal(net):
     images = pictures()
     alone, slow = outputs_and_gradients(net, lambda: torch.cat([net(image[None]) for image in images]))
-    packed, fast = outputs_and_gradients(net, lambda: net(Packed.of(images, 4)))
+    packed, fast = outputs_and_gradients(net, lambda: net(PackedBatch.of(images, 4)))
     assert (packed - alone).abs().max() < 1e-5 * alone.abs().max()
     for name, gradient in slow.items():
         if gradient is None:
@@ -71,13 +71,13 @@ def test_so_has_one_with_the_other_parts_of_a_network(changes):
 def test_half_precision_and_evaluation_without_gradients_agree_too():
     net, images = network().eval().float(), [image.float() for image in pictures()]
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        alone, packed = torch.cat([net(image[None]) for image in images]), net(Packed.of(images, 4))
+        alone, packed = torch.cat([net(image[None]) for image in images]), net(PackedBatch.of(images, 4))
     assert (alone.float() - packed.float()).abs().max() < 0.02 * alone.abs().max()
 
 
 def test_images_come_back_from_their_patches_and_can_be_chosen():
     images = pictures()
-    packed = Packed.of(images, 4)
+    packed = PackedBatch.of(images, 4)
     assert all(torch.equal(a, b) for a, b in zip(packed.images(), images, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(packed[[2, 0]].images(), [images[2], images[0]], strict=True))
 
@@ -114,5 +114,5 @@ def test_a_branch_is_dropped_for_whole_images_not_for_rows():
 def test_a_network_that_cannot_take_them_says_why(changes, said):
     net = VisionTransformer(**{**TINY, **changes})
     with pytest.raises(ValueError, match="images of their own sizes") as refused:
-        net(Packed.of([image.float() for image in pictures()], 4))
+        net(PackedBatch.of([image.float() for image in pictures()], 4))
     assert said in str(refused.value)

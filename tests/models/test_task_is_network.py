@@ -20,7 +20,7 @@ from vitlab.layers.block import Block
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.models import VisionTransformer
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tasks import Classifier
 
 SIZE = {"img_size": 16, "in_chans": 3, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -412,7 +412,7 @@ def test_packed_images_go_through_the_layers_of_a_user():
     task.net.tokenizer.proj.register_forward_hook(lambda module, args, y: 2 * y + 1)
     task.net.blocks[1].attn.qkv = LoRA(task.net.blocks[1].attn.qkv)
     images = torch.randn(*IMAGES)
-    torch.testing.assert_close(task.net(Packed.of(list(images), patch=4)), alone(task)(images), rtol=0, atol=1e-4)
+    torch.testing.assert_close(task.net(PackedBatch.of(list(images), patch=4)), alone(task)(images), rtol=0, atol=1e-4)
 
 
 def test_kernels_of_other_sizes_do_not_go_round_a_layer_of_ones_own():

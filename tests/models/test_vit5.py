@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from vitlab.layers.attention import Attention, products, sdpa
+from vitlab.layers.attention import Attention
+from vitlab.layers.kernels import products, sdpa
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models import SIZES, create_model
 

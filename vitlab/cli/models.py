@@ -2,6 +2,7 @@
 
 import fnmatch
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def _trainers(name: str, configs: dict[str, dict[str, Any]]) -> list[str]:
     return [path for path, arguments in configs.items() if _shape(arguments) == _shape(SIZES[name])]
 
 
-def _shape(arguments: dict[str, Any]) -> list[Any]:
+def _shape(arguments: Mapping[str, Any]) -> list[Any]:
     word, options = name_and_args("tokenizer", arguments.get("tokenizer", "patch"))
     unused = "patch_size" if word == "t2t" else "t2t_attn"
     shape = {**arguments, **options, "tokenizer": word}

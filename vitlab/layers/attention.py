@@ -1,23 +1,22 @@
 """Multi-head self-attention, and how another one takes its place."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_choice
+from vitlab.layers.channels import Ghost, SqueezeExcite
+from vitlab.layers.kernels import attend
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
-from vitlab.layers.precision import product_dtype
 from vitlab.layers.resample import Grid
 
 AttnName = Literal["softmax", "gated"]
 AttnChoice = AttnName | str | ClassSpec
-
-HAS_TILES = torch.cpu._is_amx_tile_supported()  # of this machine's processor; torch has no public name for it
 
 
 class Place(NamedTuple):
@@ -55,7 +54,7 @@ class AttnArgs(TypedDict):
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017 (arXiv:1706.03762).
 
-    ``kernel`` can be set at any time: :func:`products`, :func:`sdpa`, or :func:`attend`, which picks the faster one.
+    ``kernel`` can be set at any time: one of :mod:`vitlab.layers.kernels`; ``attend`` picks the faster one.
 
     A subclass changes what it needs: :meth:`score` gives the logits of rotated queries and keys, :meth:`weigh` makes
     weights of them, :meth:`mix` applies these to the values, and :meth:`project` maps the result to the output. Each
@@ -129,7 +128,7 @@ class Attention(nn.Module):
         """Map rotated queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``, the values by :meth:`weigh`."""
         rate = self.attn_dropout if self.training else 0.0
         if self.is_softmax:  # which kernels know
-            bias = self._bias(q, pos_embed, layer)
+            bias = self.position_bias(q, k, pos_embed, layer)
             return self.kernel(q, k, v, bias, self.qk_scale, **({"dropout": rate} if rate else {}))
         weights = self.weigh(q, k, pos_embed, layer)
         return (F.dropout(weights, rate) if rate else weights) @ v
@@ -141,7 +140,7 @@ class Attention(nn.Module):
     def score(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
         """Return the logits of rotated queries and keys, ``(B, A, L, L)``: scaled products plus the position bias."""
         logits = q @ k.transpose(-2, -1) * self.qk_scale
-        bias = self._bias(q, pos_embed, layer)
+        bias = self.position_bias(q, k, pos_embed, layer)
         return logits if bias is None else logits + bias
 
     def project(self, y: Tensor, x: Tensor) -> Tensor:
@@ -194,9 +193,9 @@ class Attention(nn.Module):
         parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # one gradient, in the layout of x
         return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
 
-    def _bias(self, q: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
+    def position_bias(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""
-        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, layer)
+        bias, related = pos_embed.bias(layer), pos_embed.relate(q * self.qk_scale, k, layer)
         bias = None if bias is None else bias.to(q.dtype)[..., : q.shape[2], :]
         return related if bias is None else bias if related is None else bias + related
 
@@ -219,123 +218,6 @@ def build_attn(attn: AttnChoice, dim: int, num_heads: int, place: Place, **offer
         >>> build_attn(spec, 16, 2, Place(), **offered).q_norm.normalized_shape
         (8,)
     """
-    known: dict[str, Any] = {"dim": dim, "num_heads": num_heads, **place._asdict(), **offered}
+    known = {"dim": dim, "num_heads": num_heads, **place._asdict(), **offered}
     module: nn.Module = build_choice("attn", attn, ATTENTIONS, nn.Module, known)
     return module
-
-
-class Ghost(nn.Module):
-    """A linear layer that computes half of the channels of each part and scales them to get the other half.
-
-    From Han et al. 2020 (arXiv:1911.11907), with a factor per channel instead of a convolution, as in T2T-ViT-Ghost.
-
-    Args:
-        in_dim: Width of the input.
-        parts: Number of parts of the output, such as 3 for queries, keys and values.
-        dim: Width of a part; even.
-        bias: Whether the linear layer has a bias.
-
-    Example:
-        >>> Ghost(8, parts=3, dim=8)(torch.randn(2, 5, 8)).shape
-        torch.Size([2, 5, 24])
-    """
-
-    def __init__(self, in_dim: int, parts: int, dim: int, bias: bool = True) -> None:
-        super().__init__()
-        if dim % 2:
-            raise ValueError(f"`embed_dim` must be even for `ghost`, got {dim}")
-        self.linear = nn.Linear(in_dim, parts * dim // 2, bias=bias)
-        self.cheap = nn.Parameter(torch.empty(parts, dim // 2).uniform_(-1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., in_dim)`` to ``(..., parts dim)``."""
-        y = self.linear(x).unflatten(-1, self.cheap.shape)
-        return torch.cat([y, y * self.cheap], dim=-1).flatten(-2)
-
-
-class SqueezeExcite(nn.Module):
-    """Gate each channel by a small MLP of the mean token, Hu et al. 2018 (arXiv:1709.01507).
-
-    Args:
-        dim: Token width D.
-        reduction: Factor by which the hidden layer is narrower than ``dim``.
-
-    Example:
-        >>> SqueezeExcite(32, reduction=16)(torch.randn(2, 5, 32)).shape
-        torch.Size([2, 5, 32])
-    """
-
-    def __init__(self, dim: int, reduction: int) -> None:
-        super().__init__()
-        if reduction < 1 or dim < reduction:
-            raise ValueError(f"`se_reduction` must be from 1 to `embed_dim`, got {reduction} and {dim}")
-        narrow, wide = nn.Linear(dim, dim // reduction, bias=False), nn.Linear(dim // reduction, dim, bias=False)
-        self.fc = nn.Sequential(narrow, nn.ReLU(), wide, nn.Sigmoid())
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, L, D)`` to ``(B, L, D)``."""
-        return x * self.fc(x.mean(dim=1, keepdim=True))
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, scale: float | None = None, dropout: float = 0.0
-) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` with the faster of two kernels.
-
-    Example:
-        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)  # 2 images, 4 heads, 5 tokens, 8 channels
-        >>> attend(q, k, v).shape
-        torch.Size([2, 4, 5, 8])
-    """
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    gradients = v.requires_grad, bias is not None and bias.requires_grad
-    if torch.compiler.is_exporting() or prefers_sdpa(q.device.type, product_dtype(v), q.shape[:3], *gradients):
-        return sdpa(q, k, v, bias, scale, dropout)
-    return products(q, k, v, bias, scale, dropout)
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` without storing the logits (fused kernel).
-
-    A bias of three dimensions gets a fourth: torch has no fused kernel for a mask of three.
-
-    Example:
-        >>> q, k, v = torch.randn(3, 2, 4, 5, 8)
-        >>> torch.allclose(sdpa(q, k, v, None, 0.5), products(q, k, v, None, 0.5), atol=1e-5)
-        True
-    """
-    bias = bias[None] if bias is not None and bias.dim() == 3 else bias
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=scale)
-
-
-def products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float = 0.0) -> Tensor:
-    """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)`` with two matrix products and a softmax.
-
-    Example:
-        >>> q, k, v = torch.zeros(2, 4, 5, 8), torch.randn(2, 4, 5, 8), torch.randn(2, 4, 5, 8)
-        >>> torch.allclose(products(q, k, v, None, 1.0)[:, :, 0], v.mean(dim=2), atol=1e-5)  # a zero query: the mean
-        True
-    """
-    logits = (q * scale) @ k.transpose(-2, -1)  # there are fewer queries than logits to scale
-    weights = (logits if bias is None else logits + bias).softmax(dim=-1)
-    return (F.dropout(weights, dropout) if dropout else weights) @ v
-
-
-def prefers_sdpa(
-    device: str, dtype: torch.dtype, queries: Sequence[int], gradient: bool, bias_gradient: bool = False
-) -> bool:
-    """Return whether the fused kernel is faster than :func:`products` for ``(B, A, L)`` queries.
-
-    It is, except in two cases on a CPU: in half precision its backward pass is slow, without matrix tiles (AMX) its
-    forward pass, too, and it has to store the logits for the gradient of a bias. ``vitlab bench attention`` measures
-    this. It is also preferred where the logits would take more than 1 GiB.
-
-    Example:
-        >>> prefers_sdpa("cpu", torch.float32, (8, 6, 197), gradient=True)
-        True
-    """
-    B, A, L = queries
-    if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:
-        return True
-    is_slow = dtype.itemsize < 4 and L < 1024 and (gradient or not HAS_TILES)
-    return not bias_gradient and not is_slow

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitlab.class_paths import ClassSpec
+from vitlab.layers.pos_embed import PosEmbedChoice
+
 State = dict[str, Tensor]
 
 _BIAS_TABLE = re.compile(r"(?:blocks\.(\d+)\.attn|rel_pos_bias)\.relative_position_bias_table")
@@ -93,16 +96,16 @@ def _fuse_projections(state: State) -> State:
     return fused
 
 
-def timm_positions(theirs: Any) -> dict[str, Any]:
+def timm_positions(theirs: Any) -> PosEmbedChoice:
     """Return the arguments of our position embedding that is equivalent to that of timm's ``theirs``.
 
     Example:
         >>> from timm.models import VisionTransformer
         >>> timm_positions(VisionTransformer(img_size=32, patch_size=16, embed_dim=8, depth=1, num_heads=1))
-        {'pos_embed': 'learned'}
+        'learned'
     """
     tables = getattr(theirs, "embeds", theirs)
-    parts: list[Any] = [] if tables.pos_embed is None else ["learned"]
+    parts: list[str | ClassSpec] = [] if tables.pos_embed is None else ["learned"]
     parts += [] if getattr(tables, "pos_embed_y", None) is None else ["factorized"]
     attn = theirs.blocks[0].attn
     shared = getattr(theirs, "rel_pos_bias", None) is not None
@@ -112,11 +115,11 @@ def timm_positions(theirs: Any) -> dict[str, Any]:
     if (rope := getattr(theirs, "rope", None)) is not None:
         parts.append(_timm_rotation(theirs, rope))
     if len(parts) > 1:
-        return {"pos_embed": parts}
-    return {"pos_embed": parts[0] if parts else "none"}
+        return parts
+    return parts[0] if parts else "none"
 
 
-def _timm_rotation(theirs: Any, rope: Any) -> Any:
+def _timm_rotation(theirs: Any, rope: Any) -> str | ClassSpec:
     kind, half = type(rope).__name__, getattr(theirs.blocks[0].attn, "rotate_half", False)
     axes = "yx" if getattr(rope, "grid_indexing", "xy") == "ij" else "xy"
     args = {"theta": float(rope.temperature), "axes": axes, "pairs": "half" if half else "interleaved"}

@@ -9,6 +9,7 @@ from typing import Any, Literal, Unpack, get_args
 import torch
 from torch import nn
 
+from vitlab.class_paths import ClassSpec
 from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
     *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
 )
-_NORMED = {"class_path": "softmax", "init_args": {"qk_norm": True}}
+_NORMED: ClassSpec = {"class_path": "softmax", "init_args": {"qk_norm": True}}
 
 
 class NoCounterpart(ValueError):
@@ -103,7 +104,7 @@ def create_model(
             same_network(theirs, file, upgrade({**base, **arguments}))
         else:
             file = read_weights(weights)
-    net = VisionTransformer(**{**base, "num_classes": outputs_of(file.state_dict), **arguments})
+    net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
     if theirs is not None:
@@ -112,7 +113,7 @@ def create_model(
     return net
 
 
-def _base(name: str | None) -> dict[str, Any]:
+def _base(name: str | None) -> ModelArgs:
     """Return the arguments of a published or shipped network."""
     if name is None or name in SIZES:
         return SIZES.get(name or "", {})
@@ -163,7 +164,7 @@ def timm_model(name: str, pretrained: bool) -> nn.Module:
         ) from error
 
 
-def timm_arguments(theirs: Any) -> dict[str, Any]:
+def timm_arguments(theirs: Any) -> ModelArgs:
     """Return the arguments of our network that is equivalent to timm's ``theirs``, or raise what is missing here.
 
     Example:
@@ -201,7 +202,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
         "mlp_layer": "mlp" if type(block.mlp).__name__ == "Mlp" else "swiglu",
         "norm_layer": norm,
         "norm_eps": block.norm1.eps,
-        **timm_positions(theirs),
+        "pos_embed": timm_positions(theirs),
         "class_token": tokens.cls_token is not None,
         "reg_tokens": 0 if registers is None else registers.shape[1],
         "global_pool": theirs.global_pool,
@@ -211,7 +212,7 @@ def timm_arguments(theirs: Any) -> dict[str, Any]:
     }
 
 
-def _known_layers(theirs: Any) -> tuple[str | None, str | None]:
+def _known_layers(theirs: Any) -> tuple[str, str]:
     """Return our names of timm's normalization and activation; refuse layers that do not exist here."""
     block, embed = theirs.blocks[0], getattr(theirs, "patch_embed", None) or theirs.embeds
     if type(block).__name__ not in ("Block", "EvaBlock"):

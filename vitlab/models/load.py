@@ -4,7 +4,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from vitlab.layers.pos_embed import resample_pos_embed
 from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.layers.pos_embed.sincos import SinCos1d, SinCosPosEmbed
 from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.models.arguments import ModelArgs
 from vitlab.models.convert import convert_layout, resize_patch_kernels, same_table, unknown_grid
 from vitlab.models.old_names import OLD, upgrade
 from vitlab.models.vit import VisionTransformer
@@ -46,7 +47,7 @@ def load_network(path: str | Path) -> VisionTransformer:
         raise ValueError(
             f"{path} does not say how its network was built; give its arguments: create_model(..., weights=...)"
         )
-    net = VisionTransformer(**{**arguments, "num_classes": outputs_of(file.state_dict)})
+    net = VisionTransformer(**arguments | {"num_classes": outputs_of(file.state_dict)})
     _fill(net, file.state_dict, path)
     return net.eval()
 
@@ -111,7 +112,7 @@ def outputs_of(state: State) -> int:
     return rows[-1] if rows else 0
 
 
-def network_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def network_args(arguments: Mapping[str, Any]) -> ModelArgs:
     """Return the arguments of a task that belong to its network.
 
     Example:
@@ -119,7 +120,7 @@ def network_args(arguments: Mapping[str, Any]) -> dict[str, Any]:
         {'depth': 3}
     """
     names = {*inspect.signature(VisionTransformer).parameters, *OLD}
-    return upgrade({name: value for name, value in arguments.items() if name in names})
+    return cast(ModelArgs, upgrade({name: value for name, value in arguments.items() if name in names}))
 
 
 def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> ResizePolicy | None:
@@ -130,7 +131,7 @@ def _usual_policy(state: State, model: VisionTransformer, old_grid: Grid) -> Res
 
 
 def _given_grid(
-    arguments: dict[str, Any], model: VisionTransformer, grid: Sequence[int] | None
+    arguments: ModelArgs, model: VisionTransformer, grid: Sequence[int] | None
 ) -> tuple[Grid | None, list[str]]:
     """Return the grid of a file's positions, from ``grid`` or the file's arguments, and a warning if methods differ."""
     if grid is not None:

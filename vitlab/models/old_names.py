@@ -9,10 +9,13 @@ from inspect import signature
 from typing import Any, NamedTuple, TypedDict
 
 from vitlab.class_paths import name_and_args
+from vitlab.layers.attention import AttnChoice
+from vitlab.layers.block import BlockChoice
 from vitlab.layers.mlp import ActChoice
 from vitlab.layers.norm import NormChoice
-from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedJoin
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbedChoice, PosEmbedJoin
 from vitlab.layers.resample import ResizePolicy
+from vitlab.tokenizers.build import TokenizerChoice
 from vitlab.tokenizers.splits import PaddingName
 from vitlab.tokenizers.token_layers import T2TAttn
 
@@ -39,7 +42,7 @@ WINDOWS = {"t2t_kernels": [7, 3, 3], "t2t_strides": None, "t2t_dilations": None,
 _LAYERS = {"t2t_attn": "performer", "t2t_num_heads": 1, "t2t_mlp_ratio": 1.0, "t2t_qkv_bias": None}
 _LAYERS |= {"t2t_qk_scale": None, "t2t_value_skip": True, "t2t_act_layer": "gelu", "t2t_norm_layer": "layernorm"}
 _LAYERS |= {"t2t_dropout": None, "t2t_features": None}
-_ATTN: dict[str, Any] = {"qk_scale": None, "qk_norm": False, "value_skip": False, "se_reduction": 0, "ghost": False}
+_ATTN: dict[str, object] = {"qk_scale": None, "qk_norm": False, "value_skip": False, "se_reduction": 0, "ghost": False}
 _ATTN |= {"attn_gate": False, "attn_dropout": 0.0}
 OLD = {
     **{name: Old("tokenizer", name, default) for name, default in {"flexi_patch": None, **WINDOWS, **_LAYERS}.items()},
@@ -179,10 +182,10 @@ def _with_policy(entries: Sequence[Any], given: Mapping[str, Any]) -> list[Any]:
 
 
 def moved(  # its names and types are those of the old flags; OldArgs shows them to type checkers
-    tokenizer: Any,
-    pos_embed: Any,
-    block: Any,
-    attn: Any,
+    tokenizer: TokenizerChoice,
+    pos_embed: PosEmbedChoice,
+    block: BlockChoice,
+    attn: AttnChoice,
     *,
     flexi_patch: Sequence[int] | None = None,
     qk_scale: float | None = None,
@@ -213,7 +216,7 @@ def moved(  # its names and types are those of the old flags; OldArgs shows them
     t2t_norm_layer: NormChoice | None = None,
     t2t_dropout: float | None = None,
     t2t_features: int | None = None,
-) -> tuple[Any, Any, Any, Any]:
+) -> tuple[TokenizerChoice, PosEmbedChoice, BlockChoice, AttnChoice]:
     """Return tokenizer, position embedding, block and attention with the options that were given by old names.
 
     Example:

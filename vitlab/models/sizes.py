@@ -1,18 +1,23 @@
 """The published networks as arguments of VisionTransformer; arguments that an entry omits have their default."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # a list of sizes needs no torch
+    from vitlab.class_paths import ClassSpec
+    from vitlab.models.arguments import ModelArgs
+    from vitlab.tokenizers.token_layers import T2TAttn
 
 
-def _spec(word: str, **init_args: Any) -> dict[str, Any]:
+def _spec(word: str, **init_args: Any) -> "ClassSpec":
     return {"class_path": word, "init_args": init_args}
 
 
-def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
+def _vit(patch_size: int, embed_dim: int, depth: int, num_heads: int) -> "ModelArgs":
     return {"patch_size": patch_size, "embed_dim": embed_dim, "depth": depth, "num_heads": num_heads}
 
 
-def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
-    rope: dict[str, Any] = {
+def _vit5(embed_dim: int, depth: int, num_heads: int) -> "ModelArgs":
+    rope = {
         "theta": 1e4,
         "coordinates": "index",
         "pairs": "interleaved",
@@ -30,7 +35,7 @@ def _vit5(embed_dim: int, depth: int, num_heads: int) -> dict[str, Any]:
     }
 
 
-def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> dict[str, Any]:
+def _t2t(t2t_attn: "T2TAttn", embed_dim: int, depth: int, num_heads: int, mlp_ratio: float) -> "ModelArgs":
     return {
         "tokenizer": _spec("t2t", t2t_attn=t2t_attn),
         "embed_dim": embed_dim,
@@ -43,7 +48,7 @@ def _t2t(t2t_attn: str, embed_dim: int, depth: int, num_heads: int, mlp_ratio: f
     }
 
 
-SIZES: dict[str, dict[str, Any]] = {
+SIZES: dict[str, "ModelArgs"] = {
     # Ti, S: Touvron et al. 2021 (arXiv:2012.12877); B, L, H: Dosovitskiy et al. 2021 (arXiv:2010.11929); tables 1
     "vit_ti16": _vit(16, 192, 12, 3),
     "vit_s16": _vit(16, 384, 12, 6),

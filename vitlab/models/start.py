@@ -39,7 +39,7 @@ def isolated_rng(root: int, part: str) -> Iterator[None]:
         yield
 
 
-class Sizes(NamedTuple):
+class Backbone(NamedTuple):
     """What all blocks of a network have in common.
 
     Args:
@@ -50,7 +50,7 @@ class Sizes(NamedTuple):
         num_prefix_tokens: Number of prefix tokens.
 
     Example:
-        >>> Sizes(384, 6, 12).depth
+        >>> Backbone(384, 6, 12).depth
         12
     """
 
@@ -61,7 +61,7 @@ class Sizes(NamedTuple):
     num_prefix_tokens: int = 0
 
 
-class Start(NamedTuple):
+class WeightInit(NamedTuple):
     """How the weights of a network are drawn.
 
     Args:
@@ -69,7 +69,7 @@ class Start(NamedTuple):
         std: Standard deviation of linear and convolution weights.
 
     Example:
-        >>> start = Start(0, 0.02)
+        >>> start = WeightInit(0, 0.02)
         >>> with start.part("head"):
         ...     layer = nn.Linear(8, 8).apply(start.init)
     """
@@ -110,10 +110,10 @@ def init_weights(module: nn.Module, std: float) -> None:
 
 def build_blocks(
     block: BlockChoice,
-    sizes: Sizes,
+    sizes: Backbone,
     pos_embed: PosEmbed,
     drop_path_rate: float,
-    start: Start,
+    start: WeightInit,
     **shared: Unpack[BlockArgs],
 ) -> tuple[nn.ModuleList, int]:
     """Build the blocks, and return them with the width of the tokens that leave the last.
@@ -131,7 +131,7 @@ def build_blocks(
 
     Example:
         >>> dense = {"class_path": "dense", "init_args": {"dense_blocks": [2, 1], "dense_growth": 8}}
-        >>> sizes, start = Sizes(16, 2, 3), Start(0, 0.02)
+        >>> sizes, start = Backbone(16, 2, 3), WeightInit(0, 0.02)
         >>> build_blocks(dense, sizes, PosEmbed(), 0.0, start)[1]  # 16, 24, 32 halved, 24
         24
     """

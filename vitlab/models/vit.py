@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import ClassVar, Literal, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,14 +13,16 @@ from vitlab.layers.mlp import ActChoice, MlpChoice
 from vitlab.layers.norm import NormArgs, NormChoice, build_norm
 from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
-from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
+from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models import start
-from vitlab.models.features import Tokens, block_numbers, check_packed, class_token_is_enough, drops_rows
+from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
+from vitlab.models.first_token import class_token_is_enough, first_token
 from vitlab.models.old_names import OLD, OldArgs, moved
+from vitlab.models.packed_batch import drops_rows, forward_packed, packed_positions
 from vitlab.named_kwargs import Named
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
 from vitlab.tokenizers.splits import pair
 
@@ -119,7 +121,7 @@ class VisionTransformer(Named, nn.Module):
         self.num_prefix_tokens, self.global_pool = int(class_token) + reg_tokens, global_pool
         self.grad_checkpoint = grad_checkpoint
         self.skips_unread_tokens = False  # whether forward omits from the last block what the head does not read
-        begin = start.Start(int(torch.randint(2**62, (), device="cpu")), init_std)
+        begin = start.WeightInit(int(torch.randint(2**62, (), device="cpu")), init_std)
         norms: NormArgs = {"norm_layer": norm_layer, "norm_eps": norm_eps}
         with begin.part("tokenizer"):
             built = build_tokenizer(
@@ -146,7 +148,7 @@ class VisionTransformer(Named, nn.Module):
             "dropout": dropout,
             "drop_path_subset": drop_path_subset,
         }
-        size = start.Sizes(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
+        size = start.Backbone(embed_dim, num_heads, depth, self.grid_size, self.num_prefix_tokens)
         self.blocks, self.num_features = start.build_blocks(
             block, size, self.pos_embed, drop_path_rate, begin, **shared
         )
@@ -165,53 +167,42 @@ class VisionTransformer(Named, nn.Module):
             self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(begin.init)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, images: Tensor | Packed) -> Tensor:
+    def forward(self, images: Tensor | PackedBatch) -> Tensor:
         """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
-        if isinstance(images, Packed):
-            return self._forward_packed(images)
-        return self.forward_head(self._tokens(images, self.skips_unread_tokens and self.reads_class_token_only()))
+        if isinstance(images, PackedBatch):
+            return forward_packed(self, images)
+        if self.skips_unread_tokens and self.reads_class_token_only():
+            return self.forward_head(first_token(self, images))
+        return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to ``(B, P + N, D)`` normalized tokens, prefix tokens first.
 
         ``keep``, ``(B, K)`` indices of patch tokens, drops all others after the tokenizer: ``(B, P + K, D)``.
         """
-        return self._tokens(images, keep=keep)
+        pos_embed = self.positions(images, keep).for_batch()
+        x = self.embed(images, pos_embed)
+        for i in range(len(self.blocks)):
+            x = self.run_block(i, x, pos_embed)
+        return self.norm(x)
 
     def forward_head(self, x: Tensor) -> Tensor:
         """Map ``(B, P + N, D)`` tokens to ``(B, K)`` outputs."""
         return self.head(self.fc_norm(self.pool(x)))
 
-    def _tokens(self, images: Tensor, first_only: bool = False, keep: Tensor | None = None) -> Tensor:
-        """Return normalized tokens; with ``first_only`` the last block computes only the first, ``(B, 1, D)``."""
-        pos_embed = self.positions(images, keep)
-        x, last = self.embed(images, pos_embed), len(self.blocks) - 1
-        for i in range(last + 1):
-            x = self.run_block(i, x, first_only and i == last, pos_embed)
-        return self.norm(x)
-
-    def embed(self, images: Tensor | Packed, pos_embed: PosEmbed | None = None) -> Tensor:
+    def embed(self, images: Tensor | PackedBatch, pos_embed: PosEmbed | None = None) -> Tensor:
         """Map ``(B, C, H, W)`` images to the ``(B, P + N, D)`` tokens that enter the first block."""
-        pos_embed = pos_embed or self.positions(images)
+        pos_embed = pos_embed or self.positions(images).for_batch()
         x = pos_embed(pos_embed.tokens(self.tokenizer(images)))  # (B, N, D)
         prefix = [token for token in (self.cls_token, self.reg_token) if token is not None]
         return self.norm_pre(self.dropout(pos_embed.prepend(prefix, x)))  # (B, P + N, D)
 
-    def run_block(self, i: int, x: Tensor, first_only: bool = False, pos_embed: PosEmbed | None = None) -> Tensor:
-        """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it."""
-        pos_embed = pos_embed or self.pos_embed
+    def run_block(self, i: int, x: Tensor, pos_embed: PosEmbed | None = None, first_only: bool = False) -> Tensor:
+        """Map the ``(B, L, D)`` tokens that enter block ``i`` to those that leave it, or to the first of them."""
+        args = (x, pos_embed or self.pos_embed, i, *([True] if first_only else []))  # own blocks have no `first_only`
         if self.grad_checkpoint and torch.is_grad_enabled():
-            return checkpoint(self.blocks[i], x, pos_embed, i, *([True] if first_only else []))
-        return self.blocks[i](x, pos_embed, i, *([True] if first_only else []))
-
-    def _forward_packed(self, images: Packed) -> Tensor:
-        """Map B packed images of any sizes to ``(B, K)`` outputs, the same as for each image alone."""
-        pos_embed = self.positions(images)
-        assert isinstance(pos_embed, PackedPosEmbed)
-        x = self.embed(images, pos_embed)  # (R, L, D)
-        for i in range(len(self.blocks)):
-            x = self.run_block(i, x, pos_embed=pos_embed)
-        return self.head(self.fc_norm(pos_embed.of_images(self.norm(x), self.pool)))
+            return checkpoint(self.blocks[i], *args)
+        return self.blocks[i](*args)
 
     @property
     def pos_embed_resize(self) -> ResizePolicy | None:
@@ -222,7 +213,7 @@ class VisionTransformer(Named, nn.Module):
     def pos_embed_resize(self, policy: ResizePolicy | None) -> None:
         self.pos_embed.resize = policy
 
-    def positions(self, images: Tensor | Packed, keep: Tensor | None = None) -> PosEmbed:
+    def positions(self, images: Tensor | PackedBatch, keep: Tensor | None = None) -> PosEmbed:
         """Return the position embedding for the grid of ``(B, C, H, W)`` images, or for packed images of any sizes.
 
         With ``keep``, ``(B, K)`` indices of patch tokens, it is that of these tokens at their original positions.
@@ -238,9 +229,8 @@ class VisionTransformer(Named, nn.Module):
             >>> net.positions(torch.randn(1, 3, 48, 40)).grid_size, net(torch.randn(1, 3, 48, 40)).shape
             ((6, 5), torch.Size([1, 10]))
         """
-        if isinstance(images, Packed):
-            check_packed(self, images.patches.shape[1], tuple(images.patches.shape[2:]))
-            return PackedPosEmbed(self.pos_embed, images.grids, self.num_prefix_tokens, device=images.device)
+        if isinstance(images, PackedBatch):
+            return packed_positions(self, images)
         size = tuple(images.shape[2:])
         if images.ndim != 4 or images.shape[1] != self.in_chans:
             raise ValueError(f"images must be (B, {self.in_chans}, height, width), got {tuple(images.shape)}")
@@ -252,7 +242,11 @@ class VisionTransformer(Named, nn.Module):
                 raise ValueError(
                     "`drop_path_subset` drops images from the batch, but `keep` has other tokens for each: leave it out"
                 )
-            return self.positions(images).kept(keep)
+            return placed(self._at(size).kept(keep))
+        return placed(self._at(size))
+
+    def _at(self, size: tuple[int, ...]) -> PosEmbed:
+        """Return the position embedding at the grid of images of this height and width."""
         if size == self.img_size and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
             return self.pos_embed
         if not hasattr(self.tokenizer, "grid_of"):
@@ -289,47 +283,10 @@ class VisionTransformer(Named, nn.Module):
         return self.global_pool == "token" and class_token_is_enough(self)
 
     def forward_intermediates(
-        self,
-        images: Tensor,
-        indices: int | Sequence[int] | None = None,
-        return_prefix_tokens: bool = False,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: Literal["NCHW", "NLC"] = "NCHW",
-        intermediates_only: bool = False,
+        self, images: Tensor, indices: int | Sequence[int] | None = None, **options: Unpack[IntermediateArgs]
     ) -> list[Tokens] | tuple[Tensor, list[Tokens]]:
-        """Map ``(B, C, H, W)`` images to the normalized ``(B, P + N, D)`` tokens and the outputs of chosen blocks.
-
-        Args:
-            images: The images.
-            indices: Indices of blocks, negative ones from the end, or how many of the last blocks; None is all.
-            return_prefix_tokens: Whether each output is ``(patches, prefix tokens)``, the latter ``(B, P, D)``.
-            norm: Whether to apply the final normalization to each output.
-            stop_early: Whether to stop after the last chosen block; the first result is then its output.
-            output_fmt: Patches as ``(B, D, h, w)`` maps ("NCHW") or ``(B, N, D)`` tokens ("NLC").
-            intermediates_only: Whether to return only the list of outputs.
-
-        Example:
-            >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
-            >>> tokens, maps = net.forward_intermediates(torch.randn(2, 3, 32, 32), indices=[0, 3])
-            >>> tokens.shape, maps[0].shape
-            (torch.Size([2, 65, 48]), torch.Size([2, 48, 8, 8]))
-        """
-        if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"`output_fmt` must be NCHW or NLC, got {output_fmt!r}")
-        chosen = block_numbers(len(self.blocks), indices)
-        outputs: list[Tokens] = []
-        pos_embed = self.positions(images)
-        x = self.embed(images, pos_embed)
-        for i in range(max(chosen) + 1 if stop_early else len(self.blocks)):
-            x = self.run_block(i, x, pos_embed=pos_embed)
-            if i in chosen:
-                y = self.norm(x) if norm else x
-                prefix, patches = y[:, : self.num_prefix_tokens], y[:, self.num_prefix_tokens :]
-                if output_fmt == "NCHW":
-                    patches = patches.transpose(1, 2).unflatten(2, pos_embed.grid_size)  # (B, D, h, w)
-                outputs.append((patches, prefix) if return_prefix_tokens else patches)
-        return outputs if intermediates_only else (self.norm(x), outputs)
+        """Return normalized tokens and the outputs of chosen blocks: :func:`vitlab.models.features.block_outputs`."""
+        return block_outputs(self, images, indices, **options)
 
     def get_intermediate_layers(
         self,
@@ -339,24 +296,13 @@ class VisionTransformer(Named, nn.Module):
         return_prefix_tokens: bool = False,
         norm: bool = False,
     ) -> list[Tokens]:
-        """Return the patch tokens after the last ``n`` blocks, or those with indices ``n``, ``(B, N, D)`` each.
+        """Return the outputs of the last ``n`` blocks, or of those with indices ``n``, as DINO's code calls it.
 
-        Args:
-            images: The images.
-            n: How many of the last blocks, or indices of blocks.
-            reshape: Whether to return ``(B, D, h, w)`` maps.
-            return_prefix_tokens: Whether to return pairs ``(patches, prefix tokens)``.
-            norm: Whether to apply the final normalization to each; DINO's code does, timm's does not.
-
-        Example:
-            >>> net = VisionTransformer(img_size=32, patch_size=4, embed_dim=48, depth=4, num_heads=3)
-            >>> [tokens.shape for tokens in net.get_intermediate_layers(torch.randn(2, 3, 32, 32), n=2)]
-            [torch.Size([2, 64, 48]), torch.Size([2, 64, 48])]
+        They are ``(B, N, D)`` patch tokens, or with ``reshape`` maps; DINO's code sets ``norm``, timm's does not.
         """
-        output_fmt: Literal["NCHW", "NLC"] = "NCHW" if reshape else "NLC"
-        outputs = self.forward_intermediates(
-            images, n, return_prefix_tokens, norm, output_fmt=output_fmt, intermediates_only=True
-        )
+        options: IntermediateArgs = {"return_prefix_tokens": return_prefix_tokens, "norm": norm}
+        options |= {"output_fmt": "NCHW" if reshape else "NLC", "intermediates_only": True}
+        outputs = block_outputs(self, images, n, **options)
         assert isinstance(outputs, list)
         return outputs
 

@@ -7,11 +7,12 @@ import pickle
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from vitlab.models.arguments import ModelArgs
 from vitlab.runs.format import NewerFormat
 from vitlab.runs.manifest import torn_archive
 from vitlab.runs.shards import TornShards, read_checkpoint
@@ -42,7 +43,7 @@ class WeightsFile:
     """
 
     state_dict: dict[str, Tensor]
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: ModelArgs = field(default_factory=ModelArgs)
     sentences: list[str] = field(default_factory=list)
     path: str | Path = "the file"
 
@@ -81,7 +82,7 @@ def read_weights(path: str | Path | WeightsFile) -> WeightsFile:
     return WeightsFile(state_dict, arguments or _arguments_beside(path), sentences, path)
 
 
-def _arguments_beside(path: Path) -> dict[str, Any]:
+def _arguments_beside(path: Path) -> ModelArgs:
     file = Path(f"{path}.json")
     if not file.is_file():
         return {}
@@ -91,16 +92,16 @@ def _arguments_beside(path: Path) -> dict[str, Any]:
         raise ValueError(f"{file} must hold a JSON object: {error}") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"{file}: `network` must hold arguments of the network, got {arguments!r}")
-    return arguments
+    return cast(ModelArgs, arguments)
 
 
-def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_safetensors(path: Path) -> tuple[dict[str, Any], ModelArgs]:
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             facts = file.metadata() or {}
-            arguments = json.loads(facts.get("hyper_parameters", "{}"))
+            arguments: ModelArgs = json.loads(facts.get("hyper_parameters", "{}"))
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is truncated or not a safetensors file: {error}") from error
@@ -139,14 +140,14 @@ def check_readable(path: Path) -> None:
         _load(path, map_location="meta", mmap=True)
 
 
-def _read_torch(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_torch(path: Path) -> tuple[dict[str, Any], ModelArgs]:
     if torn := torn_archive(path):
         raise ValueError(f"{path} is truncated or not a file that torch wrote: {torn}")
     content = _load(path, map_location="cpu")
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no state dict but {type(content).__name__}")
     arguments = content.get("hyper_parameters")
-    return content, arguments if isinstance(arguments, dict) else {}
+    return content, cast(ModelArgs, arguments if isinstance(arguments, dict) else {})
 
 
 def _load(path: Path, **options: Any) -> Any:

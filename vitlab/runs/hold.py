@@ -86,7 +86,7 @@ def held(
         claim.release()
 
 
-def _take(run: RunDir) -> lock.Claim:
+def _take(run: RunDir) -> lock.HeldLock:
     path = run.path / LOCK
     since = time.monotonic()
     announced = False

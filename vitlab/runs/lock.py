@@ -28,7 +28,7 @@ TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
 
 
-class Claim:
+class HeldLock:
     """The exclusive right to work on a cell or run.
 
     Args:
@@ -128,8 +128,8 @@ def take(
     path: Path,
     guard: Callable[[], None] = lambda: None,
     on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
-) -> Claim | None:
-    """Return a claim on ``path``; None if a live worker has it. See :class:`Claim` for the other arguments."""
+) -> HeldLock | None:
+    """Return a claim on ``path``; None if a live worker has it. See :class:`HeldLock` for the other arguments."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
@@ -141,7 +141,7 @@ def take(
         with suppress(OSError):  # a file system without locks: only the time of the last touch counts
             fcntl.flock(fd, fcntl.LOCK_EX)
         try:
-            claim = Claim(path, fd, guard, on_loss)
+            claim = HeldLock(path, fd, guard, on_loss)
         except OSError:  # a full disk
             path.unlink(missing_ok=True)
             os.close(fd)

@@ -18,7 +18,7 @@ from vitlab.models.old_names import OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.named_kwargs import Named
 from vitlab.optim.schedule import ScheduleName
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tasks.meter import Meter, add_metrics
 from vitlab.tasks.optimizer import Optimized, SchedulerSpec, check_recipe, freeze_parts, step_plateaus
 from vitlab.tasks.sizes import SizedByData
@@ -154,7 +154,7 @@ class Task(Named, FastHookName, SizedByData, Optimized, L.LightningModule):
             sums["skipped"] = ~finite * n
         for name, value in sums.items():  # on the device: nothing waits for the GPU until they are read
             self.train_sums[name] = self.train_sums.get(name, 0) + value
-        if isinstance(batch[0], Packed):  # processes have different numbers of images: weigh each image the same
+        if isinstance(batch[0], PackedBatch):  # processes have different numbers of images: weigh each image the same
             loss = loss * n / self.trainer.strategy.reduce(loss.new_tensor(n), reduce_op="mean")
         return loss
 

@@ -2,7 +2,7 @@
 
 import typing
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 import torch
 from torch import nn
@@ -18,6 +18,17 @@ from vitlab.tokenizers.t2t import T2TArgs, T2TTokenizer
 TokenizerName = Literal["patch", "t2t", "conv"]
 TokenizerChoice = TokenizerName | str | ClassSpec
 Tokenizer = PatchEmbed | T2TTokenizer | ConvStem
+
+
+class ImageSizes(TypedDict):
+    """The sizes that every tokenizer is built for.
+
+    >>> sizes: ImageSizes = {"img_size": (32, 32), "in_chans": 3, "embed_dim": 8}
+    """
+
+    img_size: tuple[int, int]
+    in_chans: int
+    embed_dim: int
 
 
 def build_tokenizer(
@@ -44,7 +55,7 @@ def build_tokenizer(
     """
     pair("patch_size", patch_size)  # refuse a wrong value even if the tokenizer does not use it
     word, args = name_and_args("tokenizer", tokenizer)
-    sizes: dict[str, Any] = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
+    sizes: ImageSizes = {"img_size": img_size, "in_chans": in_chans, "embed_dim": embed_dim}
     if word in get_args(TokenizerName):
         check_options(word, args)
     match word:
@@ -54,7 +65,7 @@ def build_tokenizer(
             return T2TTokenizer(**sizes, norm_eps=norm_eps, **args)
         case "conv":
             return ConvStem(**sizes, **args)
-    return _build_class(tokenizer, {**sizes, "patch_size": patch_size, "norm_eps": norm_eps})
+    return _build_class(tokenizer, sizes, {"patch_size": patch_size, "norm_eps": norm_eps})
 
 
 def check_options(word: str, args: Mapping[str, Any]) -> None:
@@ -71,21 +82,21 @@ def check_options(word: str, args: Mapping[str, Any]) -> None:
     check_types({"flexi_patch": Sequence[int] | None, **typing.get_type_hints(T2TArgs)}, args, "tokenizer")
 
 
-def _build_class(tokenizer: Any, offered: dict[str, Any]) -> nn.Module:
+def _build_class(tokenizer: TokenizerChoice, sizes: ImageSizes, more: Mapping[str, Any]) -> nn.Module:
     """Build the tokenizer of a class path, and check the shape of its tokens."""
     path, args = name_and_args("tokenizer", tokenizer)
     cls = find_class("tokenizer", path, nn.Module, get_args(TokenizerName))
-    module: Any = build("tokenizer", cls, args, offered)
+    module: Any = build("tokenizer", cls, args, {**sizes, **more})
     for name in ("grid_size", "patch_size"):
         if not hasattr(module, name):
             raise ValueError(f"`tokenizer`: {path} must have a `{name}`, height and width")
-    (h, w), images = module.grid_size, torch.zeros(1, offered["in_chans"], *offered["img_size"])
+    (h, w), images = module.grid_size, torch.zeros(1, sizes["in_chans"], *sizes["img_size"])
     try:
         with torch.no_grad():
             shape = tuple(module.eval()(images).shape)
     except Exception as error:  # foreign code can raise anything
         text = " ".join(str(error).split())
         raise ValueError(f"`tokenizer`: {path} does not take images {tuple(images.shape)}: {text}") from error
-    if shape != (expected := (1, h * w, offered["embed_dim"])):
+    if shape != (expected := (1, h * w, sizes["embed_dim"])):
         raise ValueError(f"`tokenizer`: {path} must map an image to {expected} for its grid of {h} x {w}, got {shape}")
     return module.train()

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.layers.attention import attend
+from vitlab.layers.kernels import attend
 from vitlab.layers.plain import is_plain
 from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from vitlab.layers.plain import is_plain
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.splits import pair
 
 
@@ -54,12 +54,12 @@ class PatchEmbed(nn.Module):
         self.grid_size = self.grid_of(img_size)
         self.proj = nn.Conv2d(in_chans, embed_dim, kernel_size=patch, stride=patch)
 
-    def forward(self, images: Tensor | Packed) -> Tensor:
+    def forward(self, images: Tensor | PackedBatch) -> Tensor:
         """Map ``(B, C, H, W)`` to ``(B, N, D)``, or T packed patches to ``(1, T, D)``.
 
         This equals the convolution ``proj``, but one matrix product of all patches is faster.
         """
-        if isinstance(images, Packed):
+        if isinstance(images, PackedBatch):
             patches = images.patches[None]
         else:
             patches = cut_patches(images, self.grid_of(images.shape[2:]))  # (B, N, C, p, p)

@@ -103,7 +103,7 @@ class Pool:
                 with self._mutex:
                     self._tell(cell, outcome, time.monotonic() - began)
 
-    def _take(self) -> tuple[Cell, lock.Claim] | None:
+    def _take(self) -> tuple[Cell, lock.HeldLock] | None:
         """Claim a cell that is not running, done or failed.
 
         It is the first, for one worker. After each cell that another worker has, a random number of cells is passed
@@ -127,7 +127,7 @@ class Pool:
             i += 1 + jump
         return next(((cell, claim) for cell in passed if (claim := self._claim(cell))), None)
 
-    def _claim(self, cell: Cell) -> lock.Claim | None:
+    def _claim(self, cell: Cell) -> lock.HeldLock | None:
         """Return the claim of a cell, or None if it is over or another worker has it, which is noted."""
         self._seen_held.pop(cell.name, None)
         if not self._is_over(cell):

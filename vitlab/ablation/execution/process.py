@@ -14,7 +14,7 @@ from vitlab.ablation.execution.gpus import visible_devices
 from vitlab.ablation.execution.warm import Child, Server
 from vitlab.config.environment import NAME
 from vitlab.errors import printable
-from vitlab.runs.lock import Claim
+from vitlab.runs.lock import HeldLock
 from vitlab.runs.processes import start_time
 
 TIMEOUT, STOPPED = -1000, -1001  # instead of an exit code
@@ -50,7 +50,7 @@ def run_to_end(
     env: Mapping[str, str],
     log: Path,
     timeout: float | None = None,
-    claim: Claim | None = None,
+    claim: HeldLock | None = None,
     stop: Callable[[], bool] = lambda: False,
     fork: bool = False,
     lock: int | None = None,

@@ -209,7 +209,7 @@ def _probe(ablation: Ablation, arm: Arm, code: str, workers: int, stop: Callable
 
 
 def _run_probe(
-    ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot, claim: lock.Claim, stop: Callable[[], bool]
+    ablation: Ablation, arm: Arm, place: Path, workers: int, own: Slot, claim: lock.HeldLock, stop: Callable[[], bool]
 ) -> dict[str, Any]:
     settings = {**overrides(ablation, arm, 0), **{key: value for key, (value, _) in PROBE.items()}}
     settings["trainer.logger"] = False

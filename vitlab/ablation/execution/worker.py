@@ -21,7 +21,7 @@ from vitlab.ablation.execution.identity import json_digest
 from vitlab.ablation.execution.process import STOPPED, TIMEOUT
 from vitlab.ablation.execution.resolve import command, discard_probe, fit_args, overrides, start_args
 from vitlab.runs.directory import RunDir, write_text
-from vitlab.runs.lock import Claim
+from vitlab.runs.lock import HeldLock
 
 KINDS = (  # kinds of failure and their patterns in the last lines of a log
     ("diverged", r"FloatingPointError|loss is (nan|inf)|diverged"),
@@ -80,7 +80,7 @@ def write_overrides(cell: Cell) -> None:
     write_text(cell.sibling(".yaml"), text)
 
 
-def process_cell(cell: Cell, claim: Claim, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
+def process_cell(cell: Cell, claim: HeldLock, workers: int, slot: Slot, stop: Callable[[], bool]) -> CellOutcome:
     """Run the remaining stages of a cell; a stage that an outside cause interrupts is repeated."""
     started = time.time()
     env = process.child_environment(workers, slot.device, **_wandb(cell))

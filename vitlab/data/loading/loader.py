@@ -8,7 +8,7 @@ from torch import Tensor
 from vitlab.data.files.splits import Indices
 from vitlab.data.loading.order import EvalOrder, Step, TrainOrder
 
-Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `Packed`, classes (B,), samples
+Batch = tuple[Any, Tensor, Step]  # uint8 images (B, C, H, W) or `PackedBatch`, classes (B,), samples
 
 
 class Loader:

@@ -39,7 +39,7 @@ from vitlab.data.loading.transforms import (
     to_tensor,
     try_on,
 )
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 
 _CHUNK = 2**18  # values that fit in a core's cache
 _KEPT = 3  # batches: one in use, one to come, one of another size
@@ -193,7 +193,7 @@ class Pipeline:
 
         Packed images keep their sizes.
         """
-        if isinstance(images, Packed):
+        if isinstance(images, PackedBatch):
             return images.on(self._scaled(images.patches, statistics, tuple(images.patches.shape[2:])))
         if step is None or step.mix_seed is None:
             return self._scaled(images, statistics, self.img_size)
@@ -220,9 +220,9 @@ class Pipeline:
         """Return the numbers of patches of files that keep their aspect ratio; None if all have one size."""
         return self.native.tokens(images.known["size"]) if self.native and isinstance(images, FileImages) else None
 
-    def joined(self, images: Sequence[Tensor]) -> Tensor | Packed:
+    def joined(self, images: Sequence[Tensor]) -> Tensor | PackedBatch:
         """Join several results of :meth:`eval_file` into a batch."""
-        return Packed.of(images, self.native.patch) if self.native else torch.stack(list(images))
+        return PackedBatch.of(images, self.native.patch) if self.native else torch.stack(list(images))
 
     def eval_image(self, image: Image.Image, statistics: Statistics) -> Tensor:
         """Map one gray or RGB image to a normalized ``(C, H, W)``, as in evaluation."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from vitlab.data.loading.loader import Batch, Loader
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 
 _AHEAD = 2  # batches
 
 
-_T = TypeVar("_T", Tensor, Packed)
+_T = TypeVar("_T", Tensor, PackedBatch)
 
 
 def send(x: _T, device: torch.device) -> _T:

@@ -19,11 +19,13 @@ from vitlab.data.loading.loader import Batch, Loader
 from vitlab.data.loading.native import NativeCropFlip
 from vitlab.data.loading.order import EvalOrder, TrainOrder
 from vitlab.data.loading.transforms import RandomCropFlip, Transform, to_tensor
-from vitlab.packed_batch import Packed
+from vitlab.packed_batch import PackedBatch
 
 OnUnreadable = Callable[[ImageError], None]  # counts an unreadable sample, or raises
 _Key = tuple[int, int, int]  # index and seed of a sample, and the sample that it is mixed with
-_Read = tuple[Tensor | Packed, Tensor, Indices, Indices, list[ImageError]]  # images, classes, rows, samples, errors
+_Read = tuple[
+    Tensor | PackedBatch, Tensor, Indices, Indices, list[ImageError]
+]  # images, classes, rows, samples, errors
 
 
 class _Sample(NamedTuple):
@@ -148,7 +150,9 @@ def _leave_signals_to_the_trainer(worker: int) -> None:
 
 def _stack(samples: list[_Sample], patch: int | None = None) -> _Read:
     read = [(row, sample) for row, sample in enumerate(samples) if sample.image is not None]
-    collate = default_collate if patch is None else partial(Packed.of, patch=patch)  # the former uses shared memory
+    collate = (
+        default_collate if patch is None else partial(PackedBatch.of, patch=patch)
+    )  # the former uses shared memory
     images = collate([sample.image for sample in samples if sample.image is not None]) if read else torch.empty(0)
     labels = torch.tensor([sample.label for _, sample in read])
     rows, indices = (np.array(x, dtype=np.int64) for x in ([row for row, _ in read], [s.number for _, s in read]))

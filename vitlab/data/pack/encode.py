@@ -16,7 +16,7 @@ from vitlab.data.pack.shards import ROW
 _GRAY = (b"1", b"L", b"I", b"I;16", b"F")  # gray modes of Pillow
 
 
-class Source(NamedTuple):
+class PhotosToPack(NamedTuple):
     """Images to pack: store, names, their rows of the index, and how to decode and resize them."""
 
     store: Store
@@ -44,7 +44,7 @@ class Encoded(Dataset[Photo]):
         start: Number of the first image.
     """
 
-    def __init__(self, what: Source, start: int) -> None:
+    def __init__(self, what: PhotosToPack, start: int) -> None:
         self.what, self.start = what, start
 
     def __len__(self) -> int:

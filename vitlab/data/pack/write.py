@@ -23,7 +23,7 @@ from vitlab.data.files import archive
 from vitlab.data.files.decode import ColorProfile
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.image_folder import ImageFolder, kind_of
-from vitlab.data.pack.encode import Encoded, Photo, Source
+from vitlab.data.pack.encode import Encoded, Photo, PhotosToPack
 from vitlab.data.pack.shards import INDEX, PARTS, ROUNDED, ROW, VERSION, shard_name
 from vitlab.data.photos import refuse_unreadable
 from vitlab.runs import guard
@@ -139,7 +139,7 @@ def _finish(work: Path, place: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _listed(data: ImageFolder, size: int | None) -> Source:
+def _listed(data: ImageFolder, size: int | None) -> PhotosToPack:
     files: list[str] = []
     rows = []
     for number, name in enumerate(PARTS):
@@ -152,11 +152,11 @@ def _listed(data: ImageFolder, size: int | None) -> Source:
                     row["facts"]["bytes"], row["facts"]["modified"] = images.store.stamp(file)
             files += images.files
             rows.append(some)
-    return Source(images.store, files, np.concatenate(rows), data.decoding, size)
+    return PhotosToPack(images.store, files, np.concatenate(rows), data.decoding, size)
 
 
 def _write(
-    folder: Path, what: Source, num_workers: int, shard_bytes: int, max_unreadable: int
+    folder: Path, what: PhotosToPack, num_workers: int, shard_bytes: int, max_unreadable: int
 ) -> tuple[int, dict[str, str]]:
     """Write the shards and fill in the rows; return the number of images written earlier, and unreadable files."""
     start, shard, unreadable = _continued(folder, what)
@@ -208,7 +208,7 @@ def _end_with(parent: int, worker: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
+def _continued(folder: Path, what: PhotosToPack) -> tuple[int, int, dict[str, str]]:
     """Fill in the rows of complete shards of unchanged files; return their images, number and unreadable files."""
     start, shard, unreadable = 0, 0, dict[str, str]()
     with contextlib.suppress(FileNotFoundError, KeyError, ValueError, zipfile.BadZipFile):
@@ -225,7 +225,7 @@ def _continued(folder: Path, what: Source) -> tuple[int, int, dict[str, str]]:
     return start, shard, unreadable
 
 
-def _expected(what: Source, start: int) -> int:
+def _expected(what: PhotosToPack, start: int) -> int:
     """Estimate the bytes of the images from number ``start`` on."""
     n = len(what.files) - start
     if what.size is None:

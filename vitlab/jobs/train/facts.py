@@ -14,7 +14,7 @@ from vitlab.data.base import ImageData
 from vitlab.errors import UsageError
 from vitlab.interface import answering, as_outputs, image_fact, is_loadable, network, path_of, recipe, trained
 from vitlab.models.cost import count_macs, count_parameters, count_tokens
-from vitlab.models.features import check_packed
+from vitlab.models.packed_batch import check_packed
 from vitlab.models.vit import VisionTransformer
 
 

@@ -1,10 +1,11 @@
 """The base class of position embeddings: six hooks, all neutral, and what a method declares about itself."""
 
-import copy
+import functools
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +21,13 @@ class PosEmbed(Resizable, metaclass=Described):
 
     A position embedding can act in six places, each neutral here: it can add to the patch tokens once
     (:meth:`forward`) or before every block (:meth:`enter`), rotate queries and keys (:meth:`rotate`), bias the
-    attention logits (:meth:`bias`, or :meth:`relate` by the queries), or mix the tokens after a block (:meth:`leave`).
-    Tokens are P prefix tokens, then N patches. Prefix tokens have no position: it would be a constant, which their own
-    vectors can learn.
+    attention logits (:meth:`bias`, or :meth:`relate` by queries and keys), or mix the tokens after a block
+    (:meth:`leave`). Tokens are P prefix tokens, then N patches. Prefix tokens have no position: it would be a constant,
+    which their own vectors can learn.
+
+    Each hook is a function of its arguments, the parameters and ``grid_size``. A batch sets nothing: images of another
+    size, a subset of the tokens and numbers drawn for a batch make another object (:meth:`at`, :meth:`kept`,
+    :meth:`for_batch`) that shares the parameters.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -44,6 +49,14 @@ class PosEmbed(Resizable, metaclass=Described):
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters that hold a slice for each block, and its axis
     owner: Tensor | None = None  # (R, L), the image of each token, in packed rows
     order: Tensor | None = None  # (N,) inside permute_positions; (B, K) after kept
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Accept a ``relate`` of queries and layer, as it was before the keys were given too."""
+        super().__init_subclass__(**kwargs)
+        by_queries = vars(cls).get("relate")
+        if by_queries is not None and len(inspect.signature(by_queries).parameters) == 3:
+            by_both: Any = functools.wraps(by_queries)(lambda self, q, k, layer: by_queries(self, q, layer))
+            cls.relate = by_both  # type: ignore[method-assign]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, D)`` patch tokens to ``(B, N, D)``, before prefix tokens are prepended."""
@@ -69,8 +82,11 @@ class PosEmbed(Resizable, metaclass=Described):
         """
         return None
 
-    def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return a bias that depends on the scaled ``(B, A, L, d)`` queries, ``(B, A, L, L)``, or None."""
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
+        """Return a bias by scaled ``(B, A, L, d)`` queries and by keys, both rotated, ``(B, A, L, L)``, or None.
+
+        ``q`` may hold the first queries only.
+        """
         return None
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
@@ -115,9 +131,11 @@ class PosEmbed(Resizable, metaclass=Described):
             raise ValueError(
                 f"{type(self).__name__} mixes neighboring tokens: it needs all tokens of an image, not a subset"
             )
-        other = copy.copy(self)
-        other.order = keep if self.order is None else self.order[keep]
-        return other
+        return self.view(order=keep if self.order is None else self.order[keep])
+
+    def for_batch(self) -> Self:
+        """Return the object whose hooks one batch goes through: this one, or one with what is drawn for the batch."""
+        return self
 
     def tokens(self, x: Tensor) -> Tensor:
         """Return the kept ones of ``(B, N, D)`` patch tokens, ``(B, K, D)``; all, unless :meth:`kept` chose some."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from vitlab.class_paths import ClassSpec, build, choice_text, find_class, name_and_args
 from vitlab.layers.pos_embed.added import AddedPosEmbed, Factorized, Learned
@@ -56,6 +56,19 @@ POS_EMBEDS: dict[PosEmbedName, type[PosEmbed]] = {
 }
 
 
+class NetworkSizes(TypedDict):
+    """What a position embedding can ask of its network, besides the grid.
+
+    >>> sizes: NetworkSizes = dict(embed_dim=8, num_heads=2, head_dim=4, depth=1, num_prefix_tokens=1)
+    """
+
+    embed_dim: int
+    num_heads: int
+    head_dim: int
+    depth: int
+    num_prefix_tokens: int
+
+
 def build_pos_embed(
     name: PosEmbedChoice,
     grid_size: Grid,
@@ -90,7 +103,7 @@ def build_pos_embed(
         >>> build_pos_embed("relpos", (2, 3), embed_dim=8, num_heads=2, depth=1, num_prefix_tokens=1).bias(0).shape
         torch.Size([2, 7, 7])
     """
-    offered = {
+    offered: NetworkSizes = {
         "embed_dim": embed_dim,
         "num_heads": num_heads,
         "head_dim": embed_dim // num_heads,
@@ -112,7 +125,7 @@ def build_pos_embed(
 def _build_one(
     name: Any,
     grid_size: Grid,
-    offered: dict[str, Any],
+    offered: NetworkSizes,
     trainable: bool | None = None,
     join: PosEmbedJoin | None = None,
     theta: float | None = None,
@@ -127,9 +140,9 @@ def _build_one(
     if resize is not None and resize not in cls.policies:
         choices = f"one of {', '.join(cls.policies)} or null" if cls.policies else "null: there is nothing to resize"
         raise ValueError(f"`pos_embed.resize` must be {choices} for pos_embed={method!r}, got {resize!r}")
-    offered = offered | {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
-    offered |= {} if theta is None else {"theta": theta}
-    module: PosEmbed = build("pos_embed", cls, args, offered, grid_size)
+    options = {"join": join or next(iter(cls.joins), None), "trainable": bool(trainable)}
+    options |= {} if theta is None else {"theta": theta}
+    module: PosEmbed = build("pos_embed", cls, args, {**offered, **options}, grid_size)
     if scale != 1:
         if not isinstance(module, AddedPosEmbed) or not isinstance(scale, int | float) or not 0 < scale < 1e6:
             rule = "belongs to a method that adds a vector to each token, and must be above 0"

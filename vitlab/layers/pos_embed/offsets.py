@@ -94,7 +94,7 @@ class RelPos1d(PosEmbed):
         join: Keys for every block (every_layer), or one set for all (every_layer_shared).
 
     Example:
-        >>> RelPos1d((2, 3), head_dim=8).relate(torch.randn(1, 2, 6, 8), layer=0).shape
+        >>> RelPos1d((2, 3), head_dim=8).relate(*torch.randn(2, 1, 2, 6, 8), layer=0).shape
         torch.Size([1, 2, 6, 6])
     """
 
@@ -125,7 +125,7 @@ class RelPos1d(PosEmbed):
         index = positions[:, None] - positions + len(positions) - 1
         self.register_buffer("index", index, persistent=False)
 
-    def relate(self, q: Tensor, layer: int) -> Tensor | None:
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
         """Return ``(B, A, L, L)`` products of scaled queries and offset keys; None if ``q`` has only prefix tokens."""
         P = self.num_prefix_tokens
         if q.shape[2] <= P:

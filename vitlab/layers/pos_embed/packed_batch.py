@@ -1,12 +1,13 @@
 """Positions of images of different sizes whose tokens are packed into the rows of one batch."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from vitlab.layers.pos_embed.base import PosEmbed
+from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.resample import Grid, ResizePolicy
 
 
@@ -50,11 +51,15 @@ class PackedPosEmbed(PosEmbed):
             tokens = first_tokens[images, None] + torch.arange(num_prefix_tokens + n)
             patches = first_patches[images, None] + torch.arange(n)
             owner[tokens] = images[:, None]
-            self.groups.append(_Group(pos_embed.at(grid, policy), tokens.to(device), patches.to(device)))
+            self.groups.append(_Group(placed(pos_embed.at(grid, policy)), tokens.to(device), patches.to(device)))
         self.ranks = torch.tensor([i for members in by_grid.values() for i in members]).argsort().to(device)
         self.owner = owner.view(self.shape).to(device)
         same_image = self.owner[:, None, :, None] == self.owner[:, None, None]
         self.mask = torch.zeros(same_image.shape, device=device).masked_fill_(~same_image, -torch.inf)  # (R, 1, L, L)
+
+    def for_batch(self) -> Self:
+        """Return this method with what it draws for the images of each grid."""
+        return self.view(groups=[group._replace(part=group.part.for_batch()) for group in self.groups])
 
     def forward(self, x: Tensor) -> Tensor:
         """Map the ``(1, T, D)`` patch tokens of all images to ``(1, T, D)``, now ordered by grid."""
@@ -89,10 +94,13 @@ class PackedPosEmbed(PosEmbed):
         biases = self._within([group.part.bias(layer) for group in self.groups])
         return self.mask if biases is None else self.mask + biases
 
-    def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return the method's bias that depends on scaled ``(R, A, L, d)`` queries, ``(R, A, L, L)``, or None."""
-        parts = [(group.part, _pick(q.transpose(1, 2), group.tokens).transpose(1, 2)) for group in self.groups]
-        return self._within([part.relate(y, layer) for part, y in parts])
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
+        """Return the method's bias by scaled ``(R, A, L, d)`` queries and keys, ``(R, A, L, L)``, or None."""
+
+        def of(group: _Group, x: Tensor) -> Tensor:
+            return _pick(x.transpose(1, 2), group.tokens).transpose(1, 2)
+
+        return self._within([group.part.relate(of(group, q), of(group, k), layer) for group in self.groups])
 
     def of_images(self, x: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
         """Apply ``read`` to the ``(n, P + N, D)`` tokens of the images of each grid, and return ``(B, ...)``."""

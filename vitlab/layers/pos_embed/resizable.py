@@ -1,7 +1,7 @@
 """Position embeddings as modules of a grid: how their tensors are resized, loaded, cast and recomputed."""
 
 from collections.abc import Callable
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,6 @@ class Resizable(nn.Module):
         super().__init__()
         self.grid_size = grid_size
         self.register_buffer("trained_grid", None)
-        self._at: dict[tuple[Grid, ResizePolicy | None], tuple[Any, Resizable]] = {}  # cache of :meth:`at`
 
     def resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy | None, antialias: bool = True
@@ -53,10 +52,9 @@ class Resizable(nn.Module):
         return self._resized_state(state, old_grid, policy, antialias)
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
-        """Return this module for another grid, sharing its parameters; the module itself at its own grid.
+        """Return this method as a function of another grid; the module itself at its own grid.
 
-        Tensors of the new grid are cached until the parameters change, and recomputed where gradients are needed. In a
-        graph nothing is cached: the tensors are computed from the grid, so that one graph serves every size.
+        It shares the parameters, and gradients flow to them. Nothing is kept: one graph serves every size.
 
         Args:
             grid_size: Patch tokens per column and per row, (h, w).
@@ -64,30 +62,9 @@ class Resizable(nn.Module):
         """
         if grid_size == self.grid_size:
             return self
-        policy = policy or self.resize
-        if torch.compiler.is_compiling():
-            return self._resized_copy(grid_size, policy)
-        tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        trains = torch.is_grad_enabled() and any(p.requires_grad for p in tensors.values())
-        versions = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors.values()]
-        if trains or (cached := self._at.get((grid_size, policy))) is None or cached[0] != versions:
-            cached = (versions, self._resized_copy(grid_size, policy))
-            if not trains:
-                self._at[grid_size, policy] = cached
-        return cast(Self, cached[1])
-
-    def copied(self) -> Self:
-        """Return a shallow copy, made in a way that can also be compiled, unlike ``copy.copy``."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        return other
-
-    def _resized_copy(self, grid_size: Grid, policy: ResizePolicy | None) -> Self:
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")
-        other = self.copied()
-        other.__dict__.update({name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")})
-        other._at, other.grid_size = {}, grid_size
+        other = self.view(grid_size=grid_size)
         unsaved = {
             f"{place}.{name}" if place else name
             for place, module in self.named_modules()
@@ -96,18 +73,26 @@ class Resizable(nn.Module):
         tensors = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         state = {name: value for name, value in tensors.items() if name not in unsaved}  # state_dict() ends a graph
         default = next(iter(self.policies_for(state)), None)
-        for name, value in other.resized_state(state, self.grid_size, policy or default).items():
-            if value is not state.get(name):
+        resized = other.resized_state(state, self.grid_size, policy or self.resize or default)
+        for name in {**state, **resized}:
+            if (value := resized.get(name)) is not state.get(name):
                 other._parameters.pop(name, None)
                 other._buffers.pop(name, None)
-                other.__dict__[name] = value.to(next(iter(state.values()), value).device)
+                value = None if value is None else value.to(next(iter(state.values()), value).device)
+                other.__dict__[name] = value
         other.fill_tables()
         return other
 
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode and clear the cache of :meth:`at`: weights may be swapped when the mode changes."""
-        self._at.clear()
-        return super().train(mode)
+    def view(self, **changes: Any) -> Self:
+        """Return this module with other attributes, sharing parameters and tables; it is not changed itself.
+
+        Made in a way that can also be compiled, unlike ``copy.copy``.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.__dict__.update({name: dict(self.__dict__[name]) for name in ("_parameters", "_buffers", "_modules")})
+        other.__dict__.update(changes)
+        return other
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that ``state`` allows: coordinates that were rescaled once can only be rescaled again."""
@@ -125,11 +110,9 @@ class Resizable(nn.Module):
         if "rescale" in self.policies and prefix + "trained_grid" in state_dict:
             self.trained_grid = state_dict[prefix + "trained_grid"].clone()
             self.fill_tables()
-        self._at.clear()
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-        self._at.clear()
         was_meta = any(buffer.is_meta for buffer in self.buffers())
         super()._apply(_keeping_float32(fn) if self.keeps_float32 else fn, recurse)
         if was_meta and not any(buffer.is_meta for buffer in self.buffers()):

@@ -2,7 +2,7 @@
 
 import math
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -125,7 +125,6 @@ class RoPE2d(RotaryPosEmbed):
             None if register_theta is None else check_rotation("register_theta", head_dim, register_theta)
         )
         self.policies = ("rescale",) if coordinates == "normalized" else self.policies
-        self.moved: tuple[Tensor, Tensor] | None = None  # cosines and sines of one batch in training
         self.fill_tables()
 
     def fill_tables(self) -> None:
@@ -134,21 +133,23 @@ class RoPE2d(RotaryPosEmbed):
         for name, table in zip(("cos", "sin"), self._tables(self._cells()), strict=True):
             self.register_buffer(name, table.to(like), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the ``(B, N, D)`` patch tokens unchanged; in training, draw the coordinates of the batch."""
-        self.moved = None
-        if self.training and self.moves:
-            factors = self.cos.new_empty(2, 1).uniform_(-1, 1) * math.log(self.jitter)
-            factors = factors + self.cos.new_empty(1, 1).uniform_(-1, 1) * math.log(self.rescale)
-            shift = self.cos.new_empty(2, 1).uniform_(-1, 1) * self.shift
-            cells = self._cells().to(self.cos)
-            cells[:, self.num_prefix_tokens :] += shift
-            self.moved = self._tables(cells * factors.exp())
-        return x
+    def for_batch(self) -> Self:
+        """Return this method, in training with coordinates that are drawn for one batch."""
+        if not (self.training and self.moves):
+            return self
+        factors = self.cos.new_empty(2, 1).uniform_(-1, 1) * math.log(self.jitter)
+        factors = factors + self.cos.new_empty(1, 1).uniform_(-1, 1) * math.log(self.rescale)
+        shift = self.cos.new_empty(2, 1).uniform_(-1, 1) * self.shift
+        cells = self._cells().to(self.cos)
+        cells[:, self.num_prefix_tokens :] += shift
+        cos, sin = self._tables(cells * factors.exp())
+        drawn = self.view()
+        drawn._buffers.update(cos=cos, sin=sin)
+        return drawn
 
     def cos_sin(self, layer: int) -> tuple[Tensor, Tensor]:
         """Return ``(L, d / 2)`` cosines and sines, the same in every block."""
-        return (self.cos, self.sin) if self.moved is None else self.moved
+        return self.cos, self.sin
 
     def _tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angles(cells, self.theta)

@@ -1,7 +1,6 @@
 """Several position embeddings in one network."""
 
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Self
 
@@ -66,9 +65,9 @@ class Together(PosEmbed):
         """Return the sum of all biases on the logits of block ``layer``, ``(A, L, L)``, or None."""
         return _sum([part.bias(layer) for part in self.parts.values()])
 
-    def relate(self, q: Tensor, layer: int) -> Tensor | None:
-        """Return the sum of all biases that depend on the queries, ``(B, A, L, L)``, or None."""
-        return _sum([part.relate(q, layer) for part in self.parts.values()])
+    def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
+        """Return the sum of all biases that depend on queries and keys, ``(B, A, L, L)``, or None."""
+        return _sum([part.relate(q, k, layer) for part in self.parts.values()])
 
     def leave(self, x: Tensor, layer: int) -> Tensor:
         """Map the ``(B, L, D)`` tokens that leave block ``layer`` to ``(B, L, D)``."""
@@ -100,18 +99,24 @@ class Together(PosEmbed):
         """Return this module for another grid: each part by ``policy``, or by its default where it lacks that."""
         if grid_size == self.grid_size:
             return self
-        policy, other = policy or self.resize, self.copied()
+        policy = policy or self.resize
         policies = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
-        other.__dict__["_modules"] = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
-        other.grid_size = grid_size
-        return other
+        parts = {name: part.at(grid_size, policies[name]) for name, part in self.parts.items()}
+        return self.view(grid_size=grid_size, _modules=parts)
 
     def kept(self, keep: Tensor) -> Self:
         """Return this module for a subset of the patch tokens; every part must support it."""
-        other = copy.copy(self)
-        other.order = keep if self.order is None else self.order[keep]
-        other._modules = {name: part.kept(keep) for name, part in self.parts.items()}
-        return other
+        order = keep if self.order is None else self.order[keep]
+        return self.view(order=order, _modules={name: part.kept(keep) for name, part in self.parts.items()})
+
+    def for_batch(self) -> Self:
+        """Return this module with what each part draws for a batch; the module itself if none draws."""
+        return self.with_parts({name: part.for_batch() for name, part in self.parts.items()})
+
+    def with_parts(self, parts: Mapping[str, PosEmbed]) -> Self:
+        """Return this module with these parts in place of its own; the module itself if they are its own."""
+        same = all(part is own for part, own in zip(parts.values(), self.parts.values(), strict=True))
+        return self if same else self.view(_modules=dict(parts))
 
     def policies_for(self, state: dict[str, Tensor]) -> tuple[ResizePolicy, ...]:
         """Return the policies that any part allows; parts that lack the chosen one use their default."""

@@ -1,0 +1,35 @@
+"""Linear attention, whose cost grows with the number of tokens and not its square; Katharopoulos et al. 2020.
+
+arXiv:2006.16236. vitlab fit --config vit --model.attn=linear.Linear --trust_imports linear
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitlab.layers import Attention, PosEmbed
+
+
+class Linear(Attention):
+    """Attention with weights f(q) f(k) / sum f(q) f(k), f = elu + 1, of which only f(k) v is summed over the tokens.
+
+    A position embedding must not act on the logits: there are none.
+    """
+
+    def weigh(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Return the weights, ``(B, A, L, L)``, for analyses; :meth:`mix` never computes them."""
+        q, k = self.features(q, k, pos_embed, layer)
+        products = q @ k.mT
+        return products / products.sum(dim=-1, keepdim=True)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor:
+        """Map queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``."""
+        if "weigh" in vars(self):  # somebody watches the weights
+            return super().mix(q, k, v, pos_embed, layer)
+        q, k = self.features(q, k, pos_embed, layer)
+        return q @ (k.mT @ v) / (q @ k.sum(dim=2, keepdim=True).mT)
+
+    def features(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> tuple[Tensor, Tensor]:
+        """Return positive features of queries and keys, ``(B, A, L, d)`` each."""
+        if self.position_bias(q, k, pos_embed, layer) is not None:
+            raise ValueError(f"linear attention has no logits, on which {type(pos_embed).__name__} acts: take another")
+        return F.elu(q) + 1, F.elu(k) + 1
