@@ -161,7 +161,9 @@ def test_more_rotations_train_at_any_size_and_are_exported(parts):
     assert attention_maps(net, images, 0).shape == (2, heads, 10, 10)
 
 
-THEIRS = {  # made once by the code of the authors, in float64, from random weights without biases, of two heads
+# Made once by the code of the authors, in float64, from random weights without biases, of two heads. That of iRPE ran as
+# published; the other two classes were typed from it, without the branches that are not used here.
+THEIRS = {
     "differential": "microsoft/unilm 3aca927, MultiheadDiffAttn, angles of zero, no mask; its softmax is in float32",
     "cope": "facebookresearch/RAM 5420e20, ContextPosSelfAttn with cope_nodiv, as the paper has it, no mask",
     "relative_values": "microsoft/Cream 4a13c40, iRPE: product, contextual, on keys and values, ratio 2, a class token",

@@ -16,7 +16,10 @@ from vitlab.models.sizes import SIZES
 from vitlab.models.vit import VisionTransformer
 
 CIFAR = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 9, "num_heads": 3, "mlp_ratio": 2.0}
-NETWORKS: dict[str, dict[str, Any]] = {**SIZES, "cifar_vit": {**CIFAR, "num_classes": 10}}
+NETWORKS: dict[str, dict[str, Any]] = {
+    **{name: dict(size) for name, size in SIZES.items()},
+    "cifar_vit": {**CIFAR, "num_classes": 10},
+}
 
 
 class Plain(nn.Module):

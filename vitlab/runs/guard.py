@@ -117,9 +117,8 @@ class Guard:
     def join(self, rank: int, world: int) -> None:
         """Begin the phase in which the processes of the run come together; it ends by itself once they have."""
         self.who = f"process {rank} of {world} "
-        place = f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '?')}"
         self.others = others_of(rank, world)
-        self.enter("join", f"{self.others} to join at {place}")
+        self.enter("join", f"{self.others} to join at {_meeting_place()}")
 
     def _end_joining(self) -> None:
         from torch import distributed
@@ -250,6 +249,16 @@ def enter(name: Name | None, what: str = "") -> None:
     """Begin a phase of the command that runs now, if it is watched; see :meth:`Guard.enter`."""
     if _current:
         _current[-1].enter(name, what)
+
+
+def _meeting_place() -> str:
+    """Return where the processes of a run meet: what a launcher says, or the first node of a SLURM job."""
+    address, port = (os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+    if not address and (nodes := os.environ.get("SLURM_NODELIST")):
+        from lightning.fabric.plugins.environments import SLURMEnvironment
+
+        address, port = SLURMEnvironment.resolve_root_node_address(nodes), str(SLURMEnvironment().main_port)
+    return f"{address or '127.0.0.1'}{port and ':'}{port}"
 
 
 @contextmanager
