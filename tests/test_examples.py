@@ -161,7 +161,7 @@ def test_more_rotations_train_at_any_size_and_are_exported(parts):
     assert attention_maps(net, images, 0).shape == (2, heads, 10, 10)
 
 
-# Made once by the code of the authors, in float64, from random weights without biases, of two heads. That of iRPE ran as
+# Made once by the code of the authors, in float64, from random weights without biases, of two heads. iRPE's ran as
 # published; the other two classes were typed from it, without the branches that are not used here.
 THEIRS = {
     "differential": "microsoft/unilm 3aca927, MultiheadDiffAttn, angles of zero, no mask; its softmax is in float32",
