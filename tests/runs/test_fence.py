@@ -2,6 +2,9 @@
 
 import fcntl
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -200,3 +203,26 @@ def test_a_full_disk_is_told_with_the_path_of_the_file(run, fenced):
     ):
         raise OSError(28, "No space left on device")
     assert error.value.filename == str(run.path / "results.json")
+
+
+@pytest.mark.parametrize(
+    ("job", "attempt", "taken"), [("7", "1", True), ("7", "0", False), ("8", "1", False), ("", "1", False)]
+)
+def test_the_next_attempt_of_a_slurm_job_takes_the_lock_of_one_that_hangs(tmp_path, monkeypatch, job, attempt, taken):
+    hold = "import sys, time; from vitlab.runs import lock; c = lock.take(__import__('pathlib').Path(sys.argv[1]));"
+    hold += "print(c is not None, flush=True); time.sleep(600)"
+    environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}
+    words = [sys.executable, "-c", hold, str(tmp_path / ".lock")]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "True\n"
+            holder.send_signal(signal.SIGSTOP)  # it lives, and has the lock
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+            monkeypatch.setenv("SLURM_RESTART_COUNT", attempt)
+            claim = lock.take(tmp_path / ".lock")
+            assert (claim is not None) == taken
+            if claim:
+                assert claim.is_owned() and not lock.is_alive(tmp_path / "none")
+                claim.release()
+        finally:
+            holder.kill()

@@ -49,7 +49,7 @@ class HeldLock:
         self.guard, self.on_loss = guard, on_loss
         self.lost = False
         self._end = threading.Event()
-        self._facts: dict[str, Any] = {**_place(), "pid": os.getpid(), "started": round(time.time())}
+        self._facts: dict[str, Any] = {**_place(), **_attempt(), "pid": os.getpid(), "started": round(time.time())}
         self.note()
         self._beat = threading.Thread(target=self._stay_alive, daemon=True)
         self._beat.start()
@@ -210,6 +210,22 @@ def _place() -> dict[str, Any]:
         return {"host": socket.gethostname()}
 
 
+def _attempt() -> dict[str, Any]:
+    """Return the SLURM job that this process belongs to, and which of its attempts it is; empty outside of one."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return {"job": job, "attempt": int(os.environ.get("SLURM_RESTART_COUNT") or 0)} if job else {}
+
+
+def _is_earlier_attempt(facts: dict[str, Any]) -> bool:
+    """Return whether a claim is of an earlier attempt of this very SLURM job.
+
+    Slurm starts a job again when it has given a node up. Processes there may still live, stopped or without a
+    network, and keep their lock; the fence ends them once they wake.
+    """
+    own = _attempt()
+    return bool(own) and facts.get("job") == own["job"] and facts.get("attempt", own["attempt"]) < own["attempt"]
+
+
 def is_here(facts: dict[str, Any]) -> bool:
     """Return whether the owner of a claim is on this machine, so that its number says whether it lives."""
     return all(facts.get(name, value) == value for name, value in _place().items()) and bool(facts.get("host"))
@@ -221,6 +237,8 @@ def _is_dead(path: Path, fd: int, watched: bool = True) -> bool:
     An old date alone does not suffice if ``watched``: the clock may have jumped since the owner's last touch.
     """
     facts = read(path) or {}
+    if _is_earlier_attempt(facts):
+        return True
     here = is_here(facts)
     age, silence = facts.get("age", 0), silence_of(path)
     if not facts.get("host"):  # a power failure leaves an empty one
