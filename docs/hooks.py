@@ -1,5 +1,6 @@
 """What mkdocs does on the way: links out of docs/ become names of files, commands show their --help, drawings open."""
 
+import base64
 import os
 import posixpath
 import re
@@ -18,12 +19,27 @@ DRAWING = re.compile(r"^!\[[^\]]*\]\(([^)]+\.svg)\)$", re.M)
 GALLERY = "gallery.md"  # shows one network at all levels
 
 
+def on_config(config):
+    """Link to the repository that this checkout was cloned from, if others can open it."""
+    config.repo_url = config.repo_url or public_address(_git("remote", "get-url", "origin"))
+    if config.repo_url:
+        config.edit_uri = config.edit_uri or f"blob/{_git('rev-parse', 'HEAD')}/docs/"
+    return config
+
+
 def on_page_markdown(markdown, page, config, files):
-    """Fill in the --help of a command and drawings of networks; name the file where a link leaves the site."""
+    """Fill in the --help of a command and drawings of networks; link to the repository where a link leaves the site.
+
+    The file is named instead if the repository has no public address.
+    """
     markdown = HELP.sub(lambda found: f"```text\n{_help(found[1])}```", markdown)
     markdown = with_drawings(markdown, page.file.src_uri)
     up = page.file.src_uri.count("/") + 1  # folders between the page and the repository
+    markdown = with_pictures(markdown, up)
     outside = re.compile(rf"\[([^\]]+)\]\((?:\.\./){{{up}}}([^)]+)\)")
+    if config.repo_url:
+        tree = f"{config.repo_url}/{config.edit_uri.removesuffix('docs/')}"
+        return outside.sub(lambda found: f"[{found[1]}]({tree}{found[2]})", markdown)
     return outside.sub(lambda found: found[1] if found[2] in found[1] else f"{found[1]} (`{found[2]}`)", markdown)
 
 
@@ -57,6 +73,33 @@ def with_drawings(markdown, src_uri):
         return f'<div class="drawing">{drawing}</div>'
 
     return DRAWING.sub(inline, markdown)
+
+
+def public_address(remote):
+    """Return the web address of a repository on a public host, None for any other remote.
+
+    Example:
+        >>> public_address("git@github.com:someone/vitlab.git")
+        'https://github.com/someone/vitlab'
+    """
+    host = r"(?:https://|git@|ssh://git@)(?:[^@/]+@)?(github\.com|gitlab\.com|codeberg\.org|bitbucket\.org)[:/](.+?)"
+    found = re.fullmatch(host + r"(?:\.git)?/?", remote)
+    return f"https://{found[1]}/{found[2]}" if found else None
+
+
+def _git(*words):
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+def with_pictures(markdown, up):
+    """Return a page with the pictures in it that lie outside of docs/, as the site has no file of them."""
+
+    def embed(found):
+        text = base64.b64encode((ROOT / found[2]).read_bytes()).decode()
+        return f"![{found[1]}](data:image/svg+xml;base64,{text})"
+
+    return re.sub(rf"!\[([^\]]*)\]\((?:\.\./){{{up}}}([^)]+\.svg)\)", embed, markdown)
 
 
 def without_roles(text):

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -52,6 +53,26 @@ def test_what_the_pages_on_python_name_is_there():
         module, _, member = name.rpartition(".")
         found = importlib.util.find_spec(name) if name.count(".") == 1 else importlib.import_module(module)
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
+
+
+def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_address(monkeypatch):
+    pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/1.md"))
+    text = "[the test](../../tests/test_site.py) and [a page](../index.md)"
+    for remote, shown in {
+        "git@github.com:someone/vitlab.git": "https://github.com/someone/vitlab/blob/1a2b/tests/test_site.py",
+        "https://gitlab.com/a/b/vitlab": "https://gitlab.com/a/b/vitlab/blob/1a2b/tests/test_site.py",
+        "/home/someone/vitlab": None,
+        "ssh://git@cluster:/srv/vitlab.git": None,
+    }.items():
+        monkeypatch.setattr(hooks, "_git", lambda *words, remote=remote: remote if words[0] == "remote" else "1a2b")
+        config = hooks.on_config(SimpleNamespace(repo_url=None, edit_uri=None))
+        found = hooks.on_page_markdown(text, page, config, [])
+        link = f"[the test]({shown})" if shown else "the test (`tests/test_site.py`)"
+        assert found == f"{link} and [a page](../index.md)"
 
 
 def test_no_docstring_shows_a_role_of_sphinx_on_the_site():
