@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from vitlab.callbacks.record import RunRecord
 from vitlab.cli.main import main
 
 CONFIG = Path(__file__).parents[2] / "configs" / "t2t.yaml"
@@ -119,6 +120,25 @@ def test_a_kill_loses_nothing(whole, every):
 
 
 @pytest.mark.rare
+@pytest.mark.slow
+def test_a_run_of_so_many_steps_goes_on_after_the_end_of_an_epoch_with_the_next_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["fit", "--config", str(CONFIG.with_name("vit.yaml")), "--trainer.logger=false", "--model.depth=1"]
+    words += ["--trainer.max_epochs=-1", "--trainer.max_steps=20", "--data.batch_size=32", "--data.subset=0.3"]
+    assert main([*words, "--name", "whole"]) == 0  # ten steps an epoch
+
+    def ends(self, trainer, task, batch, batch_idx):
+        if trainer.global_step == 12:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunRecord, "on_train_batch_start", ends)
+        with pytest.raises(RuntimeError, match="killed"):
+            main([*words, "--name", "killed"])
+    assert main(["fit", "--resume", "killed"]) == 0
+    same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
+
+
 def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp_path, capsys):
     two, runs = [*FIT, *DDP, "--trainer.max_epochs=2"], tmp_path / "runs"
     finish_two([*two, "--name", "whole"], tmp_path)
