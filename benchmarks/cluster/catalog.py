@@ -309,12 +309,13 @@ def array(lab: Lab) -> Seen:
 
 
 def _cells(folder: Path) -> dict[str, object]:
-    """Return the validation results of each complete cell."""
+    """Return the numbers of each cell that is trained and measured."""
     found = {}
     for path in sorted((folder / "runs" / "ablations" / "array").rglob("results.json")):
         record = json.loads((path.parent / "run.json").read_text())
         if record["status"] == "done":
-            found[str(path.parent.relative_to(folder))] = json.loads(path.read_text())["val"]
+            result = json.loads(path.read_text())["val"]
+            found[path.parent.parent.name + path.parent.name] = {name: result[name] for name in ("loss", "acc1", "n")}
     return found
 
 
