@@ -37,7 +37,10 @@ OWN = (
     "docs/tutorial_cluster.md",
     "docs/tutorial_positions.md",
 )  # they have tests of their own
-SELDOM = ("docs/cluster.md", "docs/ablation.md", "docs/troubleshooting.md", "docs/tutorial_unlabeled.md")
+SELDOM = [
+    f"docs/{name}.md" for name in ("ablation", "analysis", "cluster", "gallery", "pretraining", "troubleshooting")
+]
+SELDOM += ["docs/tutorial_photos.md", "docs/tutorial_unlabeled.md"]
 RUN = [page for page in PAGES if commands(page) and page not in (*OWN, *SELDOM)]
 RUN += [pytest.param(page, marks=pytest.mark.rare) for page in SELDOM]
 

@@ -43,6 +43,7 @@ NETWORKS = {  # of the true share at each predicted probability
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("n", [440, *(pytest.param(n, marks=pytest.mark.rare) for n in (200, 5000))])
 @pytest.mark.parametrize(
     "name", ["calibrated", *(pytest.param(n, marks=pytest.mark.rare) for n in ("overconfident", "wrong in one bin"))]

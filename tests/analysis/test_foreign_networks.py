@@ -52,7 +52,7 @@ def subject_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.rare) if n == "cait" else n for n in NETWORKS])
 def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_line(name, monkeypatch):
     monkeypatch.setattr("vitlab.analysis.attribution.sanity.DRAWS", 2)  # five take half of the time of this test
     subject, done = subject_of(name), []
@@ -198,6 +198,7 @@ def small_resnet(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for kind in ("a", "b"):

@@ -17,13 +17,17 @@ def shell(text, folder, **facts):
     return subprocess.run(line, cwd=folder, env={**os.environ, **facts}, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- >&- 2>&-", ">&-"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "closed", ["2>&-", *(pytest.param(c, marks=pytest.mark.rare) for c in ("<&- >&- 2>&-", ">&-"))]
+)
 def test_training_needs_no_standard_stream(tmp_path, closed):
     done = shell(f'"$0" -m vitlab "$@" {closed}', tmp_path)
     assert done.returncode == 0, (tmp_path / "runs" / "a" / "train.log").read_text()
     assert "Traceback" not in (tmp_path / "runs" / "a" / "train.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_ends_nothing_and_prints_no_traceback(tmp_path):
     done = shell('"$0" -m vitlab "$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path)
     assert done.returncode == 0, done.stderr
@@ -31,6 +35,7 @@ def test_a_reader_that_leaves_ends_nothing_and_prints_no_traceback(tmp_path):
     assert (tmp_path / "runs" / "a" / "weights" / "last.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_one_process_in_a_job_of_several_tasks_is_refused_in_one_line(tmp_path):
     slurm = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_JOB_NAME": "job"}
     done = shell('"$0" -m vitlab "$@"', tmp_path, **slurm)

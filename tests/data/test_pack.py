@@ -271,6 +271,7 @@ def _processes(folder, count, size=16):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_of_three_at_once_one_packs_and_the_others_wait_for_it(tmp_path):
     _photos(tmp_path / "photos")
     processes = _processes(tmp_path, 3)

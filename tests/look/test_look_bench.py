@@ -90,6 +90,7 @@ def test_keeping_takes_at_most_a_share_of_the_cpu_time(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_run_keeps_its_moments_and_training_does_not_notice(runs, monkeypatch):
     monkeypatch.chdir(runs)
     assert [path.name for path in sorted(Path("runs/one/moments").iterdir())] == [

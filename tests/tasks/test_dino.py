@@ -271,7 +271,8 @@ def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", ["dino_digits", pytest.param("mae_digits", marks=pytest.mark.rare)])
+@pytest.mark.rare
+@pytest.mark.parametrize("config", ["dino_digits", "mae_digits"])
 def test_two_processes_take_the_steps_of_one(config, tmp_path):
     words = [sys.executable, "-m", "vitlab", "fit", "--config", str(ROOT / f"configs/pretrain/{config}.yaml")]
     words += ["--trainer.logger=false", "--trainer.max_epochs=1", "--trainer.log_every_n_steps=1", "--model.depth=1"]

@@ -149,6 +149,7 @@ def teacher_run(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_student_stopped_and_continued_is_the_same_to_the_bit(teacher_run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     learn = [*LEARN, f"--model.teacher={teacher_run}", "--model.distill=soft", "--model.drop_path_rate=0.2"]
