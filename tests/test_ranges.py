@@ -6,12 +6,12 @@ import lightning as L
 import pytest
 from jsonargparse import ArgumentParser
 
-from vitlab import data, tasks
+from vitlab import data, pretraining, tasks
 from vitlab.callbacks.checkpoint import Checkpoint
 from vitlab.config.explain import explain
 from vitlab.ranges import RANGES, check_ranges
 
-GROUPS = {"model": tasks, "data": data, "trainer": L.Trainer, "checkpoint": Checkpoint}
+GROUPS = (("model", tasks), ("model", pretraining), ("data", data), ("trainer", L.Trainer), ("checkpoint", Checkpoint))
 
 
 def _takes_numbers(kind):
@@ -19,7 +19,7 @@ def _takes_numbers(kind):
 
 
 def numeric_keys():
-    for group, source in GROUPS.items():
+    for group, source in GROUPS:
         for _, cls in inspect.getmembers(source, inspect.isclass) if inspect.ismodule(source) else [("", source)]:
             parser = ArgumentParser()
             parser.add_class_arguments(cls, fail_untyped=False)

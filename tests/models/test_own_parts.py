@@ -36,6 +36,14 @@ class NoPosEmbed(nn.Module):
     pass
 
 
+class NoGrid(nn.Module):
+    def __init__(self, img_size, in_chans, embed_dim):
+        super().__init__()
+
+    def forward(self, x):
+        return x
+
+
 class Strips(nn.Module):
     def __init__(self, img_size, in_chans, embed_dim, rows: int = 2, skip: int = 0):
         super().__init__()
@@ -127,7 +135,8 @@ WRONG = {
     "no activation": ({"act_layer": "Linear"}, "`act_layer`: torch.nn.modules.linear.Linear refuses its arguments"),
     "a norm of maps": ({"norm_layer": "BatchNorm2d"}, r"BatchNorm2d does not take \(B, L, 8\) tokens"),
     "another number of tokens": ({"tokenizer": spec("Strips", skip=1)}, r"must map an image to \(1, 4, 8\) .*, got"),
-    "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "must have a `grid_size`"),
+    "no tokenizer": ({"tokenizer": f"{HERE}.NoPosEmbed"}, "NoPosEmbed has no `forward`, which maps what it gets"),
+    "no grid": ({"tokenizer": spec("NoGrid")}, "must have a `grid_size`"),
 }
 
 
