@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.analysis.catalogue import ANALYSES
 from vitlab.data.pack.write import pack
 
 WHOLE = ["layers", "tokenizers", "models", "optim"]  # rooms in which each module shows all that it has
@@ -44,6 +45,14 @@ def public():
         if is_code and value.__module__ == module.__name__ and not name.startswith("_"):
             marks = [pytest.mark.slow] if name in TRAINS or module.__name__.startswith(RUN) else []
             yield pytest.param(value, module, id=f"{module.__name__}.{name}", marks=marks)
+
+
+@pytest.fixture(autouse=True)
+def analyses():
+    """Forget an analysis that an example defines."""
+    yield
+    for name in set(ANALYSES._known) - set(ANALYSES._shipped):
+        del ANALYSES._known[name]
 
 
 @pytest.fixture(scope="module")

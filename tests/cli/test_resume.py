@@ -139,6 +139,8 @@ def test_a_run_of_so_many_steps_goes_on_after_the_end_of_an_epoch_with_the_next_
     same(tmp_path / "runs" / "whole", tmp_path / "runs" / "killed")
 
 
+@pytest.mark.slow
+@pytest.mark.rare
 def test_two_processes_stop_together_and_continue_to_the_same_bits_or_as_one(tmp_path, capsys):
     two, runs = [*FIT, *DDP, "--trainer.max_epochs=2"], tmp_path / "runs"
     finish_two([*two, "--name", "whole"], tmp_path)

@@ -10,7 +10,14 @@ from vitlab.errors import UsageError
 pytestmark = pytest.mark.slow
 SHOWN_ALONE = {"errors"}  # a table that may be empty
 OFTEN = {"no_positions_t2t", "constant", "one_patch"}
-DEAR = {"sanity", "faithfulness", "scramble", "shift"}  # analyses that take seconds; one network is asked often
+DEAR = {
+    "sanity",
+    "faithfulness",
+    "scramble",
+    "scramble_image",
+    "shift",
+    "displacement",
+}  # analyses that take seconds; one network is asked often
 
 
 def seldom(values, is_seldom):
