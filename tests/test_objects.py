@@ -198,6 +198,7 @@ def run_python(words, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_classes_of_a_notebook_are_trained_and_load_later_from_the_source_beside_the_run(tmp_path):
     script = Path(__file__).parent / "userpkg" / "notebook.py"
     done = run_python([str(script)], tmp_path)

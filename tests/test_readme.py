@@ -112,6 +112,7 @@ def test_every_command_of_the_page_runs(page, desk, request, monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_the_preemption_that_the_page_rehearses_ends_in_a_run_that_was_continued(desk):
     page = "docs/tutorial_cluster.md"
     (text,) = (text for text in blocks(page, "yaml") if text.startswith("name:"))

@@ -228,6 +228,7 @@ def test_weights_that_are_not_shipped_are_named():
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_shipped_network_is_analyzed_and_looked_at_offline(empty, capsys):
     Image.fromarray(load_sample_image("flower.jpg")).save(empty / "flower.png")
     assert main(["analyze", "position,attention", "vitlab:photos64_vit", "--images", "."]) == 0

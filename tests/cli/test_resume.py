@@ -119,7 +119,6 @@ def test_a_kill_loses_nothing(whole, every):
     same(whole, folder / "runs" / name)
 
 
-@pytest.mark.rare
 @pytest.mark.slow
 def test_a_run_of_so_many_steps_goes_on_after_the_end_of_an_epoch_with_the_next_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -221,6 +221,7 @@ def rows_of(run):
 
 
 @pytest.mark.slow
+@pytest.mark.rare
 def test_a_run_stopped_in_mid_epoch_goes_on_to_the_same_numbers_and_its_teacher_starts_others(
     tmp_path, monkeypatch, capsys, digits
 ):
