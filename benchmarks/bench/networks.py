@@ -140,7 +140,8 @@ def _vit_pytorch(net: VisionTransformer, arguments: dict[str, Any]) -> nn.Module
 def _transformers(net: VisionTransformer, arguments: dict[str, Any]) -> nn.Module:
     import transformers
 
-    config = transformers.ViTConfig(
+    own: Any = transformers.ViTConfig  # its signature lacks what every config takes, such as num_labels
+    config = own(
         image_size=net.img_size[0],
         patch_size=arguments["patch_size"],
         hidden_size=arguments["embed_dim"],

@@ -27,7 +27,7 @@ LISTENS = [False]
 
 
 def listen(event, arguments):
-    if LISTENS[0] and event == "open" and isinstance(arguments[0], str | os.PathLike):
+    if event == "open" and LISTENS and LISTENS[0] and isinstance(arguments[0], str | os.PathLike):
         OPENED.append(os.fspath(arguments[0]))
 
 

@@ -70,8 +70,8 @@ class Checkpoint(callbacks.Checkpoint):
         records = [callback.run for callback in trainer.callbacks if isinstance(callback, RunRecord)]  # type: ignore[attr-defined]
         self.run = records[0] if records else RunDir(trainer.default_root_dir)
         self.directory = self.run.checkpoints
-        # With `max_steps`, Lightning runs an epoch of no batches when it resumes at the end of one, and then the order of
-        # the samples is that of the epoch after the next.
+        # With `max_steps`, Lightning resumes at the end of an epoch with an epoch of no batches, and then draws the
+        # samples of the epoch after the next.
         trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = BackgroundCheckpointIO()
