@@ -64,31 +64,19 @@ def main() -> int:
         read = chain.read_chain(next(Path("runs").rglob(chain.FILE)).parent)
         taken = Counter(record["cell"] for record in read.of("cell")) if read else Counter()
     takes = sum(row["takes"] for row in found)
-    print(
-        table(
-            [
-                {
-                    "cells": f"{options.cells:,}",
-                    "workers": str(options.workers),
-                    "latency": f"{1e3 * options.latency:g} ms",
-                    "a take": f"{1e3 * sum(row['seconds'] for row in found) / takes:.0f} ms",
-                    "its calls": f"{sum(row['calls'] for row in found) / takes:.0f}",
-                    "its CPU time": f"{1e3 * sum(row['cpu'] for row in found) / takes:.1f} ms",
-                    "start of a worker": f"{sum(row['start'] for row in found) / len(found):.0f} s",
-                    "twice": str(sum(count - 1 for count in taken.values())),
-                    "never": str(options.cells - len(taken)),
-                    "busy": f"{options.work * options.cells / options.workers / wall:.0%}",
-                }
-            ],
-            {
-                name: f"{{{name}}}"
-                for name in (
-                    "cells", "workers", "latency", "a take", "its calls", "its CPU time", "start of a worker", "twice",
-                    "never", "busy",
-                )
-            },
-        )
-    )  # fmt: skip
+    row = {
+        "cells": f"{options.cells:,}",
+        "workers": str(options.workers),
+        "latency": f"{1e3 * options.latency:g} ms",
+        "a take": f"{1e3 * sum(each['seconds'] for each in found) / takes:.0f} ms",
+        "its calls": f"{sum(each['calls'] for each in found) / takes:.0f}",
+        "its CPU time": f"{1e3 * sum(each['cpu'] for each in found) / takes:.1f} ms",
+        "start of a worker": f"{sum(each['start'] for each in found) / len(found):.0f} s",
+        "twice": str(sum(count - 1 for count in taken.values())),
+        "never": str(options.cells - len(taken)),
+        "busy": f"{options.work * options.cells / options.workers / wall:.0%}",
+    }
+    print(table([row], {name: f"{{{name}}}" for name in row}))
     return int(len(taken) != options.cells or max(taken.values()) > 1)
 
 

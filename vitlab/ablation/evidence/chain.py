@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,7 +88,7 @@ def _last_line(file: BinaryIO, step: int = 1 << 14) -> tuple[bytes, int]:
 
 
 class Reader:
-    """Reads what is appended to a chain from now on.
+    """Reads what is appended to a chain from now on; the workers of one call are threads, and share it.
 
     Args:
         directory: Of the ablation.
@@ -96,11 +97,12 @@ class Reader:
     def __init__(self, directory: Path) -> None:
         self._path = directory / FILE
         self._place = self._path.stat().st_size if self._path.is_file() else 0
+        self._turn = threading.Lock()
 
     def new(self) -> list[Mapping[str, Any]]:
         """Return the records since the last call; lines that cannot be read are left to :func:`read_chain`."""
         found: list[Mapping[str, Any]] = []
-        with suppress(OSError), self._path.open("rb") as file:
+        with self._turn, suppress(OSError), self._path.open("rb") as file:
             file.seek(self._place)
             text = file.read()
             text = text[: text.rfind(b"\n") + 1]

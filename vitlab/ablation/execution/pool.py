@@ -130,17 +130,15 @@ class Pool:
     def _claim(self, cell: Cell) -> lock.HeldLock | None:
         """Return the claim of a cell, or None if it is over or another worker has it, which is noted."""
         self._seen_held.pop(cell.name, None)
-        if not self._is_over(cell):
-            claim = lock.take(cell.claim)
-            if claim is None:
-                self._seen_held[cell.name] = time.monotonic()
-            elif self._is_over(cell):  # another worker has just finished it
-                claim.release()
-            else:
-                return claim
-        elif cell.is_finished():
-            self._through.add(cell.name)
-        return None
+        if self._is_over(cell):
+            return None
+        claim = lock.take(cell.claim)
+        if claim is None:
+            self._seen_held[cell.name] = time.monotonic()
+        elif self._is_over(cell):  # another worker has just finished it
+            claim.release()
+            return None
+        return claim
 
     def _read_news(self) -> None:
         for record in self._news.new() if self._news else ():
@@ -148,7 +146,10 @@ class Pool:
                 self._through.add(str(record.get("cell")))
 
     def _is_over(self, cell: Cell) -> bool:
-        return cell.is_finished() or bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
+        if cell.is_finished():
+            self._through.add(cell.name)
+            return True
+        return bool(cell.failure()) or cell.is_waiting() or self.failed(cell)
 
     def _tell(self, cell: Cell, outcome: CellOutcome, seconds: float) -> None:
         if outcome.end == "stopped":
