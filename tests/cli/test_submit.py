@@ -292,8 +292,7 @@ def test_a_job_for_which_no_node_is_large_enough_is_refused_and_not_left_to_wait
 
 
 def test_the_script_trusts_what_was_trusted_and_keeps_the_deadline(slurm, capsys, monkeypatch):
-    monkeypatch.setattr("vitlab.cli.submit.TRUSTED", trusted := [])
-    monkeypatch.setattr("vitlab.config.trust.TRUSTED", trusted)
+    monkeypatch.setattr("vitlab.config.trust.TRUSTED", [])
     (slurm.desk / "mine.py").write_text("")
     monkeypatch.syspath_prepend(slurm.desk)
     assert main([*JOB, "--name", "n", "--trust_imports", "mine", "--deadline", "30", "--dry_run"]) == 0

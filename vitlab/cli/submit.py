@@ -9,7 +9,7 @@ from typing import Any
 
 from vitlab.config.arguments import CommandParser, config_paths, values_of
 from vitlab.config.options import FitOptions, options_parser
-from vitlab.config.trust import TRUSTED
+from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.choose import choose_run, run_to_continue
 from vitlab.runs.directory import RUNS, RunDir
@@ -68,7 +68,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     """
     options, rest = options_parser().parse_known_args(args)
     _check_arguments(options, rest)
-    more = ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+    more = trust_words()
     more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
     more += ["--quiet"] if options.quiet else []
     if options.resume and (begun := run_to_continue(options)):

@@ -133,6 +133,11 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trust_imports", action=Trust, metavar="PACKAGE", help=text)
 
 
+def trust_words() -> list[str]:
+    """Return the words that make another command of vitlab trust what this one does."""
+    return ["--trust_imports", ",".join(TRUSTED)] if TRUSTED else []
+
+
 def check_import(path: str) -> None:
     """Refuse an import path of a configuration that neither vitlab nor the user trusts."""
     if not may_import(path):

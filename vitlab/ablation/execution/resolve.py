@@ -21,7 +21,7 @@ from vitlab.ablation.execution.process import TIMEOUT, VITLAB, child_environment
 from vitlab.ablation.file.arms import Arm
 from vitlab.ablation.file.spec import Ablation
 from vitlab.config.keys import flatten
-from vitlab.config.trust import TRUSTED
+from vitlab.config.trust import TRUSTED, trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs import lock
 from vitlab.runs.directory import RunDir, write_text
@@ -47,8 +47,7 @@ def command(ablation: Ablation) -> list[str]:
     if missing := [name for name in ablation.trust_imports if name not in TRUSTED]:
         way_out = f"confirm it with --trust_imports {','.join(missing)}"
         raise ablation.file.mistake("trust_imports", f"the file imports {', '.join(missing)}: {way_out}")
-    words = list(ablation.run.command or VITLAB)
-    return [*words, "--trust_imports", ",".join(TRUSTED)] if TRUSTED else words
+    return [*(ablation.run.command or VITLAB), *trust_words()]
 
 
 def overrides(ablation: Ablation, arm: Arm, seed: int) -> dict[str, Any]:
