@@ -21,7 +21,7 @@ from vitlab.models.walk import changed_output, outputs
 from vitlab.tokenizers.patch import cut_patches
 
 REPEATS = 3  # permutations of each block size
-UNLABELED = {"flipped": "share of other predictions"}
+MEASURES = {"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"}
 NO_CLASSES = "images without classes that the network knows, so predictions are compared and no accuracy is measured"
 
 
@@ -127,7 +127,7 @@ def of_finest(table: pd.DataFrame) -> dict[str, float]:
         x="blocks",
         x_label="blocks that change places",
         log2=True,
-        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        measures=MEASURES,
         words="Tokens change places in blocks before they get positions.",
     ),
     metrics=of_finest,
@@ -153,7 +153,7 @@ def analyze_scramble(subject: Subject) -> Finding:
         x="blocks",
         x_label="blocks that change places",
         log2=True,
-        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        measures=MEASURES,
         words="Patches of the image change places; for overlapping tokenizers that changes the tokens too.",
     ),
     metrics=of_finest,
@@ -198,7 +198,7 @@ def _measure(subject: Subject, level: str, has_labels: bool, run: Callable[[Tens
         if labels is not None:
             band |= over_draws("acc1", (now == labels).cpu().numpy())
         bands.append({"blocks": blocks, **band})
-    shown = {"acc1": "accuracy", "flipped": "share of other predictions"} if has_labels else UNLABELED
+    shown = {name: MEASURES[name] for name in (["acc1", "flipped"] if has_labels else ["flipped"])}
     figure, axes = one_axes(columns=len(shown), width=4.0)
     for ax, (column, name) in zip(axes, shown.items(), strict=True):
         curves(ax, pd.DataFrame(bands), "blocks", column)

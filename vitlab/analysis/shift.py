@@ -10,7 +10,7 @@ from torch import Tensor
 from vitlab.analysis.catalogue import Analysis, Curve, Rows, each_line
 from vitlab.analysis.figures import curves, finish, one_axes
 from vitlab.analysis.intervals import over_images, over_several
-from vitlab.analysis.scramble import NO_CLASSES, changes_of
+from vitlab.analysis.scramble import MEASURES, NO_CLASSES, changes_of
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.models.walk import outputs
 
@@ -57,7 +57,7 @@ def first_filling(curve: Curve, rows: Rows) -> list[tuple[str, Rows]]:
     curve=Curve(
         x="pixels",
         x_label="shift, pixels",
-        measures={"acc1": "accuracy", "flipped": "share of other predictions", "change_mean": "change of an output"},
+        measures=MEASURES,
         lines=("fill",),
         words="The image moves; mean of four directions.",
         panels=first_filling,
