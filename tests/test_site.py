@@ -18,6 +18,16 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 
 
+@pytest.fixture
+def hooks():
+    """What mkdocs does on the way."""
+    pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
+    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def contents(entries):
     for entry in entries:
         value = next(iter(entry.values()))
@@ -55,11 +65,7 @@ def test_what_the_pages_on_python_name_is_there():
         assert found is not None and (name.count(".") == 1 or hasattr(found, member)), name
 
 
-def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_address(monkeypatch):
-    pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_address(hooks, monkeypatch):
     page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/1.md"))
     text = "[the test](../../tests/test_site.py) and [a page](../index.md)"
     for remote, shown in {
@@ -75,11 +81,9 @@ def test_links_that_leave_the_site_lead_to_the_repository_where_it_has_a_public_
         assert found == f"{link} and [a page](../index.md)"
 
 
-def test_no_docstring_shows_a_role_of_sphinx_on_the_site():
-    griffe = pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+def test_no_docstring_shows_a_role_of_sphinx_on_the_site(hooks):
+    import griffe
+
     seen = 0
     for path in (ROOT / "vitlab").rglob("*.py"):
         tree = ast.parse(path.read_text())
@@ -92,11 +96,7 @@ def test_no_docstring_shows_a_role_of_sphinx_on_the_site():
     assert seen > 0
 
 
-def test_each_box_of_a_drawing_leads_to_what_is_inside_it():
-    pytest.importorskip("griffe", reason="pip install -e '.[docs]'")
-    spec = importlib.util.spec_from_file_location("hooks", DOCS / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+def test_each_box_of_a_drawing_leads_to_what_is_inside_it(hooks):
     found = {
         page.relative_to(DOCS).as_posix(): hooks.with_drawings(page.read_text(), page.relative_to(DOCS).as_posix())
         for page in PAGES
