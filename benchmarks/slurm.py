@@ -17,7 +17,7 @@ import time
 import traceback
 from pathlib import Path
 
-from cluster.catalog import CATALOG, Lab, Seen, refusals
+from cluster.catalog import CATALOG, STEPS, Lab, Seen, refusals
 from cluster.daemons import missing_programs, running_cluster
 
 ROOT = Path(__file__).parents[1]
@@ -65,8 +65,6 @@ def main() -> int:
     lines = [f"| {row.what} | {row.jobs} | {row.starts} | {row.found} | {row.must} |" for row in rows]
     if options.page:
         commit = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        from cluster.catalog import STEPS
-
         facts = {"date": datetime.date.today(), "commit": commit.stdout.strip(), "version": version, "steps": STEPS}
         options.page.write_text(HEAD.format(**facts) + "\n".join(lines) + "\n")
     return 0 if all(row.found == row.must or re.match(r"exit [12]: ", row.found) for row in rows) else 1

@@ -107,10 +107,10 @@ class Lab:
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = cluster.environment | own | {"PATH": path, "VITLAB_JOIN_TIMEOUT": "300"}
 
-    def run(self, *words: str, pace: float = 2.0) -> subprocess.CompletedProcess[str]:
-        """Run a command in the folder."""
-        environment = self.environment | {"PACE": str(pace)}
-        return subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True, check=False)
+    def run(self, *words: str, pace: float = 2.0, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a command in this folder, or in another one."""
+        environment, place = self.environment | {"PACE": str(pace)}, folder or self.folder
+        return subprocess.run(words, cwd=place, env=environment, capture_output=True, text=True, check=False)
 
     def submit(self, name: str, *words: str, pace: float = 2.0, seed: int = 0, **site: object) -> str:
         """Submit a run and return the number of its job.
@@ -157,9 +157,19 @@ class Lab:
 
         return wait_for(reached, seconds, f"job {job} to be {state}")
 
-    def wait_for_steps(self, name: str, steps: int) -> None:
-        """Wait until a run has recorded so many steps."""
+    def begin(self, name: str, *words: str, steps: int = 10, **site: object) -> str:
+        """Submit a run that nothing but the scenario disturbs, and return its job once it has recorded some steps."""
+        job = self.submit(name, *words, **{"time": "30:00", **site})
         wait_for(lambda: len(self.steps(name)) >= steps, 600, f"{steps} steps of {name}")
+        return job
+
+    def wait_for_both_nodes(self) -> None:
+        """Wait until both nodes are idle again."""
+        wait_for(lambda: self.cluster.states() == ["idle", "idle"], 120, "the node to be back")
+
+    def wait_for_requeue(self, job: str) -> None:
+        """Wait until Slurm has given up the node of a job and put it into the queue again."""
+        wait_for(lambda: self.restarts([job]) > 0, 180, "Slurm to miss the node")
 
     def steps(self, name: str) -> list[int]:
         """Return the recorded steps of a run's training, in the order of the rows."""
@@ -209,8 +219,7 @@ def time_limits(lab: Lab, count: int = 20) -> Seen:
 def preemption(lab: Lab) -> Seen:
     """A job of higher priority takes both nodes."""
     still = lab.undisturbed(0)
-    job = lab.submit("low", time="30:00", sbatch={"partition": "low"})
-    lab.wait_for_steps("low", 10)
+    job = lab.begin("low", sbatch={"partition": "low"})
     words = ["--parsable", "--partition=high", "--exclusive", "--nodes=2", "--output=/dev/null", "--wrap=sleep 20"]
     high = lab.run("sbatch", *words).stdout.strip()
     lab.wait(high, "RUNNING", 120)
@@ -222,8 +231,7 @@ def preemption(lab: Lab) -> Seen:
 def cancellation(lab: Lab) -> Seen:
     """A job is canceled, stays so, and its script is submitted again."""
     still = lab.undisturbed(0)
-    job = lab.submit("canceled", time="30:00")
-    lab.wait_for_steps("canceled", 10)
+    job = lab.begin("canceled")
     lab.cluster.ask("scancel", job)
     lab.wait(job, "CANCELLED", 120)
     time.sleep(30)
@@ -238,8 +246,7 @@ def cancellation(lab: Lab) -> Seen:
 def dead_daemon(lab: Lab) -> Seen:
     """The slurmd of a job's node is killed and starts again; the job goes on meanwhile."""
     still = lab.undisturbed(0)
-    job = lab.submit("daemon", time="30:00")
-    lab.wait_for_steps("daemon", 10)
+    job = lab.begin("daemon")
     node = lab.cluster.job(job)["NodeList"]
     lab.cluster.daemons[node].kill()
     lab.cluster.daemons[node].wait()
@@ -253,31 +260,29 @@ def dead_daemon(lab: Lab) -> Seen:
 def crashed_node(lab: Lab) -> Seen:
     """All processes of a node are killed at once; Slurm notices and starts the job on the other node."""
     still = lab.undisturbed(0)
-    job = lab.submit("crash", "--checkpoint.every_minutes=0.1", time="30:00")
-    lab.wait_for_steps("crash", 20)
+    job = lab.begin("crash", "--checkpoint.every_minutes=0.1", steps=20)
     node = lab.cluster.job(job)["NodeList"]
     lab.cluster.signal_node(node, signal.SIGKILL)
     lab.cluster.daemons[node].wait()
-    wait_for(lambda: lab.restarts([job]) > 0, 180, "Slurm to miss the node")
+    lab.wait_for_requeue(job)
     lab.wait(job, "COMPLETED")
     lab.cluster.start_node(node)
-    wait_for(lambda: lab.cluster.states() == ["idle", "idle"], 120, "the node to be back")
+    lab.wait_for_both_nodes()
     return seen(lab, "node crashed: all its processes killed", {"crash": still}, [job])
 
 
 def silent_node(lab: Lab) -> Seen:
     """A node stops for minutes; Slurm starts the job on the other node, and then the first wakes up beside it."""
     still = lab.undisturbed(0)
-    job = lab.submit("silent", "--checkpoint.every_minutes=0.1", time="30:00")
-    lab.wait_for_steps("silent", 20)
+    job = lab.begin("silent", "--checkpoint.every_minutes=0.1", steps=20)
     node = lab.cluster.job(job)["NodeList"]
     lab.cluster.signal_node(node, signal.SIGSTOP)
-    wait_for(lambda: lab.restarts([job]) > 0, 180, "Slurm to miss the node")
+    lab.wait_for_requeue(job)
     wait_for(lambda: lab.cluster.state(job) == "RUNNING", 120, "the job to start again")
     time.sleep(45)
     lab.cluster.signal_node(node, signal.SIGCONT)
     lab.wait(job, "COMPLETED")
-    wait_for(lambda: lab.cluster.states() == ["idle", "idle"], 120, "the node to be back")
+    lab.wait_for_both_nodes()
     return seen(lab, "node silent, awake again beside the second attempt", {"silent": still}, [job])
 
 
@@ -288,10 +293,7 @@ def array(lab: Lab) -> Seen:
         folder.mkdir()
         (folder / "array.yaml").write_text(text.replace("recipe.yaml", str(lab.folder / "recipe.yaml")))
         words = ["ablate", "run", str(folder / "array.yaml"), "--trust_imports", "pace"]
-        environment = lab.environment | {"PACE": str(pace)}
-        done = subprocess.run(
-            ["vitlab", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = lab.run("vitlab", *words, pace=pace, folder=folder)
         if done.returncode:
             raise RuntimeError(done.stdout + done.stderr)
     job = re.search(r"submitted 2 workers as (\d+)", done.stdout)
