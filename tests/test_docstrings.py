@@ -68,7 +68,7 @@ def place(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         short = {"trainer.max_epochs": 1, "trainer.logger": False, "data.subset": 0.2}
-        vitlab.fit("t2t", {**short, "model.pos_embed": "sincos2d"}, name="first", quiet=True)
+        vitlab.fit("t2t", {**short, "model.pos_embed": "sincos2d"}, name="first", quiet=True).test()
         pack("photos", "packed", size=40, num_workers=0)
     return folder
 
@@ -102,3 +102,22 @@ def test_every_public_class_and_function_has_an_example_that_runs(value, module,
     for test in examples:
         test.globs.update(names)
         assert runner.run(test, out=said.append).failed == 0, "".join(said)
+
+
+def others():
+    """Yield the other modules that show examples, with the names of what is tested above."""
+    tested = {(case.values[1].__name__, case.values[0].__name__) for case in public()}
+    for found in pkgutil.walk_packages(vitlab.__path__, "vitlab."):
+        source = found.module_finder.find_spec(found.name).loader.get_source(found.name)
+        if ">>> " in source:
+            yield pytest.param(found.name, {name for module, name in tested if module == found.name}, id=found.name)
+
+
+@pytest.mark.parametrize(("name", "tested"), list(others()))
+def test_examples_of_what_is_not_public_run_too(name, tested, place, monkeypatch):
+    module = importlib.import_module(name)
+    monkeypatch.chdir(place)
+    runner, said = doctest.DocTestRunner(optionflags=FLAGS), []
+    for test in doctest.DocTestFinder().find(module, globs={"torch": torch, **vars(module)}):
+        if test.examples and test.name.removeprefix(f"{name}.").split(".")[0] not in tested:
+            assert runner.run(test, out=said.append).failed == 0, "".join(said)

@@ -64,7 +64,7 @@ def printed(figure: Figure, width: float, title: str = "") -> Figure:
     Example:
         >>> figure = Figure(figsize=(8, 3), layout="constrained")
         >>> axes = figure.subplots(1, 4)
-        >>> printed(figure, 3.3).get_figwidth()
+        >>> float(printed(figure, 3.3).get_figwidth())
         3.3
     """
     copy: Figure = pickle.loads(pickle.dumps(figure))
@@ -115,7 +115,7 @@ def shown_texts(figure: Figure) -> list[Text]:
         >>> axes = figure.subplots()
         >>> _ = axes.set_title("a"), axes.set_axis_off(), figure.text(0, 0, "b")
         >>> [text.get_text() for text in shown_texts(figure)]
-        ['a', 'b']
+        ['b', 'a']
     """
     found = [text for part in (*figure.texts, *figure.legends) for text in part.findobj(Text)]
     found += [text for text in (figure._suptitle, figure._supxlabel, figure._supylabel) if text]  # type: ignore[attr-defined]

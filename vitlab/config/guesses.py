@@ -63,7 +63,7 @@ def suggest_argument(key: str, known: Iterable[str]) -> str:
 def with_typed_names(text: str, of_model: Iterable[str]) -> str:
     """Return a message with the model's arguments as a user types them; ``img_size`` belongs to the data.
 
-    >>> as_typed("`depth` must be at least 1, and `img_size` is [8, 8]", ["depth", "img_size"])
+    >>> with_typed_names("`depth` must be at least 1, and `img_size` is [8, 8]", ["depth", "img_size"])
     '`model.depth` must be at least 1, and `data.img_size` is [8, 8]'
     """
     names = "|".join(of_model)

@@ -28,7 +28,7 @@ def config_of(run: RunDir) -> dict[str, str]:
 
     Example:
         >>> config_of(RunDir("runs/first"))["data"]
-        'vitlab.data.known.digits.Digits'
+        'vitlab.Digits'
     """
     content = yaml.safe_load(run.config.read_text()) if run.config.is_file() else {}
     return dotted(content)

@@ -27,8 +27,8 @@ class TensorImages:
         labels: ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1.
         ids: Identity of each image; default: a digest of its pixels.
 
-    >>> TensorImages(torch.full((5, 1, 8, 8), 51, dtype=torch.uint8), torch.zeros(5)).statistics()
-    ((0.2,), (1.0,))
+    >>> TensorImages(torch.full((5, 1, 8, 8), 255, dtype=torch.uint8), torch.zeros(5)).statistics()
+    ((1.0,), (1.0,))
     """
 
     def __init__(self, images: Tensor, labels: Tensor, ids: list[bytes] | None = None) -> None:

@@ -36,8 +36,8 @@ class MultiCrop:
         colors: Strength of the jitter, 1 as published; 0 turns jitter, gray, blur and solarization off.
 
     >>> crops = MultiCrop((8, 8), "bilinear", local_crops=1, local_size=4)
-    >>> images = crops(torch.zeros(2, 3, 20, 30), np.arange(2, dtype=np.uint64))  # (B, C, 1, 2 * 8 * 8 + 4 * 4)
-    >>> [tuple(crop.shape) for crop in crops.split(images)]
+    >>> rows = crops(torch.zeros(2, 3, 20, 30, dtype=torch.uint8), np.arange(2, dtype=np.uint64))  # (B, C, 1, S)
+    >>> [tuple(crop.shape) for crop in crops.split(rows)]
     [(2, 3, 8, 8), (2, 3, 8, 8), (2, 3, 4, 4)]
     """
 

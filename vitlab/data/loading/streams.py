@@ -45,7 +45,7 @@ def shuffled_indices(seeds: Seeds, grid_size: tuple[int, int], block: int = 1) -
         block: Side of the squares, in tokens, counted from the upper left; 1 shuffles single tokens.
 
     Example:
-        >>> order = shuffled_tokens(np.arange(3, dtype=np.uint64), (2, 4), block=2)
+        >>> order = shuffled_indices(np.arange(3, dtype=np.uint64), (2, 4), block=2)
         >>> np.unique(np.sort(order[:, :4]) % 4 // 2 == order[:, :1] % 4 // 2)
         array([ True])
     """
