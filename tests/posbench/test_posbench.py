@@ -65,7 +65,7 @@ def tiny():
         "photos": 20, "glyphs": 20, "sizes": {"images": 10, "sizes": [[40, 40], [32, 48]]},
         "shift": {"images": 10, "pixels": [2], "fill": "reflect"},
     }  # fmt: skip
-    protocol["tuning"] = {"seed": 100, "rates": [0.01, 0.02], "most": 2}
+    protocol["tuning"] = {"seed": 100, "rates": {"photos": [0.01, 0.02], "glyphs": [0.01, 0.02]}, "most": 2}
     return protocol
 
 
@@ -142,12 +142,12 @@ def test_the_answers_of_generated_images_can_be_read_from_them_and_not_from_thei
     images, labels = glyphs(300, 9)
     cells = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).mean(dim=(2, 4)).flatten(1)
     a, b = cells.argmax(1), cells.argmin(1)
-    assert torch.equal(a, labels[:, 0])
-    assert torch.equal(b % CELLS - a % CELLS, torch.tensor(OFFSETS)[labels[:, 1]])
+    assert torch.equal(a, labels[:, 0] * CELLS + labels[:, 1])
+    assert torch.equal(b % CELLS - a % CELLS, torch.tensor(OFFSETS)[labels[:, 2]])
     marks = images[:, 0].view(-1, CELLS, PIXELS, CELLS, PIXELS).permute(0, 1, 3, 2, 4).flatten(3)
-    strong = marks.std(dim=3) > 1.1
+    strong = marks.std(dim=3) > 1.6
     assert strong.sum(dim=(1, 2)).min() >= 4  # the four marks of both rows, and their patterns pair within and across
-    assert abs(labels[:, 2].float().mean() - 0.5) < 0.1
+    assert abs(labels[:, 3].float().mean() - 0.5) < 0.1
 
 
 def copied(small, tmp_path):

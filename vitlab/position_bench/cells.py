@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.position_bench.pictures import Split, glyphs, photos
+from vitlab.position_bench.pictures import QUESTIONS, Split, glyphs, photos
 from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
@@ -28,7 +28,7 @@ from vitlab.position_bench.training import (
     train_network,
 )
 
-GLYPH_SEEDS = {"train": 0, "test": 1}
+GLYPH_SEEDS = {"glyphs": 0, "glyphs_test": 1, "glyphs_val": 2}
 
 
 class Bench:
@@ -61,10 +61,10 @@ class Bench:
         """
         sizes, test = self.protocol["trainings"], self.protocol["test"]
         if training == "glyphs" and "glyphs" not in self._splits:
-            counts = {"train": sizes["glyphs"]["images"], "test": test["glyphs"]}
-            for name, count in counts.items():
-                self._splits["glyphs" if name == "train" else "glyphs_test"] = glyphs(count, GLYPH_SEEDS[name])
-            self._check_digests("glyphs", "glyphs_test")
+            images = (sizes["glyphs"]["images"], test["glyphs"], self.protocol["validation"])
+            for (name, seed), count in zip(GLYPH_SEEDS.items(), images, strict=True):
+                self._splits[name] = glyphs(count, seed)
+            self._check_digests(*GLYPH_SEEDS)
         elif training != "glyphs" and "test" not in self._splits:
             if self.data is None:
                 raise UsageError("posbench trains on CIFAR-10: give its folder, `--data DIR`")
@@ -99,41 +99,51 @@ class Bench:
         with np.load(self.path(label, cell).with_suffix(".npz")) as kept:
             return dict(kept)
 
-    def tuned(self, method: Method, label: str) -> float:
+    def tuned(self, method: Method, label: str, training: str) -> float:
         """Return the learning rate that is best on validation images, trying what is not tried yet.
 
         The grid grows while its best rate lies at a border.
+
+        Args:
+            method: The position embedding.
+            label: Its folder.
+            training: ``photos``, whose rate serves ``few`` too, or ``glyphs``.
         """
         tuning = self.protocol["tuning"]
-        rates = sorted(tuning["rates"])
+        rates = sorted(tuning["rates"][training])
         found: dict[float, float] = {}
         while True:
             for rate in rates:
                 if rate not in found:
-                    found[rate] = self._tuning(method, label, rate)
+                    found[rate] = self._tuning(method, label, training, rate)
             best = max(rates, key=lambda rate: found[rate])
             if best not in (rates[0], rates[-1]) or len(rates) >= tuning["most"]:
                 return float(best)
             rates = sorted([*rates, best / 2 if best == rates[0] else best * 2])
 
-    def _tuning(self, method: Method, label: str, rate: float) -> float:
-        cell, seed = f"tune-{rate:g}", self.protocol["tuning"]["seed"]
+    def _tuning(self, method: Method, label: str, training: str, rate: float) -> float:
+        cell, seed = f"tune-{training}-{rate:g}", self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
-            train, _ = self.splits("photos")
+            train, _ = self.splits(training)
             start = bench_cpu_seconds()
             try:
-                net = train_network(method, self.protocol, "photos", seed, rate, train)
-                accuracy = self.validated(net)
+                net = train_network(method, self.protocol, training, seed, rate, train)
+                accuracy = self.validated(net, training)
             except UsageError:
                 accuracy = 0.0  # diverged
-            kept = {"validation": accuracy, "rate": rate, "seed": seed, "cpu_seconds": bench_cpu_seconds() - start}
+            kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
+            kept["cpu_seconds"] = bench_cpu_seconds() - start
             self._write(label, cell, kept, {})
         return float(kept["validation"])
 
-    def validated(self, net: Any) -> float:
-        """Return the accuracy of a network on the validation photos."""
-        val = self._splits["val"]
-        return float((outputs_of_images(net, val.images).argmax(1) == val.labels).float().mean())
+    def validated(self, net: Any, training: str) -> float:
+        """Return the accuracy of a network on the validation images; of generated ones, its mean over the questions."""
+        val = self._splits["glyphs_val" if training == "glyphs" else "val"]
+        outputs = outputs_of_images(net, val.images)
+        parts = outputs.split(list(QUESTIONS.values()), dim=1) if training == "glyphs" else [outputs]
+        answers = val.labels.view(len(outputs), -1).T
+        right = [(part.argmax(1) == answer).float().mean() for part, answer in zip(parts, answers, strict=True)]
+        return float(torch.stack(right).mean())
 
     def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
         """Train and test a cell, unless it is complete, and return its record."""
@@ -149,7 +159,8 @@ class Bench:
         kept = {"training": training, "seed": seed, "rate": rate, "scores": scores, "not_applicable": refused}
         kept |= {"cpu_seconds": seconds, "test_reads": 1, "torch": torch.__version__}
         if training == "photos":
-            kept |= {"validation": self.validated(net), "likeness": feature_likeness(net, self.protocol, test)}
+            kept["validation"] = self.validated(net, training)
+            kept["likeness"] = feature_likeness(net, self.protocol, test)
         self._write(label, cell, kept, predictions)
         self.say(f"{label} {cell}: " + ", ".join(f"{k} {v:.3f}" for k, v in scores.items()) + f", {seconds:.0f} CPU s")
         return kept
@@ -176,11 +187,11 @@ class Bench:
         check_method(method, self.protocol)
         if self.record(label, "card") is None:
             self._write(label, "card", {"method": name_and_args("pos_embed", method)}, {})
-        rate = self.tuned(method, label)
-        self.say(f"{label}: learning rate {rate:g}")
+        rates = {training: self.tuned(method, label, training) for training in self.protocol["tuning"]["rates"]}
+        self.say(f"{label}: learning rate " + ", ".join(f"{rate:g} for {training}" for training, rate in rates.items()))
         for seed in self.protocol["seeds"]:
             for training in self.protocol["trainings"]:
-                self.run_cell(method, label, training, seed, rate)
+                self.run_cell(method, label, training, seed, rates[tuned_on(training)])
         if self.record(label, "cost") is None:
             self._write(label, "cost", cost_of(method, self.protocol), {})
 
@@ -212,6 +223,16 @@ class Bench:
         """Return the validation accuracy of each seed of photos."""
         kept = [self.record(label, f"photos-{seed}") for seed in self.protocol["seeds"]]
         return [each["validation"] for each in kept if each]
+
+
+def tuned_on(training: str) -> str:
+    """Return the training whose learning rate serves a training.
+
+    Example:
+        >>> tuned_on("few")
+        'photos'
+    """
+    return "photos" if training == "few" else training
 
 
 def label_of(method: Method) -> str:

@@ -17,7 +17,8 @@ from vitlab.errors import UsageError
 CELLS = 8  # tokens a side
 PIXELS = 4  # of a token
 OFFSETS = (-3, -2, -1, 1, 2, 3)
-HEADS = {"place": CELLS**2, "offset": len(OFFSETS), "far": 2}
+QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": 2}  # outputs of each
+NOISE = 0.2  # of the pixels; marks differ from it by 2
 A_CLASS = 2000  # training images of each class: those whose file names come first
 
 
@@ -26,7 +27,7 @@ class Split(NamedTuple):
 
     Args:
         images: ``(N, C, H, W)``, of mean about 0 and spread about 1.
-        labels: ``(N,)`` classes, or ``(N, 3)`` answers to the questions of :data:`HEADS`.
+        labels: ``(N,)`` classes, or ``(N, 4)`` answers to :data:`QUESTIONS`.
     """
 
     images: Tensor
@@ -43,9 +44,9 @@ class Split(NamedTuple):
 def glyphs(count: int, seed: int) -> Split:
     """Return generated images: one channel, 32 x 32, marks that fill a token each, on noise.
 
-    A bright mark A and a dark mark B lie at any two places: where A is, and how many columns B is to the right of it,
-    are asked. Two further rows hold a mark at the left and one at the right border; both rows have the same two
-    patterns, so that only their places tell whether those of a row match.
+    A bright mark A and a dark mark B lie at any two places: the row and the column of A, and how many columns B is to
+    the right of it, are asked. Two further rows hold a mark at the left and one at the right border; both rows have the
+    same two patterns, so that only their places tell whether those of a row match.
 
     Args:
         count: Number of images.
@@ -57,22 +58,22 @@ def glyphs(count: int, seed: int) -> Split:
     """
     patterns = np.random.default_rng(2718).permuted(np.repeat([[-1.0, 1.0] * 8], 8, axis=0), axis=1).reshape(8, 4, 4)
     rng = np.random.default_rng([43, seed])
-    images = rng.normal(0, 0.5, (count, CELLS, PIXELS, CELLS, PIXELS))
-    labels = np.zeros((count, 3), dtype=np.int64)
+    images = rng.normal(0, NOISE, (count, CELLS, PIXELS, CELLS, PIXELS))
+    labels = np.zeros((count, len(QUESTIONS)), dtype=np.int64)
     for image, label in zip(images, labels, strict=True):
         step = rng.integers(len(OFFSETS))
         dx = OFFSETS[step]
         row, below = rng.integers(CELLS), rng.integers(CELLS)
         column = rng.integers(max(0, -dx), CELLS - max(0, dx))
         rows = rng.permutation([r for r in range(CELLS) if r not in (row, below)])[:2]
-        p, q = rng.permutation(len(patterns))[:2]
+        p, q = rng.permutation(2)
         match = rng.integers(2)
         for r, left, right in ((rows[0], p, p if match else q), (rows[1], q, q if match else p)):
-            image[r, :, rng.integers(2)] += 1.5 * patterns[left]
-            image[r, :, CELLS - 1 - rng.integers(2)] += 1.5 * patterns[right]
+            image[r, :, rng.integers(2)] += 2 * patterns[left]
+            image[r, :, CELLS - 1 - rng.integers(2)] += 2 * patterns[right]
         image[row, :, column] += 2 + patterns[rng.integers(len(patterns))]
         image[below, :, column + dx] += -2 + patterns[rng.integers(len(patterns))]
-        label[:] = row * CELLS + column, step, match
+        label[:] = row, column, step, match
     side = CELLS * PIXELS
     return Split(torch.from_numpy(images.reshape(count, 1, side, side).astype(np.float32)), torch.from_numpy(labels))
 

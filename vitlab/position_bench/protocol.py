@@ -15,7 +15,7 @@ TASKS = {  # score: what it says, the training that it reads
     "sizes": ("the same network on larger and oblong grids", "photos"),
     "shift": ("the same network on shifted photos", "photos"),
     "few": ("a tenth of the photos", "few"),
-    "place": ("which of 64 cells holds the mark", "glyphs"),
+    "place": ("the row and column of the mark, of 64 cells", "glyphs"),
     "offset": ("how far right of A is B, of 6", "glyphs"),
     "far": ("do the distant marks of a row match", "glyphs"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import UsageError
-from vitlab.position_bench.cells import Bench
+from vitlab.position_bench.cells import Bench, tuned_on
 from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
 from vitlab.position_bench.training import Method, scores_of
 
@@ -42,30 +42,37 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
             if not bench.path(label, f"{training}-{seed}").is_file():
                 found.append(f"{training}, seed {seed}: is missing")
     found += [f"{name}.json: is missing" for name in FACTS if not bench.path(label, name).is_file()]
-    tried = {}
+    tried: dict[str, dict[float, float]] = {training: {} for training in bench.protocol["tuning"]["rates"]}
+    used: dict[str, set[float]] = {training: set() for training in tried}
     for path in sorted(p for p in folder.glob("*.json") if p.name != MANIFEST):
         kept = json.loads(path.read_text())
         if kept.get("protocol") != bench.digest:
             found.append(f"{path.name}: was trained under another protocol: other data or another recipe")
         if path.name.startswith("tune-"):
-            tried[kept["rate"]] = kept["validation"]
+            tried[kept["training"]][kept["rate"]] = kept["validation"]
         if "scores" in kept:
+            used[tuned_on(kept["training"])].add(kept["rate"])
             found += _of_cell(bench, label, path, kept, answers)
-    best = max(tried, key=lambda rate: tried[rate], default=None)
-    rates = {kept["rate"] for path in folder.glob("*-*.json") if "scores" in (kept := json.loads(path.read_text()))}
-    if not set(bench.protocol["tuning"]["rates"]) <= set(tried):
-        found.append("learning rates of the grid were not tried")
-    elif rates - {best}:
-        found.append(
-            f"trained at {', '.join(f'{rate:g}' for rate in sorted(rates))}, and {best:g} is best in validation"
-        )
-    elif best in (min(tried), max(tried)) and len(tried) < bench.protocol["tuning"]["most"]:
-        found.append(f"the best learning rate {best:g} lies at the border of those tried")
+    for training in tried:
+        found += _of_rates(bench.protocol["tuning"], training, tried[training], used[training])
     if (manifest := folder / MANIFEST).is_file():
         listed = json.loads(manifest.read_text())
         present = {path.name: digest_of_file(path) for path in _files(folder)}
         found += [f"{name}: differs from {MANIFEST}" for name in listed if listed[name] != present.get(name)]
     return found
+
+
+def _of_rates(tuning: dict[str, Any], training: str, tried: dict[float, float], used: set[float]) -> list[str]:
+    """Return what is wrong with the learning rate of a training."""
+    if not set(tuning["rates"][training]) <= set(tried):
+        return [f"{training}: learning rates of the grid were not tried"]
+    best = max(sorted(tried), key=lambda rate: tried[rate])
+    if used - {best}:
+        rates = ", ".join(f"{rate:g}" for rate in sorted(used))
+        return [f"{training}: trained at {rates}, and {best:g} is best in validation"]
+    if best in (min(tried), max(tried)) and len(tried) < tuning["most"]:
+        return [f"{training}: the best learning rate {best:g} lies at the border of those tried"]
+    return []
 
 
 def _of_cell(bench: Bench, label: str, path: Path, kept: dict[str, Any], answers: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, warmed_up
-from vitlab.position_bench.pictures import HEADS, Split
+from vitlab.position_bench.pictures import CELLS, QUESTIONS, Split
 from vitlab.tasks.optimizer import build_optimizer
 
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
@@ -35,7 +35,7 @@ def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str,
         training: ``photos``, ``few`` or ``glyphs``.
         seed: What all initial values follow from.
     """
-    chans, outputs = (1, sum(HEADS.values())) if training == "glyphs" else (3, 10)
+    chans, outputs = (1, sum(QUESTIONS.values())) if training == "glyphs" else (3, 10)
     torch.manual_seed(seed)
     return VisionTransformer(**protocol["network"], in_chans=chans, num_classes=outputs, pos_embed=method)
 
@@ -45,11 +45,11 @@ def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
 
     Args:
         outputs: ``(B, K)``.
-        labels: ``(B,)`` classes or ``(B, 3)`` answers.
+        labels: ``(B,)`` classes or ``(B, 4)`` answers.
     """
     if labels.ndim == 1:
         return F.cross_entropy(outputs, labels)
-    parts = outputs.split(list(HEADS.values()), dim=1)
+    parts = outputs.split(list(QUESTIONS.values()), dim=1)
     losses = [F.cross_entropy(part, label) for part, label in zip(parts, labels.T, strict=True)]
     return torch.stack(losses).sum()
 
@@ -84,14 +84,14 @@ def train_network(
     Raises:
         UsageError: The loss is not a number.
     """
-    recipe, epochs = protocol["recipe"], protocol["trainings"][training]["epochs"]
+    recipe = protocol["recipe"] | protocol["trainings"][training]
     net = bench_network_of(method, protocol, training, seed).train()
-    optimizer = build_optimizer(recipe["opt"], param_groups(net, rate, recipe["weight_decay"]), net)
+    optimizer = build_optimizer(recipe["opt"], _groups(net, rate, recipe), net)
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
-    steps = epochs * (len(split.labels) // size)
+    steps = recipe["epochs"] * (len(split.labels) // size)
     torch.manual_seed(seed)  # of what a method draws in training
-    for step, (images, labels) in enumerate(batches_of(split, size, epochs, seed, training != "glyphs")):
+    for step, (images, labels) in enumerate(batches_of(split, size, recipe["epochs"], seed, training != "glyphs")):
         factor = warmed_up(step + 1, recipe["warmup"] * steps, steps + 1)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
@@ -103,6 +103,17 @@ def train_network(
         torch.nn.utils.clip_grad_norm_(net.parameters(), recipe["clip"])
         optimizer.step()
     return net.eval()
+
+
+def _groups(net: VisionTransformer, rate: float, recipe: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the groups of parameters; what lies outside of the blocks learns at a share of the rate."""
+    blocks, groups = {id(p) for p in net.blocks.parameters()}, []
+    for group in param_groups(net, rate, recipe["weight_decay"]):
+        for inside, share in ((True, 1.0), (False, recipe["rest"])):
+            params = [p for p in group["params"] if (id(p) in blocks) == inside]
+            if params:
+                groups.append(group | {"params": params, "lr": group["lr"] * share})
+    return groups
 
 
 @torch.no_grad()
@@ -120,8 +131,8 @@ def bench_predictions_of(
         Predicted classes of each task, images last; and tasks that do not apply, with the reason.
     """
     if training == "glyphs":
-        parts = outputs_of_images(net, test.images).split(list(HEADS.values()), dim=1)
-        return {name: _classes(part) for name, part in zip(HEADS, parts, strict=True)}, {}
+        parts = outputs_of_images(net, test.images).split(list(QUESTIONS.values()), dim=1)
+        return _tasks_of({name: _classes(part) for name, part in zip(QUESTIONS, parts, strict=True)}), {}
     if training == "few":
         return {"few": _classes(outputs_of_images(net, test.images))}, {}
     found, refused = {"accuracy": _classes(outputs_of_images(net, test.images))}, {}
@@ -144,6 +155,12 @@ def bench_predictions_of(
         ]
     )
     return found, refused
+
+
+def _tasks_of(answers: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the answers to the tasks of generated images: a place is right if its row and its column are."""
+    place = answers["row"] * CELLS + answers["column"]
+    return {"place": place, "offset": answers["offset"], "far": answers["far"]}
 
 
 def _classes(outputs: Tensor) -> NDArray[np.uint8]:
@@ -172,7 +189,7 @@ def scores_of(predictions: Mapping[str, NDArray[np.uint8]], labels: Mapping[str,
 def answers_of(training: str, test: Split) -> dict[str, NDArray[Any]]:
     """Return the right answers of each task that reads a training."""
     if training == "glyphs":
-        return dict(zip(HEADS, test.labels.T.numpy(), strict=True))
+        return _tasks_of(dict(zip(QUESTIONS, test.labels.T.numpy(), strict=True)))
     return dict.fromkeys(["few"] if training == "few" else ["accuracy", "sizes", "shift"], test.labels.numpy())
 
 
