@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 SET ?= benchmarks
 BENCH = $(BIN)/vitlab bench
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, every worker and each of some hundred commands compiles the package anew
 OFFICIAL = $(if $(T2T_REPO),--t2t-repo $(T2T_REPO))
 
 .PHONY: run test test-all check ablation results docs pages maps notebooks benchmarks benchmarks-gpu faults faults-quick slurm gpu setup

@@ -102,6 +102,7 @@ def test_a_gpu_is_the_same_by_number_by_uuid_and_by_the_beginning_of_one(monkeyp
         gpus._listed.cache_clear()
 
 
+@pytest.mark.slow
 def test_probes_at_work_have_a_device_each(lab, monkeypatch):
     monkeypatch.chdir(lab.path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,")

@@ -27,6 +27,7 @@ def photos(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_file_of_ours_is_looked_at_without_a_run(photos, tmp_path, monkeypatch, capsys):
     import json
 

@@ -102,6 +102,7 @@ def test_the_fillings_are_what_they_are_called():
         another_image(net, IMAGES[:1])
 
 
+@pytest.mark.slow
 def test_maps_that_name_the_wrong_patch_do_not_pass_though_they_name_the_right_one_next():
     net, draw = distracted_net(), torch.Generator().manual_seed(1)
     images, others = (torch.randn(48, 1, 8, 8, generator=draw) for _ in range(2))
@@ -140,6 +141,7 @@ def test_a_map_without_a_choice_is_no_evidence(monkeypatch):
     assert finding.note.split("NO EVIDENCE: ")[1].split(" (")[0].endswith("constant and reverse")
 
 
+@pytest.mark.slow
 def test_areas_are_those_of_the_curves_and_fillings_that_contradict_are_told(small_subject):
     table = analyze_faithfulness(small_subject(num_images=12)).table
     for _, line in table[table["kind"] != "pair"].groupby(["filling", "kind", "map"]):

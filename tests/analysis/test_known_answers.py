@@ -68,6 +68,7 @@ OVERLAPPING = {"tokenizer": "t2t", "t2t_kernels": (3, 3), "t2t_strides": (2, 1),
 WITHOUT_POSITIONS = [{}, {"class_token": False, "global_pool": "avg"}, OVERLAPPING]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", WITHOUT_POSITIONS, ids=["class_token", "mean", "t2t"])
 def test_a_trained_network_without_positions_has_no_displacement_though_content_draws_a_pattern(trained, changes):
     table = displacements(trained(pos_embed="none", **changes))
@@ -80,6 +81,7 @@ def test_a_trained_network_without_positions_has_no_displacement_though_content_
         assert found < floor
 
 
+@pytest.mark.slow
 def test_intervals_of_displacement_and_of_its_spread_hold_the_truth(trained):
     subject = trained(pos_embed="none")
     subject.num_images = 64
@@ -119,6 +121,7 @@ def test_a_head_that_looks_at_a_place_is_seen_to(digits, offset):
     assert table.drop(index=[offset]).std() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pos_embed", ["rope2d", "sincos2d"])
 def test_a_trained_network_with_positions_has_a_displacement(trained, pos_embed):
     table = displacements(trained(pos_embed=pos_embed))

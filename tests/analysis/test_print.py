@@ -25,6 +25,7 @@ def subjects(digits):
     return [Subject(net, digits, known, num_images=16) for net, known in nets]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.rare) for n in ANALYSES])
 def test_a_figure_of_each_analysis_can_be_read_in_a_column(subjects, name):
     for subject in subjects:

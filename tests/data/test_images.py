@@ -196,6 +196,7 @@ def test_16_bits_may_be_scaled_from_one_range_for_all_files(tmp_path):
         Decoding(value_range=[5, 5])
 
 
+@pytest.mark.slow
 def test_the_most_pixels_may_be_raised():
     bomb = io.BytesIO()
     Image.new("1", (8000, 8000)).save(bomb, "PNG")

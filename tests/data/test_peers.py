@@ -62,6 +62,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size, pct, mode, how", CASES)
 def test_evaluation_has_the_pixels_of_timm(photos, size, pct, mode, how):
     wanted = (size, size) if isinstance(size, int) else size
@@ -81,6 +82,7 @@ def _pipeline(size, pct, how, mode="center"):
     return Pipeline(None, size, "none", None, pct, how, crop_mode=mode)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
 def test_evaluation_has_the_pixels_of_torchvisions_weights(photos, how):
     preset = ViT_B_16_Weights.IMAGENET1K_V1.transforms
@@ -139,6 +141,7 @@ def test_batches_of_a_folder_and_pictures_go_through_one_function(tmp_path, phot
 SHAPES = [(400, 600), (375, 500), (64, 64), (1000, 100), (100, 1000), (31, 400)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_random_crops_are_distributed_as_torchvisions(shape):
     ours, n = RandomCropFlip((224, 224), 0.08, "bicubic"), 3000

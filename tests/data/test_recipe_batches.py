@@ -115,6 +115,7 @@ def test_every_recipe_is_found_and_experiments_leave_batches_as_their_recipes_ha
         assert not any(f"data.{name}" in path.read_text() for name in SETTINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", ["one process", "its processes"])
 @pytest.mark.parametrize("path", RECIPES, ids=ident)
 def test_no_image_is_mixed_with_itself_and_batches_differ_as_much_as_timms(path, world):
@@ -181,6 +182,7 @@ def rectangle(image):
     return [len(rows), len(columns), rows[0], columns[0]] if len(rows) else None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", sorted({settings_of(path).get("random_erasing", 0.0) for path in RECIPES} - {0.0}))
 def test_erased_rectangles_are_distributed_as_timms_and_filled_alike(share):
     n, side = 12_000, 24

@@ -61,6 +61,7 @@ def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     assert json.loads(written.read_text())["images"]["train"] == 20
 
 
+@pytest.mark.slow
 def test_the_data_command_prints_for_programs(photos, tmp_path, capsys):
     words = [str(photos), "-o", str(tmp_path / "samples.png"), "--num_workers", "0"]
     assert data_command([*words, "--json"]) == 0

@@ -183,6 +183,7 @@ def test_the_viewer_holds_the_weights_of_every_layer_and_head():
     assert set(first["colors"]) == {"0", "1", "2"} and first["said"].endswith("%")
 
 
+@pytest.mark.slow
 def test_the_viewer_has_occlusion_and_attention_once():
     subject = small_subject()
     images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
@@ -201,6 +202,7 @@ def test_the_viewer_has_occlusion_and_attention_once():
     )
 
 
+@pytest.mark.slow
 def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
     splits = {"t2t_kernels": [3, 3, 3], "t2t_strides": [1, 2, 1], "t2t_dim": 16, "t2t_attn": "performer"}
     torch.manual_seed(0)
@@ -248,6 +250,7 @@ console.log(JSON.stringify(asked.map(([net, state, layer]) => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs Node.js")
 def test_the_mean_of_heads_that_the_viewer_shows_is_the_mean_of_heads():
     subjects = [small_subject(), small_subject("other", pos_embed="none")]

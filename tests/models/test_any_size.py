@@ -121,7 +121,7 @@ def test_permuted_positions_have_no_other_grid():
 
 
 QUICK = ["learned", "alibi2d", "rope2d"]  # a table, a bias, a rotation
-ONE_GRAPH = [(name, "patch") for name in QUICK] + [
+ONE_GRAPH = [pytest.param(name, "patch", marks=() if name == "rope2d" else pytest.mark.slow) for name in QUICK] + [
     pytest.param(name, tokenizer, marks=pytest.mark.slow if tokenizer == "patch" else pytest.mark.rare)
     for tokenizer in ("patch", "t2t")
     for name in NAMES

@@ -171,6 +171,7 @@ def test_no_config_leaves_the_fast_ways(path):
     assert model.reads_class_token_only() == (model.global_pool == "token")
 
 
+@pytest.mark.slow
 def test_the_configs_have_both_token_layers_and_a_head_for_each_way():
     models = [network_of(path) for path in RECIPES]
     tokenizers = [model.tokenizer for model in models if isinstance(model.tokenizer, T2TTokenizer)]

@@ -347,6 +347,7 @@ def test_layers_that_read_other_tokens_get_them(changes):
     check(task)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [{}, T2T], ids=ids)
 @pytest.mark.parametrize("wrapped", [LoRA, None])
 def test_compiled_networks_are_the_network(changes, wrapped):

@@ -89,6 +89,7 @@ def answers(small):
     return {k: v for t in small.protocol["trainings"] for k, v in answers_of(t, small.splits(t)[1]).items()}
 
 
+@pytest.mark.slow
 def test_none_under_another_name_has_the_same_predictions_and_is_equal_in_every_task(small):
     assert small.scores("alias") == small.scores("none")
     verdicts = judge(small.scores("alias"), {"none": small.scores("none")})
