@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import tarfile
+import time
+import warnings
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import IO, Any, NamedTuple
@@ -16,6 +18,8 @@ from tqdm import tqdm
 from vitlab.data.files import archive
 
 _GAP = 2**16  # largest gap in bytes between images fetched by one request
+_WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt at ranges that a store did not deliver
+_FINAL = (FileNotFoundError, PermissionError)  # which no further attempt will change
 _NOTE = 2**20  # largest size in bytes of a member with a label
 
 
@@ -55,10 +59,9 @@ class Tars:
             with open(self.addresses[shard], "rb", buffering=0) as tar:
                 found: bytes | Exception = os.pread(tar.fileno(), length, offset)
         else:
-            found = self.fetched.pop(file, b"")
-            if not isinstance(found, bytes) or len(found) != length:  # not prefetched, or it failed: try again
+            if file not in self.fetched:
                 self._fetch([file])
-                found = self.fetched.pop(file)
+            found = self.fetched.pop(file)
         if isinstance(found, Exception):
             raise OSError(f"{type(found).__name__}: {found}") from found
         if len(found) != length:
@@ -80,13 +83,11 @@ class Tars:
                 runs.append([shard, offset, offset + length, [(file, offset, length)]])
         for (fs, *_), some in groupby(((*opened(self.addresses[run[0]]), run) for run in runs), lambda x: x[0:1]):
             places = [(path, run) for _, path, run in some]
-            parts = fs.cat_ranges(
-                [path for path, _ in places], [r[1] for _, r in places], [r[2] for _, r in places], on_error="return"
-            )
+            parts = _ranges(fs, [(path, run[1], run[2]) for path, run in places])
             for (_, run), part in zip(places, parts, strict=True):
                 for file, offset, length in run[3]:
-                    failed = isinstance(part, Exception)
-                    self.fetched[file] = part if failed else bytes(part[offset - run[1] : offset - run[1] + length])
+                    start = offset - run[1]
+                    self.fetched[file] = part if isinstance(part, Exception) else bytes(part[start : start + length])
 
     def stamp(self, file: str) -> tuple[int, int]:
         """Return size in bytes and a number that changes with the tar file."""
@@ -96,6 +97,30 @@ class Tars:
     def identity(self, file: str) -> bytes:
         """Return the name."""
         return os.fsencode(file)
+
+
+def _ranges(fs: Any, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
+    """Return the bytes from start to end of each file, or why there are none after every attempt."""
+    found: list[bytes | Exception] = [b""] * len(ranges)
+    left = list(range(len(ranges)))
+    for attempt, wait in enumerate((*_WAITS, None), start=1):
+        try:
+            parts = fs.cat_ranges(*map(list, zip(*(ranges[i] for i in left), strict=True)), on_error="return")
+        except Exception as error:  # of file systems that do not return it
+            parts = [error] * len(left)
+        for i, part in zip(left, parts, strict=True):
+            length = ranges[i][2] - ranges[i][1]
+            short = not isinstance(part, Exception) and len(part) != length
+            found[i] = OSError(f"{len(part)} of {length} bytes") if short else part
+        failed = {i: x for i in left if isinstance(x := found[i], Exception) and not isinstance(x, _FINAL)}
+        left = list(failed)
+        if not left or wait is None:
+            break
+        reason = f"{type(failed[left[0]]).__name__}: {failed[left[0]]}".splitlines()[0]
+        again = f"{len(left)} of {len(ranges)} ranges failed, attempt {attempt + 1} of {len(_WAITS) + 1} in {wait:g} s"
+        warnings.warn(f"{ranges[left[0]][0]}: {again} ({reason})", stacklevel=2)
+        time.sleep(wait)
+    return found
 
 
 def is_remote(address: str) -> bool:
