@@ -15,7 +15,7 @@ from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
-from vitlab.layers.resample import ResizePolicy
+from vitlab.layers.resample import ResizePolicy, same_size
 from vitlab.models import start
 from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
 from vitlab.models.first_token import class_token_is_enough, first_token
@@ -247,7 +247,7 @@ class VisionTransformer(Named, nn.Module):
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
-        if size == self.img_size and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
+        if same_size(size, self.img_size) and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
             return self.pos_embed
         if not hasattr(self.tokenizer, "grid_of"):
             name, (H, W), got = type(self.tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"
