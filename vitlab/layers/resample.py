@@ -42,7 +42,7 @@ def resize_axis(table: Tensor, size: int) -> Tensor:
         >>> resize_axis(torch.randn(1, 14, 8), 16).shape
         torch.Size([1, 16, 8])
     """
-    if same_size(table.shape[1:2], (size,)):
+    if same_size((size,), table.shape[1:2]):
         return table
     resized = F.interpolate(table.float().transpose(1, 2), size=size, mode="linear", align_corners=False)
     return resized.transpose(1, 2).contiguous().to(table.dtype)
