@@ -72,7 +72,7 @@ def _offset_weights(old: int, new: int) -> Tensor:
     places = _geometric_places(old - 1, new - 1)  # where the old offsets 0, 1, ... lie in the new range
     offsets, columns = torch.arange(1 - new, new), torch.arange(1 - old, old)
     size, sign = offsets.abs().double(), torch.where(offsets < 0, -1, 1)
-    above = torch.searchsorted(places, size).clamp(max=old - 1)  # the first place that is not below
+    above = (places[:, None] < size).sum(dim=0).clamp(max=old - 1)  # the first place that is not below
     below = (above - 1).clamp(min=0)
     gap = places[above] - places[below]
     share = torch.where(gap > 0, ((size - places[below]) / gap).clamp(max=1), 1.0).float()[:, None]

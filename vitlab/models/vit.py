@@ -247,7 +247,10 @@ class VisionTransformer(Named, nn.Module):
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
-        if same_size(size, self.img_size) and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
+        if same_size(size, self.img_size) and getattr(self.tokenizer, "patch", None) in (
+            None,
+            self.tokenizer.patch_size,
+        ):
             return self.pos_embed
         if not hasattr(self.tokenizer, "grid_of"):
             name, (H, W), got = type(self.tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"

@@ -57,7 +57,7 @@ class Fire(BiasPosEmbed):
     def fill_tables(self) -> None:
         """Compute the coordinates of all patches."""
         h, w = self.grid_size
-        cells = torch.stack([torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)])
+        cells = torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")).flatten(1)
         self.register_buffer("cells", cells.to(self.c), persistent=False)
 
     def biases(self, layer: int) -> Tensor:
