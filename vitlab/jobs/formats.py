@@ -37,7 +37,7 @@ _MOST = 8192  # pixels of a side of a graph of any size
 _HUGE = 1.5e9  # bytes; an ONNX file holds 2 GB at most, with larger weights in a file beside it
 _TIMM_NAMES = (  # arguments of the same name and meaning
     *("img_size", "in_chans", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
-    *("qk_norm", "class_token", "reg_tokens", "global_pool", "act_layer"),
+    *("qk_norm", "class_token", "reg_tokens", "global_pool", "act_layer", "pre_norm"),
 )
 
 
@@ -217,7 +217,6 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         **{name: (OLD[name].default,) for name in ("value_skip", "se_reduction", "ghost", "attn_gate")},
         "flexi_patch": (None,),
         "mlp_layer": ("mlp",),
-        "pre_norm": (False,),
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
