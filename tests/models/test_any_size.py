@@ -120,6 +120,28 @@ def test_permuted_positions_have_no_other_grid():
         net(torch.randn(1, 1, *LARGE))
 
 
+@pytest.mark.parametrize("name", ["learned", "relpos", "rope2d"])
+def test_a_list_of_images_gives_what_each_gives_alone(name):
+    net, images = net_of(name), [torch.randn(1, *size) for size in ((16, 16), (8, 24), LARGE)]
+    with torch.no_grad():
+        torch.testing.assert_close(net(images), torch.cat([net(image[None]) for image in images]))
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes", "line"),
+    [
+        ({}, [], "a list of images must hold at least one"),
+        ({}, [(1, 1, 16, 16)], r"a list holds \(1, height, width\) images, got \(1, 1, 16, 16\) as number 0"),
+        ({}, [(1, 16, 18)], "patches of 4 x 4 do not fill images of 16 x 18"),
+        ({"tokenizer": "t2t"}, [(1, 16, 16)], "the windows of T2TTokenizer overlap: use tokenizer=patch"),
+        ({"patch_size": [4, 8]}, [(1, 16, 16)], "square patches, but the network has 4 x 8"),
+    ],
+)
+def test_a_list_that_cannot_be_packed_is_refused_in_one_line(more, sizes, line):
+    with pytest.raises(ValueError, match=line):
+        net_of("learned", **more)([torch.randn(size) for size in sizes])
+
+
 QUICK = ["learned", "alibi2d", "rope2d"]  # a table, a bias, a rotation
 ONE_GRAPH = [pytest.param(name, "patch", marks=() if name == "rope2d" else pytest.mark.slow) for name in QUICK] + [
     pytest.param(name, tokenizer, marks=pytest.mark.slow if tokenizer == "patch" else pytest.mark.rare)

@@ -141,3 +141,21 @@ def test_gradients_are_timms():
     for name, p in theirs.blocks.named_parameters():
         torch.testing.assert_close(ours.blocks.get_parameter(name).grad, p.grad, rtol=0, atol=1e-10)
     torch.testing.assert_close(ours.cls_token.grad, theirs.cls_token.grad, rtol=0, atol=1e-10)
+
+
+def test_clip_goes_back_to_timm_without_a_bias_of_patches():
+    torch.manual_seed(0)
+    clip = TimmViT(**TINY, pre_norm=True, norm_layer=torch.nn.LayerNorm).eval()
+    for p in clip.parameters():
+        torch.nn.init.normal_(p, std=0.2)
+    ours = VisionTransformer(**TINY, pre_norm=True, norm_eps=1e-5).eval()
+    ours.load_state_dict(from_timm(clip.state_dict()))
+    back = TimmViT(**TINY, pre_norm=True, norm_layer=torch.nn.LayerNorm).eval()
+    back.load_state_dict(to_timm(ours.state_dict()))
+    images = torch.randn(2, 3, 16, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(back(images), clip(images), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours(images), clip(images), atol=1e-5, rtol=1e-5)
+    torch.nn.init.constant_(ours.tokenizer.proj.bias, 0.5)
+    with pytest.raises(ValueError, match=r"no bias of patches .* up to 5.0e-01: set it to 0"):
+        to_timm(ours.state_dict())

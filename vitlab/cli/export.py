@@ -9,7 +9,8 @@ from vitlab.runs.choose import SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 
 EPILOG = """safetensors: weights and the network's arguments. timm: weights for timm's VisionTransformer. onnx: a
-graph for onnxruntime and others. pt2: a graph of torch.export. Graphs take batches of any size. A .json
+graph for onnxruntime and others. pt2: a graph of torch.export. Graphs take any number of images,
+and with --dynamic size images of any height and width that the tokenizer takes. A .json
 beside the file says how to prepare images and what the outputs mean."""
 
 
@@ -24,6 +25,12 @@ def main(argv: list[str]) -> int:
         action="store_true",
         help="compare outputs with the run's; fail if any differs by more than 0.0001",
     )
+    add(
+        "--dynamic",
+        choices=["batch", "size"],
+        default="batch",
+        help="what a graph leaves open: batch, or size: batch, height and width (default: batch)",
+    )
     add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     options = parser.parse_args(argv)
@@ -35,7 +42,7 @@ def main(argv: list[str]) -> int:
 
     open_terminal(options.quiet)
     try:
-        done = export(run, checkpoint, options.to, output, options.check)
+        done = export(run, checkpoint, options.to, output, options.check, options.dynamic)
     except RunFailed as error:
         sys.stderr.write(f"vitlab: {error}\n")
         return 1

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ from vitlab.config.parser import VitlabCLI
 from vitlab.data.base import ImageData
 from vitlab.errors import RunFailed, UsageError, what_failed
 from vitlab.interface import PAGE, image_fact, path_of, recipe
-from vitlab.jobs.formats import FORMATS, OF_ANY, Plain, largest_difference, network_arguments
+from vitlab.jobs.formats import (
+    FORMATS,
+    OF_ANY,
+    Plain,
+    Side,
+    largest_difference,
+    network_arguments,
+    open_sides,
+    sizes_to_check,
+)
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
@@ -23,6 +33,7 @@ from vitlab.runs.standing import checksum
 from vitlab.tasks import Regressor
 from vitlab.tokenizers.splits import pair
 
+DYNAMIC = ("batch", "size")
 LIMIT = 1e-4  # of the difference between outputs, in their own units
 
 
@@ -43,7 +54,9 @@ class Exported:
     difference: float | None
 
 
-def export(run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = False) -> Exported:
+def export(
+    run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = False, dynamic: str = "batch"
+) -> Exported:
     """Write the network of a run, without what only training needs.
 
     Args:
@@ -52,15 +65,20 @@ def export(run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = F
         to: Format of the file: safetensors, timm, onnx or pt2.
         output: File to write.
         check: Whether to compare the file's outputs with the run's.
+        dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
 
     Raises:
         UsageError: The format cannot represent this network, or the file cannot be written.
         RunFailed: The outputs differ by more than 1e-4; nothing was written.
     """
+    if dynamic not in DYNAMIC:
+        raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
+    if dynamic == "size" and to not in OF_ANY:
+        raise UsageError(f"`--dynamic size` is for graphs: use --to {' or '.join(OF_ANY)}, got {to}")
     if to == "onnx":
         _need_packages()
     with _folder_beside(output) as folder:
-        return _export(run, checkpoint, to, output, Path(folder), check)
+        return _export(run, checkpoint, to, output, Path(folder), check, dynamic == "size")
 
 
 def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
@@ -77,7 +95,9 @@ def _need_packages() -> None:
         raise UsageError(f"`--to onnx` needs {', '.join(missing)}: pip install 'vitlab[export]'")
 
 
-def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool) -> Exported:
+def _export(
+    run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool, any_size: bool
+) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
     net = network_of(cli.model).float()
@@ -85,9 +105,13 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
         network = network_arguments(net, recipe(cli.model))
     elif to not in OF_ANY:
         raise UsageError(f"`--to {to}` is for networks of vitlab, got {path_of(net)}: use --to {' or '.join(OF_ANY)}")
+    elif any_size:
+        raise UsageError(f"`--dynamic size` is for networks of vitlab, got {path_of(net)}: leave it out")
     else:
         net, network = Plain(net, *_sizes(run, cli)), {}
     write, read = FORMATS[to]
+    sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
+    write = partial(write, sides=sides) if sides else write
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
     try:
         hints = write(net, network, unfinished)
@@ -96,10 +120,10 @@ def _export(run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, 
             raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
-    difference = largest_difference(net, read(unfinished, network)) if check else None
+    difference = largest_difference(net, read(unfinished, network), sizes_to_check(net, sides)) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
-    facts = {"format": to, **_facts(run, checkpoint, cli, net), "network": network, **hints}
+    facts = {"format": to, **_facts(run, checkpoint, cli, net, sides), "network": network, **hints}
     write_json(beside, facts)
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     for file in sorted(folder.iterdir()):
@@ -131,7 +155,7 @@ def _sizes(run: RunDir, cli: VitlabCLI) -> tuple[int, tuple[int, int]]:
     return int(found["in_chans"]), pair("img_size", found["img_size"])
 
 
-def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any) -> dict[str, Any]:
+def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[Side] | None) -> dict[str, Any]:
     """Return what a user of the file must know: origin of the weights, preparation of images, meaning of outputs."""
     data: Any = cli.datamodule
     digest = checksum(checkpoint) or file_digest(checkpoint)  # the manifest's, if the file is the one it notes
@@ -139,10 +163,14 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any) -> dict[str,
         how = {"values": "(x - mean) / std of x in [0, 1]", **data.preparation()}
     else:
         how = {"values": f"as `eval_transform` of {path_of(data)} returns them"}
+    shape: list[str | int] = ["batch", net.in_chans, *net.img_size]
+    if sides:
+        shape[2:] = ["height", "width"]
+        how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
         "measured": _measured(run, digest),
-        "images": {"shape": ["batch", net.in_chans, *net.img_size], **how},
+        "images": {"shape": shape, **how},
         "outputs": "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"],
     }

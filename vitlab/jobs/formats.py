@@ -3,19 +3,23 @@
 import inspect
 import io
 import json
+import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitlab.class_paths import choice_text, name_and_args
 from vitlab.errors import UsageError
-from vitlab.interface import as_outputs
+from vitlab.interface import as_outputs, path_of
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
@@ -24,13 +28,16 @@ from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.weights_file import weights_digest
+from vitlab.tokenizers.patch import PatchEmbed
+from vitlab.tokenizers.splits import pair
 
 Arguments = dict[str, Any]  # of VisionTransformer
 Outputs = Callable[[Tensor], Tensor]
+_MOST = 8192  # pixels of a side of a graph of any size
 _HUGE = 1.5e9  # bytes; an ONNX file holds 2 GB at most, with larger weights in a file beside it
 _TIMM_NAMES = (  # arguments of the same name and meaning
     *("img_size", "in_chans", "num_classes", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "qkv_bias"),
-    *("qk_norm", "class_token", "reg_tokens", "global_pool", "act_layer"),
+    *("qk_norm", "class_token", "reg_tokens", "global_pool", "act_layer", "pre_norm"),
 )
 
 
@@ -68,12 +75,96 @@ def network_arguments(net: VisionTransformer, hparams: Mapping[str, Any]) -> Arg
     return json.loads(json.dumps({**arguments, **plain}))
 
 
-def largest_difference(net: VisionTransformer | Plain, exported: Outputs) -> float:
-    """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN."""
+@dataclass
+class Side:
+    """The heights, or widths, that a graph of any size takes, in pixels.
+
+    Args:
+        multiple_of: Every side is a multiple of it.
+        least: The smallest one.
+        most: The largest one that the graph was made for.
+    """
+
+    multiple_of: int
+    least: int
+    most: int
+
+
+def open_sides(net: VisionTransformer) -> list[Side]:
+    """Return the heights and the widths that a graph of ``net`` can leave open.
+
+    Raises:
+        UsageError: The tokenizer takes images of one size only, or one of several patch sizes.
+
+    Example:
+        >>> open_sides(VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3))[0]
+        Side(multiple_of=16, least=16, most=8192)
+    """
+    tokenizer: Any = net.tokenizer
+    if not hasattr(tokenizer, "grid_of"):
+        raise UsageError(
+            f"`--dynamic size` needs a tokenizer with `grid_of(size)`: {path_of(tokenizer)} takes only images of "
+            "{} x {}; leave the option out".format(*net.img_size)
+        )
+    steps = pair("patch_size", tokenizer.patch if isinstance(tokenizer, PatchEmbed) else tokenizer.patch_size)
+    sides = []
+    for axis, step in enumerate(steps):
+        fits = (n for n in range(1, _MOST // step + 1) if _has_grid(tokenizer, axis, n * step, net.img_size))
+        sides.append(Side(step, step * next(fits), _MOST // step * step))
+    return sides
+
+
+def _has_grid(tokenizer: Any, axis: int, side: int, img_size: tuple[int, ...]) -> bool:
+    """Return whether the tokenizer takes images with this height (axis 0) or width, the other side as trained."""
+    size = [side if i == axis else other for i, other in enumerate(img_size)]
+    try:
+        tokenizer.grid_of((size[0], size[1]))
+    except ValueError:
+        return False
+    return True
+
+
+def _dynamic_shapes(sides: list[Side] | None) -> tuple[dict[int, Any]]:
+    shapes: dict[int, Any] = {0: torch.export.Dim("batch")}
+    for axis, name, side in zip((2, 3), ("rows", "columns"), sides or [], strict=False):
+        step = side.multiple_of
+        count = torch.export.Dim(name, min=side.least // step, max=side.most // step)
+        shapes[axis] = count if step == 1 else step * count
+    return (shapes,)
+
+
+def sizes_to_check(net: VisionTransformer | Plain, sides: list[Side] | None) -> list[tuple[int, ...]]:
+    """Return the height and width at which a graph is compared: the trained ones, and three others if it leaves them.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=16, embed_dim=48, depth=1, num_heads=3)
+        >>> sizes_to_check(net, open_sides(net))
+        [(32, 32), (16, 48), (64, 32), (48, 64)]
+    """
+    if not sides:
+        return [tuple(net.img_size)]
+    own = tuple(net.img_size)
+    fewer, more, most = (
+        [max(side.least, (n // side.multiple_of + by) * side.multiple_of) for side, n in zip(sides, own, strict=True)]
+        for by in (-1, 1, 2)
+    )
+    return [own, (fewer[0], more[1]), (most[0], own[1]), (more[0], most[1])]
+
+
+def largest_difference(
+    net: VisionTransformer | Plain, exported: Outputs, sizes: Sequence[tuple[int, ...]] | None = None
+) -> float:
+    """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN.
+
+    Args:
+        net: The network.
+        exported: What computes the same.
+        sizes: Heights and widths of the images; None is the trained one.
+    """
     generator = torch.Generator().manual_seed(0)
     differences = []
-    for count in (1, 5):
-        images = torch.randn(count, net.in_chans, *net.img_size, generator=generator)
+    for count, size in product((1, 5), sizes or [net.img_size]):
+        images = torch.randn(count, net.in_chans, *size, generator=generator)
         with torch.no_grad():
             differences.append((exported(images) - net(images)).abs().max())
     return float(torch.stack(differences).max())
@@ -126,7 +217,6 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         **{name: (OLD[name].default,) for name in ("value_skip", "se_reduction", "ghost", "attn_gate")},
         "flexi_patch": (None,),
         "mlp_layer": ("mlp",),
-        "pre_norm": (False,),
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
     }
@@ -151,19 +241,28 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
     }
 
 
-def _write_onnx(net: VisionTransformer | Plain, network: Arguments, path: Path) -> dict[str, str]:
-    torch.onnx.export(
-        net,
-        (_example(net),),
-        path,
-        input_names=["images"],
-        output_names=["outputs"],
-        dynamo=True,
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
-        optimize=False,  # onnxscript drops the performer's 1e-8 as if it were 0; runtimes optimize when they load
-        verbose=False,
-    )
+def _write_onnx(
+    net: VisionTransformer | Plain, network: Arguments, path: Path, sides: list[Side] | None = None
+) -> dict[str, str]:
+    try:
+        with sdpa_kernel(SDPBackend.MATH):  # ONNX is made of its steps, and other kernels give them other strides
+            torch.onnx.export(
+                net,
+                (_example(net, sides),),
+                path,
+                input_names=["images"],
+                output_names=["outputs"],
+                dynamo=True,
+                dynamic_shapes=_dynamic_shapes(sides),
+                external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
+                optimize=False,  # onnxscript drops the performer's 1e-8 as if it were 0; runtimes optimize on loading
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        operator = re.search(r"No ONNX function found for <OpOverload\(op='\w+\.(\w+)'", str(error))
+        if operator is None:
+            raise
+        raise UsageError(f"ONNX has no {operator[1]}: use --to pt2") from error
     return {}
 
 
@@ -174,8 +273,10 @@ def _read_onnx(path: Path, network: Arguments) -> Outputs:
     return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
 
 
-def _write_pt2(net: VisionTransformer | Plain, network: Arguments, path: Path) -> dict[str, str]:
-    program = torch.export.export(net, (_example(net),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+def _write_pt2(
+    net: VisionTransformer | Plain, network: Arguments, path: Path, sides: list[Side] | None = None
+) -> dict[str, str]:
+    program = torch.export.export(net, (_example(net, sides),), dynamic_shapes=_dynamic_shapes(sides))
     buffer = io.BytesIO()  # torch's own writer aborts the process when the disk is full
     torch.export.save(program, buffer)
     path.write_bytes(buffer.getbuffer())
@@ -188,8 +289,9 @@ def _read_pt2(path: Path, network: Arguments) -> Outputs:
         return torch.export.load(path).module()
 
 
-def _example(net: VisionTransformer | Plain) -> Tensor:
-    return torch.zeros(2, net.in_chans, *net.img_size)  # a batch size of 1 would be fixed in the graph
+def _example(net: VisionTransformer | Plain, sides: list[Side] | None = None) -> Tensor:
+    size = sizes_to_check(net, sides)[-1]  # not the trained one, nor a square, which a graph might take for a rule
+    return torch.zeros(2, net.in_chans, *size)  # a batch size of 1 would be fixed in the graph
 
 
 FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Arguments], Outputs]]] = {

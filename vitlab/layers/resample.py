@@ -1,5 +1,6 @@
 """Interpolate tables of positions to another grid."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -10,6 +11,16 @@ ResizePolicy = Literal["interpolate", "rescale", "extrapolate"]
 Grid = tuple[int, int]
 
 
+def same_size(size: Sequence[int], own: Sequence[int]) -> bool:
+    """Return whether a height and width are ``own``; never for sizes that a graph of torch.export leaves open.
+
+    Example:
+        >>> same_size((14, 14), (14, 14)), same_size((14, 16), (14, 14))
+        (True, False)
+    """
+    return all(isinstance(side, int) for side in (*size, *own)) and tuple(size) == tuple(own)
+
+
 def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = True) -> Tensor:
     """Interpolate ``(J, N, D)`` tables to ``(J, N', D)`` by bicubic splines, as is usual when ViTs are fine-tuned.
 
@@ -17,7 +28,7 @@ def resize_table(table: Tensor, old_grid: Grid, grid: Grid, antialias: bool = Tr
         >>> resize_table(torch.randn(1, 14 * 14, 8), (14, 14), (16, 12)).shape
         torch.Size([1, 192, 8])
     """
-    if old_grid == grid:
+    if same_size(old_grid, grid):
         return table
     images = table.float().transpose(1, 2).unflatten(2, old_grid)  # (J, D, h, w)
     images = F.interpolate(images, size=grid, mode="bicubic", antialias=antialias, align_corners=False)
@@ -31,7 +42,7 @@ def resize_axis(table: Tensor, size: int) -> Tensor:
         >>> resize_axis(torch.randn(1, 14, 8), 16).shape
         torch.Size([1, 16, 8])
     """
-    if table.shape[1] == size:
+    if same_size((size,), table.shape[1:2]):
         return table
     resized = F.interpolate(table.float().transpose(1, 2), size=size, mode="linear", align_corners=False)
     return resized.transpose(1, 2).contiguous().to(table.dtype)
@@ -47,7 +58,7 @@ def resize_bias_table(table: Tensor, old_grid: Grid, grid: Grid) -> Tensor:
         >>> resize_bias_table(torch.randn(1, 27 * 27 + 3, 6), (14, 14), (16, 16)).shape
         torch.Size([1, 964, 6])
     """
-    if old_grid == grid:
+    if same_size(old_grid, grid):
         return table
     (h, w), (num_dy, num_dx) = old_grid, (2 * old_grid[0] - 1, 2 * old_grid[1] - 1)
     offsets, prefix = table.float().split([num_dy * num_dx, table.shape[1] - num_dy * num_dx], dim=1)
@@ -61,7 +72,7 @@ def _offset_weights(old: int, new: int) -> Tensor:
     places = _geometric_places(old - 1, new - 1)  # where the old offsets 0, 1, ... lie in the new range
     offsets, columns = torch.arange(1 - new, new), torch.arange(1 - old, old)
     size, sign = offsets.abs().double(), torch.where(offsets < 0, -1, 1)
-    above = torch.searchsorted(places, size).clamp(max=old - 1)  # the first place that is not below
+    above = (places[:, None] < size).sum(dim=0).clamp(max=old - 1)  # the first place that is not below
     below = (above - 1).clamp(min=0)
     gap = places[above] - places[below]
     share = torch.where(gap > 0, ((size - places[below]) / gap).clamp(max=1), 1.0).float()[:, None]

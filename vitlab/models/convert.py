@@ -36,6 +36,8 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
 def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: bool = False) -> State:
     """Rename our state dict to timm's; outputs do not change. Prefix tokens get zero positions.
 
+    With ``pre_norm``, as in CLIP, timm has no bias of patches: one of zeros is left out, another one refused.
+
     Args:
         state_dict: State dict of a network with ``tokenizer="patch"`` and a linear head.
         pos_embed: The ``(N, D)`` table of a method that does not save it, such as ``model.pos_embed.table(0)``.
@@ -49,10 +51,15 @@ def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: 
     """
     state = _rename(state_dict, "tokenizer.", "patch_embed.")
     table = state.pop("pos_embed.weight", None if pos_embed is None else pos_embed[None])
-    foreign = [name for name in state if name.startswith(("pos_embed.", "head.0.", "norm_pre."))]
+    foreign = [name for name in state if name.startswith(("pos_embed.", "head.0."))]
     foreign += [name for name in state if name.startswith("patch_embed.") and ".proj." not in name]
     if foreign or (table is not None and len(table) > 1):
         raise ValueError(f"timm's ViT has no counterpart of {', '.join(foreign) or 'a position table per block'}")
+    if "norm_pre.weight" in state and (bias := state.pop("patch_embed.proj.bias")).any():
+        raise ValueError(
+            f"timm's ViT has no bias of patches where tokens are normalized before the blocks (CLIP), and this one is "
+            f"up to {bias.abs().max():.1e}: set it to 0, or use pre_norm=False"
+        )
     if table is not None:
         prefix = () if no_embed_class else ("cls_token", "reg_token")
         num_prefix_tokens = sum(state[name].shape[1] for name in prefix if name in state)

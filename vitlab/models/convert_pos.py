@@ -13,7 +13,7 @@ from vitlab.layers.pos_embed import PosEmbedChoice
 State = dict[str, Tensor]
 
 _BIAS_TABLE = re.compile(r"(?:blocks\.(\d+)\.attn|rel_pos_bias)\.relative_position_bias_table")
-_RECOMPUTED = re.compile(
+RECOMPUTED = re.compile(
     r".*\.relative_position_index|rope\.(?:bands|t_x|t_y)|freqs_t_[xy]|blocks\.\d+\.attn\.rope(_reg)?\.freqs"
 )
 
@@ -38,7 +38,7 @@ def rename_positions(state_dict: State, num_heads: int | None = None) -> State:
             tables[int(table[1] or 0)] = value
         elif name in ("rope.freqs", "freqs"):
             state["pos_embed.freqs"] = _head_freqs(value, num_heads)
-        elif not _RECOMPUTED.fullmatch(name):
+        elif not RECOMPUTED.fullmatch(name):
             new_name, new_value = _rename_naflex(re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name), value)
             state[new_name] = new_value
     if tables:

@@ -1,5 +1,6 @@
 """The forward pass of images of different sizes, whose tokens share rows, and what cannot be combined with it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from vitlab.layers.custom import PerToken
 from vitlab.layers.pos_embed.packed_batch import PackedPosEmbed
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.patch import PatchEmbed
+from vitlab.tokenizers.splits import pair
 
 
 def forward_packed(net: Any, images: PackedBatch) -> Tensor:
@@ -28,6 +30,34 @@ def forward_packed(net: Any, images: PackedBatch) -> Tensor:
         x = net.run_block(i, x, pos_embed)
     outputs: Tensor = net.head(net.fc_norm(pos_embed.of_images(net.norm(x), net.pool)))
     return outputs
+
+
+def pack(net: Any, images: Sequence[Tensor]) -> PackedBatch:
+    """Return a list of ``(C, H, W)`` images of any sizes as one batch for ``net``.
+
+    Raises:
+        ValueError: The list is empty, an image has another shape or size than patches fill, or ``net`` cannot take it.
+
+    Example:
+        >>> import torch
+        >>> from vitlab.models import VisionTransformer
+        >>> net = VisionTransformer(img_size=32, num_classes=10, embed_dim=48, depth=1, num_heads=3)
+        >>> net([torch.randn(3, 32, 32), torch.randn(3, 16, 48)]).shape
+        torch.Size([2, 10])
+    """
+    for i, image in enumerate(images):
+        if not isinstance(image, Tensor) or image.ndim != 3 or image.shape[0] != net.in_chans:
+            got = tuple(image.shape) if isinstance(image, Tensor) else type(image).__name__
+            raise ValueError(f"a list holds ({net.in_chans}, height, width) images, got {got} as number {i}")
+    if not images:
+        raise ValueError("a list of images must hold at least one")
+    (patch, across), in_chans = pair("patch_size", net.patch_size), net.in_chans
+    check_packed(net, in_chans, (patch, across))
+    if patch != across:
+        raise ValueError(f"a list of images is cut into square patches, but the network has {patch} x {across}")
+    for image in images:
+        net.tokenizer.grid_of(image.shape[1:])  # names the nearest size that patches fill
+    return PackedBatch.of(images, patch)
 
 
 def packed_positions(net: Any, images: PackedBatch) -> PackedPosEmbed:

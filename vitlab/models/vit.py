@@ -15,12 +15,12 @@ from vitlab.layers.pool import AttentionPool, PoolChoice, build_pool
 from vitlab.layers.pos_embed import PosEmbed, PosEmbedChoice, build_pos_embed
 from vitlab.layers.pos_embed.placed import placed
 from vitlab.layers.recompute import checkpoint
-from vitlab.layers.resample import ResizePolicy
+from vitlab.layers.resample import ResizePolicy, same_size
 from vitlab.models import start
 from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
 from vitlab.models.first_token import class_token_is_enough, first_token
 from vitlab.models.old_names import OLD, OldArgs, moved
-from vitlab.models.packed_batch import drops_rows, forward_packed, packed_positions
+from vitlab.models.packed_batch import drops_rows, forward_packed, pack, packed_positions
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
@@ -167,8 +167,10 @@ class VisionTransformer(Named, nn.Module):
             self.head = start.build_head(self.num_features, head_hidden, num_classes).apply(begin.init)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, images: Tensor | PackedBatch) -> Tensor:
-        """Map ``(B, C, H, W)`` images, or B packed images of any sizes, to ``(B, K)`` outputs."""
+    def forward(self, images: Tensor | PackedBatch | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
+        """Map ``(B, C, H, W)`` images, or B images of any sizes, packed or as a list, to ``(B, K)`` outputs."""
+        if isinstance(images, list | tuple):
+            images = pack(self, images)
         if isinstance(images, PackedBatch):
             return forward_packed(self, images)
         if self.skips_unread_tokens and self.reads_class_token_only():
@@ -247,7 +249,10 @@ class VisionTransformer(Named, nn.Module):
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
-        if size == self.img_size and getattr(self.tokenizer, "patch", None) in (None, self.tokenizer.patch_size):
+        if same_size(size, self.img_size) and getattr(self.tokenizer, "patch", None) in (
+            None,
+            self.tokenizer.patch_size,
+        ):
             return self.pos_embed
         if not hasattr(self.tokenizer, "grid_of"):
             name, (H, W), got = type(self.tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"

@@ -132,7 +132,7 @@ class Alibi2d(BiasPosEmbed):
     def fill_tables(self) -> None:
         """Compute slopes and distances."""
         y, x = grid_cells(self.grid_size, self.trained_grid)
-        distances = torch.hypot(y[:, None] - y, x[:, None] - x)  # (N, N)
+        distances = ((y[:, None] - y).square() + (x[:, None] - x).square()).sqrt()  # (N, N); ONNX has no hypot
         num_prefix = self.num_prefix_tokens
         distances = F.pad(distances, (num_prefix, 0, num_prefix, 0))  # (L, L)
         like = self.slopes if hasattr(self, "slopes") else torch.empty(0, dtype=torch.float32)

@@ -57,7 +57,7 @@ class Fire(BiasPosEmbed):
     def fill_tables(self) -> None:
         """Compute the coordinates of all patches."""
         h, w = self.grid_size
-        cells = torch.stack([torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)])
+        cells = torch.stack(torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")).flatten(1)
         self.register_buffer("cells", cells.to(self.c), persistent=False)
 
     def biases(self, layer: int) -> Tensor:
@@ -122,7 +122,7 @@ class RelPos1d(PosEmbed):
     def fill_tables(self) -> None:
         """Compute the index of the offset of each pair of patches."""
         positions = torch.arange(self.grid_size[0] * self.grid_size[1], device=self.keys.device)
-        index = positions[:, None] - positions + len(positions) - 1
+        index = positions[:, None] - positions + positions.shape[0] - 1  # len would fix the size of an exported graph
         self.register_buffer("index", index, persistent=False)
 
     def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
 
 class Resizable(nn.Module):
@@ -37,7 +37,7 @@ class Resizable(nn.Module):
 
         Returns ``state`` itself where there is nothing to do: equal grids, or a method that does not depend on one.
         """
-        if old_grid == self.grid_size:
+        if same_size(old_grid, self.grid_size):
             return state
         allowed = self.policies_for(state)
         if not allowed and policy is None:
@@ -60,7 +60,7 @@ class Resizable(nn.Module):
             grid_size: Patch tokens per column and per row, (h, w).
             policy: How to resample positions; None is :attr:`resize`, or the default of the method.
         """
-        if grid_size == self.grid_size:
+        if same_size(grid_size, self.grid_size):
             return self
         if getattr(self, "order", None) is not None:
             raise ValueError("permuted positions cannot be resized to another grid")

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitlab.layers.pos_embed.added import AddedPosEmbed
 from vitlab.layers.pos_embed.base import PosEmbed
-from vitlab.layers.resample import Grid, ResizePolicy
+from vitlab.layers.resample import Grid, ResizePolicy, same_size
 
 
 class Together(PosEmbed):
@@ -97,7 +97,7 @@ class Together(PosEmbed):
 
     def at(self, grid_size: Grid, policy: ResizePolicy | None = None) -> Self:
         """Return this module for another grid: each part by ``policy``, or by its default where it lacks that."""
-        if grid_size == self.grid_size:
+        if same_size(grid_size, self.grid_size):
             return self
         policy = policy or self.resize
         policies = {name: policy if policy in part.policies else None for name, part in self.parts.items()}
