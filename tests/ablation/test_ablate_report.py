@@ -33,7 +33,7 @@ FILE = {
     "baseline": {"pos_embed": "none"},
     "evaluate": "test",
     "metric": {"primary": "acc1", "secondary": ["resolution/acc1@12"]},
-    "analyses": ["resolution", "scramble", "shift", "displacement", "position", "confusion"],
+    "analyses": ["resolution", "scramble", "shift", "displacement", "position", "confusion", "probe", "cka"],
     "stats": {"margin": 0.02},
     "claims": ["learned > none", "learned > none on resolution/acc1@12", "sincos2d > learned", "learned > 0.5"],
 }
@@ -91,6 +91,17 @@ def analyze(run, cell, accuracy, rng):
         for head in range(2)
         for dy in range(-3, 4)
         for dx in range(-3, 4)
+    ]
+    tables["probe"] = [
+        {"images": i, "positions": p, "layer": layer, "accuracy": accuracy, "excess": accuracy - 0.1, "r2": layer / 9}
+        for i in ("validation", "noise")
+        for p in ("with", "without")
+        for layer in range(4)
+    ]
+    tables["cka"] = [
+        {"layer": layer, "against": "itself", "other_layer": other, "cka": 1 / (1 + abs(layer - other))}
+        for layer in range(26)
+        for other in range(26)
     ]
     tables["confusion"] = [{"class": "cat", "recall": accuracy, "precision": 0.5, "f1": float("nan")}]
     for name, content in tables.items():
@@ -215,7 +226,7 @@ def test_curves_are_means_over_seeds_with_the_number_of_them(folder):
 
 def test_the_page_has_everything_in_itself(folder):
     page = (folder / "report.html").read_text()
-    assert page.count("<svg") == 8
+    assert page.count("<svg") == 10
     assert "learned &gt; none" in page
     for outside in ("http://", "https://", "src=", "<script", "<link", "@import"):
         urls = [u for u in re.findall(rf"{outside}[^\s\"'>]*", page) if "w3.org" not in u]
@@ -267,6 +278,19 @@ def test_every_figure_of_a_report_can_be_read_in_a_column(folder, monkeypatch, t
     assert len(seen) > 4
     for figure in seen:
         assert figure.get_figwidth() <= 3.3 and not faults(figure)
+
+
+def test_a_panel_is_drawn_for_each_measure_and_line_or_the_title_says_how_many_are_not(folder, monkeypatch, tmp_path):
+    shutil.copytree(folder.parents[3], tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    drawn = {}
+    monkeypatch.setattr(write, "_keep", lambda found, *_: drawn.update(found) or {})
+    ablation = read_ablation("made-up.yaml")
+    write_report(ablation, list(resolved(ablation)), None, False, ("svg",), "column")
+    labels = [ax.get_ylabel() for ax in drawn["probe"][1].axes]
+    assert labels == ["accuracy"] * 4 + ["excess"] * 4 + ["r2"] * 4
+    assert len(drawn["cka"][1].axes) == 24 and "24 of 26 panels, the table has all" in drawn["cka"][0]
+    assert {ax.get_title() for ax in drawn["scramble"][1].axes} == {""}
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from small_nets import POSITIONS
+from figure_faults import faults
+from small_nets import POSITIONS, SMALL
 
 from vitlab.analysis.positions import (
     analyze_displacement,
@@ -10,8 +11,11 @@ from vitlab.analysis.positions import (
     mosaic,
     similarity,
 )
+from vitlab.analysis.subject import Subject
+from vitlab.analysis.typeset import INCHES, printed
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed.biases import RelPos
+from vitlab.models.vit import VisionTransformer
 
 
 def test_similarity_is_the_cosine_of_each_pair():
@@ -69,3 +73,16 @@ def test_a_mosaic_puts_each_tile_in_its_place():
         for x in range(3):
             np.testing.assert_array_equal(picture[5 * y : 5 * y + 4, 6 * x : 6 * x + 5], tiles[y, x])
     assert np.isnan(picture).sum() == picture.size - tiles.size
+
+
+def test_hundreds_of_heads_are_tiles_of_two_pictures(digits):
+    net = VisionTransformer(**{**SMALL, "depth": 4, "num_heads": 8}).eval()
+    finding = analyze_displacement(Subject(net, digits, num_images=16))
+    position = finding.figure.axes[0]
+    side = 2 * net.grid_size[0]  # of a tile, its line included
+    assert position.images[0].get_array().shape == (4 * side - 1, 8 * side - 1)
+    one = finding.table.query("layer == 3 and head == 5").pivot(index="dy", columns="dx", values="position")
+    tile = position.images[0].get_array()[3 * side :, 5 * side : 6 * side - 1]
+    assert np.asarray(tile) == pytest.approx(one.to_numpy()) and "center of each tile" in finding.note
+    done = printed(finding.figure, INCHES["column"], "displacement of a run")
+    assert len(done.axes) == 3 and not faults(done)

@@ -41,14 +41,14 @@ class Drawing:
 
 
 def each_line(curve: "Curve", rows: Rows) -> list[tuple[str, Rows]]:
-    """Return title and rows of a panel for each measure and line, four at most."""
+    """Return title and rows of a panel for each measure and line."""
     parts = []
     for measure in curve.measures:
         for line in dict.fromkeys(row["line"] for row in rows):
             mine = [row for row in rows if (row["measure"], row["line"]) == (measure, line)]
             values = line.split(", ", len(curve.lines) - 1) if line else []
             parts.append(("\n".join(map(": ".join, zip(curve.lines, values, strict=False))), mine))
-    return parts[:4]
+    return parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from scipy.stats import t as student
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve, Drawing, Tables
-from vitlab.analysis.figures import grid_of_axes, heat
+from vitlab.analysis.figures import finish, grid_of_axes, heat, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
@@ -23,6 +24,7 @@ from vitlab.layers.resample import Grid
 from vitlab.models.vit import VisionTransformer
 from vitlab.models.walk import attention_logits
 
+MANY = 48  # panels: more are tiles of one picture
 OLD_TABLES = (
     "Its tables are of an earlier version, where a token met itself at the offset (0, 0), which is content: that "
     "offset is left out. All seeds share one draw of the shuffles, whose noise the interval does not hold."
@@ -267,17 +269,8 @@ def analyze_displacement(subject: Subject) -> Finding:
     with shuffled_tokens(net, seed=_draw_of(net)):
         position, error, _ = profiles(net, subject.batches(), two_passes=True)
     (depth, heads), pairs = position.shape[:2], pairs_at((h, w))
-    figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
-    most = float(torch.cat([logit, position]).abs().max()) or 1.0
-    for layer, head in np.ndindex(depth, heads):
-        found, floor = spread_above(position[layer, head], error[layer, head], pairs)
-        for kind, values in enumerate((position, logit)):
-            ax = axes[layer, kind * heads + head]
-            title = f"head {head}, " + (f"position\n{found:.2g} over {floor:.2g}" if kind == 0 else "content too")
-            shown = heat(ax, values[layer, head].numpy(), title, diverging=True, vmin=-most, vmax=most)
-            ax.plot(w - 1, h - 1, "+", color="black", markersize=5)
-        axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
-    figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+    is_tiled = 2 * depth * heads > MANY
+    figure = _tiles(logit, position) if is_tiled else _panels(logit, position, error, pairs)
     reach = float(student.ppf(0.975, max(n - 1, 1)))  # half an interval over images, in standard errors
     columns = {"logit": logit, "logit_low": logit - reach * logit_error, "logit_high": logit + reach * logit_error}
     columns |= {
@@ -292,10 +285,45 @@ def analyze_displacement(subject: Subject) -> Finding:
         | {"pairs": int(pairs[dy, dx])}
         for layer, head, dy, dx in np.ndindex(depth, heads, 2 * h - 1, 2 * w - 1)
     ]
+    floor = "" if is_tiled else ", with the spread above noise and the noise floor"
     note = f"{n} images, patch to patch, mean of each head subtracted; left: tokens shuffled before positions, queries "
-    note += "and keys apart, with the spread above noise and the noise floor; right: images as they are, with content; "
-    note += "the cross is the query"
+    note += f"and keys apart{floor}; right: images as they are, with content; "
+    note += "the query is the center of each tile" if is_tiled else "the cross is the query"
     return Finding(pd.DataFrame(cells), figure, note)
+
+
+def _panels(logit: Tensor, position: Tensor, error: Tensor, pairs: Tensor) -> Figure:
+    """Return a figure with two panels for each head, with the spread above noise and the noise floor."""
+    (depth, heads, h, w), most = position.shape, _most(logit, position)
+    figure, axes = grid_of_axes(depth, 2 * heads, size=1.3, bar=True)
+    for layer, head in np.ndindex(depth, heads):
+        found, floor = spread_above(position[layer, head], error[layer, head], pairs)
+        for kind, values in enumerate((position, logit)):
+            ax = axes[layer, kind * heads + head]
+            title = f"head {head}, " + (f"position\n{found:.2g} over {floor:.2g}" if kind == 0 else "content too")
+            shown = heat(ax, values[layer, head].numpy(), title, diverging=True, vmin=-most, vmax=most)
+            ax.plot(w // 2, h // 2, "+", color="black", markersize=5)
+        axes[layer, 0].set_ylabel(f"layer {layer}", fontsize=8)
+    figure.colorbar(shown, ax=axes, shrink=0.8, label="mean logit")
+    return figure
+
+
+def _tiles(logit: Tensor, position: Tensor) -> Figure:
+    """Return a figure of two panels with a tile for each head: hundreds of panels take half a minute to lay out."""
+    (depth, heads, h, w), most = position.shape, _most(logit, position)
+    figure, axes = one_axes(max(3.4, 0.3 * heads), max(3.0, 0.3 * depth * h / w) + 0.6, columns=2)
+    for ax, values, title in zip(axes, (position, logit), ("position", "content too"), strict=True):
+        shown = ax.imshow(mosaic(values.numpy()), cmap="PuOr_r", vmin=-most, vmax=most, interpolation="nearest")
+        ax.set_title(title, fontsize=8)
+        ax.set_xticks(np.arange(heads) * (w + 1) + w // 2, [str(head) for head in range(heads)])
+        ax.set_yticks(np.arange(depth) * (h + 1) + h // 2, [str(layer) for layer in range(depth)])
+        finish(ax, "head", "layer", legend=False)
+    figure.colorbar(shown, ax=list(axes), shrink=0.8, label="mean logit")
+    return figure
+
+
+def _most(*values: Tensor) -> float:
+    return float(torch.cat(values).abs().max()) or 1.0
 
 
 def spread_above(mean: Tensor, error: Tensor, pairs: Tensor) -> tuple[float, float]:

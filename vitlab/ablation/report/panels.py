@@ -11,6 +11,8 @@ from vitlab.ablation.inference.measured import bounds_of
 from vitlab.ablation.report.drawings import Rows, arm_style, draw, families, legend, style
 from vitlab.analysis import ANALYSES, Curve
 
+ABREAST, MOST = 4, 24  # panels side by side, and of a figure
+
 
 def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
     """Return title, figure and data of a figure for each analysis with numbers."""
@@ -20,16 +22,22 @@ def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
         if not rows or not curve or not curve.x:
             continue
         parts, groups = curve.panels(curve, rows), families(found.results.ablation)
+        kept = max(1, MOST // len(groups))
         shown = [
-            ("\n".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
+            [
+                ("\n".join(filter(None, (group, title))), [row for row in mine if row["arm"] in arms])
+                for title, mine in parts[:kept]
+            ]
             for group, arms in groups
-            for title, mine in parts
         ]
         counts = sorted({int(row["n"]) for row in rows})
         n = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         title = f"{name}: mean over seeds (n = {n}), band: {found.results.ablation.stats.ci:.0%} t interval"
-        width, height = len(parts), 0.5 + 2.4 * len(groups)
-        svg = draw(height, partial(_curves, found, curve, shown, width), title, columns=width, rows=len(groups))
+        title += f"; {kept} of {len(parts)} panels, the table has all" if len(parts) > kept else ""
+        lines = -(-len(parts[:kept]) // ABREAST)  # of the panels of a group
+        columns = -(-len(parts[:kept]) // lines)
+        paint = partial(_curves, found, curve, shown)
+        svg = draw(0.5 + 2.4 * len(groups) * lines, paint, title, columns=columns, rows=len(groups) * lines)
         drawn[name] = (title, svg, rows)
         if maps := drawing_of(found.results, name, curve):
             svg = draw(maps.height, maps.paint, maps.title, columns=maps.columns, rows=maps.rows)
@@ -37,11 +45,18 @@ def panels(found: Findings) -> dict[str, tuple[str, Figure, Rows]]:
     return drawn
 
 
-def _curves(found: Findings, curve: Curve, parts: list[tuple[str, Rows]], columns: int, *axes: Axes) -> None:
-    for column in range(columns):  # panels of one measure have one scale
-        for ax in axes[column + columns :: columns]:
-            ax.sharey(axes[column])
-    for i, (ax, (title, rows)) in enumerate(zip(axes, parts, strict=True)):
+def _curves(found: Findings, curve: Curve, groups: list[list[tuple[str, Rows]]], *axes: Axes) -> None:
+    columns = axes[0].get_subplotspec().get_gridspec().ncols  # type: ignore[union-attr]
+    room, places = len(axes) // len(groups), []  # axes of a group
+    for start, parts in zip(range(0, len(axes), room), groups, strict=True):
+        mine = axes[start : start + room]
+        for spare in mine[len(parts) :]:
+            spare.remove()
+        for first, ax in zip(axes, mine[: len(parts)] if start else (), strict=False):
+            ax.sharey(first)  # a panel has one scale in all groups
+        last = {len(parts) - 1, *range(columns - 1, len(parts), columns)}  # of its line
+        places += [(ax, *part, i in last) for i, (ax, part) in enumerate(zip(mine, parts, strict=False))]
+    for ax, title, rows, is_last in places:
         if not rows:  # nothing of these arms yet
             ax.set_axis_off()
             continue
@@ -66,7 +81,7 @@ def _curves(found: Findings, curve: Curve, parts: list[tuple[str, Rows]], column
         _scale(ax, curve, measure, sorted({row["x"] for row in rows}))
         ax.set_title(title, fontsize=9 if columns < 3 else 7.5)
         ax.set_ylabel(curve.measures[measure])
-        if i % columns == columns - 1:
+        if is_last:
             legend(ax)
 
 
