@@ -25,7 +25,7 @@ def findings_of(runs: dict[str, RunDir]) -> list[dict[str, Any]]:
         runs: Run directories by name.
 
     Example:
-        >>> findings_of({"first": RunDir("runs/first")})
+        >>> findings_of({"first": RunDir("runs/not-analyzed")})
         []
     """
     names = [name for name in ANALYSES if any(run.note(name)[0] for run in runs.values())]
