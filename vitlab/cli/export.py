@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
     for name, text in done.hints.items():
         say(f"{name:<6} {text}")
     if done.difference is not None:
-        say(f"check  largest difference of outputs {done.difference:.1e}, in batches of 1 and of 5")
+        sizes = ", at four sizes" if options.dynamic == "size" else ""
+        say(f"check  largest difference of outputs {done.difference:.1e}, in batches of 1 and of 5{sizes}")
     say(f"wrote  {output} ({done.megabytes:,.1f} MB) and {output.name}.json")
     return 0

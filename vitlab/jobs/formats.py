@@ -269,7 +269,9 @@ def _write_onnx(
 def _read_onnx(path: Path, network: Arguments) -> Outputs:
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors: it warns of each constant that it does not fold
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(["outputs"], {"images": images.numpy()})[0])
 
 
