@@ -312,6 +312,13 @@ def test_a_run_trains_on_the_gpu_in_bf16_and_is_measured_on_it(here, name):
     assert read(here / "runs" / name / "results.json")["test"]["acc1"] > 0.85
 
 
+def test_vitlab_alone_says_in_six_lines_what_to_try(capsys):
+    assert main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and max(len(line) for line in lines) <= 80
+    assert {line.split()[1] for line in lines} - {"--help"} <= set(COMMANDS)
+
+
 def test_every_command_answers_help_without_torch_or_lightning():
     code = (
         "import sys\nfrom vitlab.cli.main import main\n"

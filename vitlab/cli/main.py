@@ -88,7 +88,9 @@ def _say(line: str) -> None:
 
 
 def _command(args: list[str]) -> Callable[[list[str]], int]:
-    if not args or args[0] in ("-h", "--help", "help"):
+    if not args:
+        return _first_words
+    if args[0] in ("-h", "--help", "help"):
         return _help
     if args[0] in ("-V", "--version"):
         return _version
@@ -98,6 +100,18 @@ def _command(args: list[str]) -> Callable[[list[str]], int]:
         raise UsageError(f'unknown command "{args[0]}"{hint} `vitlab --help` lists them')
     module, function = COMMANDS[args[0]][1].split(":")
     return getattr(importlib.import_module(module), function)
+
+
+def _first_words(args: list[str]) -> int:
+    sys.stdout.write(
+        "vitlab fit --config t2t    train a T2T-ViT on images of digits, half a minute\n"
+        "vitlab test last           measure it on its test split\n"
+        "vitlab look last           write a page with its curves, attention and mistakes\n"
+        "vitlab analyze --help      what can be asked about a trained network\n"
+        "vitlab ablate --help       compare variants with seeds and statistics\n"
+        f"vitlab --help              all {len(COMMANDS)} commands of vitlab {__version__}\n"
+    )
+    return 0
 
 
 def _help(args: list[str]) -> int:
