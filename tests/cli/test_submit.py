@@ -1,5 +1,6 @@
 """The batch script is run here as Slurm runs it: the commands it calls are stand-ins on the search path."""
 
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import pytest
 
 from vitlab.cli.main import main
 from vitlab.jobs.sbatch import Site
+from vitlab.runs.directory import RunDir
 
 ROOT = Path(__file__).parents[2]
 SITE = str(ROOT / "configs" / "cluster" / "slurm.yaml")
@@ -388,3 +390,17 @@ def test_submitting_needs_neither_torch_nor_lightning(slurm):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_nothing_is_read_once_the_job_is_handed_over(slurm, monkeypatch, capsys):
+    """A failing file system would end with 1, although the job waits, and its repetition with 2."""
+    exists = RunDir.exists
+
+    def failing(self):
+        if slurm.said("sbatch"):
+            raise OSError(errno.EIO, "Input/output error", str(self.path))
+        return exists(self)
+
+    monkeypatch.setattr(RunDir, "exists", failing)
+    assert main([*JOB, "--name", "far"]) == 0
+    assert "job     4711" in capsys.readouterr().out

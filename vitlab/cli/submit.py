@@ -12,7 +12,7 @@ from vitlab.config.options import FitOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.runs.choose import choose_run, run_to_continue
-from vitlab.runs.directory import RUNS, RunDir
+from vitlab.runs.directory import RUNS, RunDir, write_text
 from vitlab.shipped import find_file
 
 FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which must be new
@@ -135,15 +135,15 @@ def hand_over(text: str, script: Path, run: Path, again: bool) -> int:
         raise UsageError("there is no sbatch here; submit on a login node, or print the script with --dry_run")
     if script.is_file() and not again:
         raise UsageError(f"{run.name} was submitted before; resubmit with `sbatch {script}`, or choose another --name")
+    known = "continues" if RunDir(run).exists() else "will be"
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(text)
+    write_text(script, text)
     done = ask_sbatch(script)
     if done.returncode:
         script.unlink()
         sys.stderr.write(f"vitlab: sbatch refused the job: {' '.join(done.stderr.split())}\n")
         return 1
     job = done.stdout.strip().split(";")[0]  # number;cluster where there are several
-    known = "continues" if RunDir(run).exists() else "will be"
     sys.stdout.write(
         f"job     {job}, requeued until the run is done; `scancel {job}` stops it\n"
         f"run     {known} {run}\n"
