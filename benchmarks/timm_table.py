@@ -40,7 +40,8 @@ ViT-like name of timm {timm}, by the file of timm that has it: networks of patch
 pyramids such as Swin. `{command}` wrote the page.
 
 Of {names} names: **{counts}**. {back} go back, too:
-a network of timm takes our weights with a strict load and gives the same logits again. The largest difference of logits was {worst}.
+a network of timm takes our weights with a strict load and gives the same logits again. The largest difference of
+logits was {worst}.
 
 - **Equal**: the logits of one random image differ by at most {tolerance} of the largest one (of 1 if that is smaller).
   Networks were built with **{depth} blocks in place of all**, {classes} classes and random parameters; no weights were
