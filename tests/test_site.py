@@ -141,3 +141,18 @@ def test_the_maps_of_a_network_of_timm_are_drawn_by_the_command_of_the_page(tmp_
     for kind in ("pca", "attention"):
         with Image.open(tmp_path / f"random_{kind}.jpg") as figure:
             assert figure.height > 200 and sum(map(bool, figure.convert("L").histogram())) > 50
+
+
+def test_the_table_of_timms_networks_adds_up():
+    """Names, equal, refused and not tried, which the page states, are those of its rows."""
+    page = (DOCS / "timm.md").read_text()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line[:3] == "| `"]
+    refused = [re.findall(r"(?:^|; )(\d+): ", row[4]) for row in rows]
+    found = {
+        "equal": sum(int(row[2].partition(",")[0] or 0) for row in rows),
+        "refused": sum(int(count) for counts in refused for count in counts),
+        "not tried": sum(int(row[5] or 0) for row in rows),
+    }
+    stated = re.search(r"Of (\d+) names: \*\*(.+)\*\*", page)
+    assert stated[2] == ", ".join(f"{count} {kind}" for kind, count in found.items())
+    assert int(stated[1]) == sum(found.values()) == sum(row[1].count("`") // 2 for row in rows)

@@ -20,6 +20,12 @@ from vitlab.runs.directory import RunDir
 
 REPOSITORY = Path(__file__).parents[2]
 TINY = ["--trainer.max_epochs=1", "--trainer.logger=false", "--model.depth=2", "--data.subset=0.2", "--quiet"]
+DINOV3 = {
+    "class_path": "rope2d",
+    "init_args": {"coordinates": "normalized", "pairs": "half", "axes": "yx", "jitter": 2.0},
+}
+SHARED = {"class_path": "relpos", "init_args": {"join": "every_layer_shared"}}
+REGISTERS = {"class_path": "rope2d", "init_args": {"register_theta": 10}}
 GRAPHS = [pytest.param(form, marks=pytest.mark.slow) for form in ("onnx", "pt2")]
 
 
@@ -139,6 +145,13 @@ def randomized(net):
         {"global_pool": "map", "pos_embed": "factorized", "norm_eps": 1e-2},
         {"global_pool": "max", "pos_embed": "none", "act_layer": "relu"},
         {"pos_embed": "sincos1d", "pos_embed_trainable": True, "qk_scale": 8**-0.5},
+        {"pos_embed": "rope2d", "layer_scale": 0.5, "reg_tokens": 2},
+        {"pos_embed": "rope_mixed", "global_pool": "avg", "class_token": False, "fc_norm": True},
+        {"pos_embed": ["learned", "rope2d"], "mlp_layer": "swiglu", "act_layer": "silu", "qk_norm": True},
+        {"pos_embed": DINOV3, "norm_layer": "rmsnorm", "norm_eps": 1e-2},
+        {"pos_embed": "relpos", "global_pool": "avg"},
+        {"pos_embed": SHARED, "layer_scale": 0.5},
+        {"pos_embed": ["learned", "relpos"], "mlp_layer": "swiglu", "act_layer": "silu"},
     ],
     ids=lambda arguments: "-".join(str(value) for value in arguments.values()),
 )
@@ -160,7 +173,10 @@ def test_timm_builds_and_loads_what_was_exported(arguments, tmp_path):
     ("arguments", "named"),
     [
         ({"tokenizer": "t2t"}, "`tokenizer: t2t`"),
-        ({"pos_embed": "rope2d"}, "`pos_embed: rope2d`"),
+        ({"pos_embed": "rope2d", "act_layer": "relu"}, "timm's Eva does not have `act_layer: relu`"),
+        ({"pos_embed": REGISTERS, "reg_tokens": 4}, "timm's Eva does not have `pos_embed: rope2d(register_theta=10)`"),
+        ({"pos_embed": "relpos", "reg_tokens": 1}, "timm's Beit does not have `reg_tokens: 1`"),
+        ({"pos_embed": ["rope2d", "relpos"]}, "`pos_embed: rope2d + relpos`"),
         ({"pos_embed": "alibi2d"}, "`pos_embed: alibi2d`"),
         ({"pos_embed_join": "every_layer_shared"}, "`pos_embed: learned(join=every_layer_shared)`"),
         ({"qk_scale": 0.3}, "`attn: softmax(qk_scale=0.3)`"),

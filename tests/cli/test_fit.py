@@ -25,6 +25,7 @@ from vitlab.layers.pos_embed import PosEmbedName
 CONFIGS = Path(__file__).parents[2] / "configs"
 T2T = ["--config", str(CONFIGS / "t2t.yaml"), "--trainer.logger=false"]
 SHORT = [*T2T, "--trainer.max_epochs=2", "--data.subset=0.2"]
+OFTEN = ("learned", "relpos", "rope2d")  # a table, a bias, a rotation
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def test_a_run_leaves_all_that_later_commands_need(run):
         "weights/best.safetensors",
         "weights/last.safetensors",
     }
-    expected |= {"moments/000000003.npz", "moments/000000006.npz"}  # maps of eight images after each epoch, for look
-    assert left == expected
+    expected |= {"moments/000000003.npz"}  # maps of eight images after the first epoch, for look
+    assert left - {"moments/000000006.npz"} == expected  # after the second if the first took 1% of the CPU time at most
     record = read(run / "run.json")
     assert (record["status"], record["attempts"], record["seed"]) == ("done", 1, 0)
     assert 2**26 < record["peak_memory"]["host"] < 2**36
@@ -295,7 +296,9 @@ def test_wandb_is_one_offline_run_and_no_key_is_needed(here):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pos_embed", get_args(PosEmbedName))
+@pytest.mark.parametrize(
+    "pos_embed", [p if p in OFTEN else pytest.param(p, marks=pytest.mark.rare) for p in get_args(PosEmbedName)]
+)
 def test_every_position_embedding_trains_from_the_same_config(here, pos_embed):
     arguments = ["--model.pos_embed", pos_embed, "--trainer.limit_train_batches=2", "--trainer.max_epochs=1"]
     assert main(["fit", *T2T, *arguments, "--name", pos_embed]) == 0

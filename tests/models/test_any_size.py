@@ -144,7 +144,7 @@ def test_a_list_that_cannot_be_packed_is_refused_in_one_line(more, sizes, line):
 
 QUICK = ["learned", "alibi2d", "rope2d"]  # a table, a bias, a rotation
 ONE_GRAPH = [pytest.param(name, "patch", marks=() if name == "rope2d" else pytest.mark.slow) for name in QUICK] + [
-    pytest.param(name, tokenizer, marks=pytest.mark.slow if tokenizer == "patch" else pytest.mark.rare)
+    pytest.param(name, tokenizer, marks=pytest.mark.rare)
     for tokenizer in ("patch", "t2t")
     for name in NAMES
     if (tokenizer, name) not in [("patch", quick) for quick in QUICK]

@@ -23,7 +23,9 @@ from vitlab.interface import as_outputs, path_of
 from vitlab.layers.mlp import ActName
 from vitlab.layers.norm import NormName
 from vitlab.layers.pos_embed.added import AddedPosEmbed
+from vitlab.layers.pos_embed.rotary import RoPE2d
 from vitlab.models.convert import to_timm
+from vitlab.models.convert_back import weights_for_timm
 from vitlab.models.load import load_network, network_args
 from vitlab.models.old_names import DEFAULTS, OLD
 from vitlab.models.vit import VisionTransformer
@@ -183,29 +185,96 @@ def _read_safetensors(path: Path, network: Arguments) -> Outputs:
 
 
 def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[str, str]:
-    arguments = _timm_arguments(network)
+    kind, arguments = _timm_network(network)
+    if kind == "VisionTransformer":
+        state, table = net.state_dict(), None
+        if isinstance(
+            net.pos_embed, AddedPosEmbed
+        ):  # timm stores the table that is added, whatever it is computed from
+            state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
+            table = net.pos_embed.table().detach()
+        state = to_timm(state, table)
+    else:
+        try:
+            state = weights_for_timm(net, _built_by_timm(kind, arguments))
+        except ValueError as error:
+            raise UsageError(f"{error}; use --to safetensors, onnx or pt2") from error
+    save_file({name: value.contiguous() for name, value in state.items()}, path, {"format": "pt"})
     norm = arguments.pop("norm_layer")
-    state = net.state_dict()
-    table = None
-    if isinstance(net.pos_embed, AddedPosEmbed):  # timm stores the table that is added, whatever it is computed from
-        state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
-        table = net.pos_embed.table().detach()
-    save_file({name: value.contiguous() for name, value in to_timm(state, table).items()}, path, {"format": "pt"})
     code = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     code += f", norm_layer=partial(torch.nn.{norm.func.__name__}, eps={norm.keywords['eps']:g})"
-    return {"timm": f"timm.models.VisionTransformer({code})"}
+    return {"timm": f"timm.models.{kind}({code})"}
 
 
 def _read_timm(path: Path, network: Arguments) -> Outputs:
-    from timm.models import VisionTransformer as TimmViT
-
-    model = TimmViT(**_timm_arguments(network)).eval()
+    model = _built_by_timm(*_timm_network(network)).eval()
     model.load_state_dict(load_file(path))
     return model
 
 
-def _timm_arguments(network: Arguments) -> dict[str, Any]:
-    """Return the arguments of timm's VisionTransformer for a network, or refuse one that it cannot build."""
+def _built_by_timm(kind: str, arguments: dict[str, Any]) -> nn.Module:
+    import timm.models
+
+    model: nn.Module = getattr(timm.models, kind)(**arguments)
+    return model
+
+
+def _timm_network(network: Arguments) -> tuple[str, dict[str, Any]]:
+    """Return the class of timm that computes what a network does, and its arguments, or refuse the network.
+
+    Rotations are in timm's Eva, trained biases by displacement in its Beit, all else that it has in VisionTransformer.
+    """
+    value = network["pos_embed"]
+    parts = dict(name_and_args("pos_embed", part) for part in (value if isinstance(value, list) else [value]))
+    words = [word for word in parts if word in ("rope2d", "rope_mixed", "relpos")]
+    if len(words) != 1 or set(parts) - {*words, "learned"}:
+        return "VisionTransformer", _timm_arguments(network)
+    options = parts.pop(words[0])
+    kind, swiglu = "Beit" if words[0] == "relpos" else "Eva", network["mlp_layer"] == "swiglu"
+    fewer: dict[str, tuple[Any, ...]] = {"mlp_layer": ("mlp", "swiglu"), "act_layer": ("silu" if swiglu else "gelu",)}
+    if kind == "Beit":
+        fewer |= {"class_token": (True,), "reg_tokens": (0,), "pre_norm": (False,), "qk_norm": (False,)}
+        fewer["global_pool"] = ("avg", "token")
+    table = {"class_path": "learned", "init_args": parts["learned"]} if parts else "none"
+    common = _timm_arguments(network | {"pos_embed": table}, kind, fewer)
+    common |= {"use_fc_norm": common.pop("fc_norm"), "swiglu_mlp": swiglu, "use_abs_pos_emb": bool(parts)}
+    tokens = {"num_reg_tokens": common.pop("reg_tokens"), "use_pre_transformer_norm": common.pop("pre_norm")}
+    dropped = ("act_layer", "pos_embed", *(("class_token", "qk_norm") if kind == "Beit" else ()))
+    common = {name: given for name, given in common.items() if name not in dropped}
+    if kind == "Beit":
+        shared = options.get("join") == "every_layer_shared"
+        return kind, common | {"use_rel_pos_bias": not shared, "use_shared_rel_pos_bias": shared}
+    return kind, common | tokens | {"attn_type": "rope", "no_embed_class": True} | _timm_rotation(words[0], options)
+
+
+def _timm_rotation(word: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of timm's Eva for a rotation, or refuse one that it does not have."""
+    joins = (None, "every_layer") if word == "rope_mixed" else (None, "every_layer_shared")
+    if options.get("join") not in joins or options.get("register_theta") is not None:
+        choice = choice_text({"class_path": word, "init_args": dict(options)})
+        raise UsageError(f"timm's Eva does not have `pos_embed: {choice}`; use --to safetensors, onnx or pt2")
+    rotation: dict[str, Any] = {"use_rot_pos_emb": True}
+    if word == "rope_mixed":
+        return rotation | {"rope_type": "mixed", "rope_grid_indexing": "xy"}
+    defaults = inspect.signature(RoPE2d).parameters
+    given = {name: defaults[name].default for name in ("theta", "shift", "jitter", "rescale")}
+    given |= {name: value for name, value in options.items() if value is not None}
+    rotation |= {"rope_temperature": given["theta"], "rope_rotate_half": given.get("pairs") == "half"}
+    rotation["rope_grid_indexing"] = "ij" if given.get("axes") == "yx" else "xy"
+    if given.get("coordinates") != "normalized":
+        return rotation | {"rope_type": "cat"}
+    moves = {f"rope_{name}_coords": given[name] for name in ("shift", "jitter", "rescale")}
+    nothing = {"rope_shift_coords": 0.0, "rope_jitter_coords": 1.0, "rope_rescale_coords": 1.0}
+    return rotation | {"rope_type": "dinov3", **{n: v for n, v in moves.items() if v != nothing[n]}}
+
+
+def _timm_arguments(
+    network: Arguments, kind: str = "VisionTransformer", fewer: Mapping[str, tuple[Any, ...]] | None = None
+) -> dict[str, Any]:
+    """Return the arguments of timm's ``kind`` for a network, or refuse one that it cannot build.
+
+    They are those of its VisionTransformer; ``fewer`` are the values that another class takes, by argument.
+    """
     possible = {
         "tokenizer": ("patch",),
         "pos_embed": ("none", "learned", "factorized", "sincos1d", "sincos2d"),
@@ -219,6 +288,7 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
         "mlp_layer": ("mlp",),
         "act_layer": get_args(ActName),
         "norm_layer": get_args(NormName),
+        **(fewer or {}),
     }
     flat = {name: OLD[name].default for name in OLD} | {"join": None} | network
     for part in DEFAULTS:
@@ -228,9 +298,7 @@ def _timm_arguments(network: Arguments) -> dict[str, Any]:
     part_of = {old.name: old.part for old in OLD.values()}  # an option is shown with its part
     others = [part_of.get(name, name) for name, values in possible.items() if flat[name] not in values]
     if unsupported := [f"`{name}: {choice_text(network[name])}`" for name in dict.fromkeys(others)]:
-        raise UsageError(
-            f"timm's VisionTransformer does not have {' and '.join(unsupported)}; use --to safetensors, onnx or pt2"
-        )
+        raise UsageError(f"timm's {kind} does not have {' and '.join(unsupported)}; use --to safetensors, onnx or pt2")
     norm = torch.nn.LayerNorm if network["norm_layer"] == "layernorm" else torch.nn.RMSNorm
     return {
         **{name: flat[name] for name in _TIMM_NAMES},

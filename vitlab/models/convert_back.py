@@ -15,7 +15,8 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
     """Return the state dict of ``theirs``, a ViT, Eva, Beit or NaFlexVit of timm, with the weights of ``ours``.
 
     It is the way back of :func:`vitlab.models.convert.from_timm`: a strict load gives equal outputs. Positions that
-    timm added to prefix tokens are part of these tokens here, so they are zero there.
+    timm added to prefix tokens are part of these tokens here, so they are zero there. A bias of keys that timm's class
+    lacks is left out where nothing rotates the keys: it adds the same to all logits of a query.
 
     Raises:
         ValueError: A weight of ours is not zero and has no place there, or has another shape.
@@ -63,7 +64,8 @@ def _weight(name: str, value: Tensor, ours: State, used: set[str], theirs: Any) 
             return None
         q, k, v = fused.chunk(3)
         has_k = f"{part[1]}k_proj.bias" in theirs.state_dict() or f"{part[1]}k_bias" in theirs.state_dict()
-        if (part[3] or "bias") == "bias" and not has_k and bool(k.any()):
+        rotates = getattr(theirs, "rope", None) is not None  # else it adds the same to all logits of a query
+        if (part[3] or "bias") == "bias" and not has_k and rotates and bool(k.any()):
             raise ValueError(f"timm's {type(theirs).__name__} has no bias of keys, and `{part[1]}qkv.bias` has one")
         return {"q": q, "k": k, "v": v}[part[2]]
     if half := re.fullmatch(r"(.+\.mlp\.fc1)_([gx])\.(weight|bias)", name):
