@@ -32,7 +32,7 @@ def forward_packed(net: Any, images: PackedBatch) -> Tensor:
     return outputs
 
 
-def pack(net: Any, images: Sequence[Tensor]) -> PackedBatch:
+def packed_images(net: Any, images: Sequence[Tensor]) -> PackedBatch:
     """Return a list of ``(C, H, W)`` images of any sizes as one batch for ``net``.
 
     Raises:

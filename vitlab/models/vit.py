@@ -20,7 +20,7 @@ from vitlab.models import start
 from vitlab.models.features import IntermediateArgs, Tokens, block_outputs
 from vitlab.models.first_token import class_token_is_enough, first_token
 from vitlab.models.old_names import OLD, OldArgs, moved
-from vitlab.models.packed_batch import drops_rows, forward_packed, pack, packed_positions
+from vitlab.models.packed_batch import drops_rows, forward_packed, packed_images, packed_positions
 from vitlab.named_kwargs import Named
 from vitlab.packed_batch import PackedBatch
 from vitlab.tokenizers.build import TokenizerChoice, build_tokenizer
@@ -170,7 +170,7 @@ class VisionTransformer(Named, nn.Module):
     def forward(self, images: Tensor | PackedBatch | list[Tensor] | tuple[Tensor, ...]) -> Tensor:
         """Map ``(B, C, H, W)`` images, or B images of any sizes, packed or as a list, to ``(B, K)`` outputs."""
         if isinstance(images, list | tuple):
-            images = pack(self, images)
+            images = packed_images(self, images)
         if isinstance(images, PackedBatch):
             return forward_packed(self, images)
         if self.skips_unread_tokens and self.reads_class_token_only():
