@@ -73,7 +73,10 @@ class Failing:
             return
         finally:
             self.busy = False
-        path = os.path.join(os.getcwd(), os.fsdecode(path))
+        path = os.fsdecode(path)
+        if isinstance(place, int) and not path.startswith("/"):
+            return  # a pipe to a process, such as sbatch: no file of the run directory
+        path = os.path.join(os.getcwd(), path)
         if not path.startswith(self.root) or "/log-" in path or path.endswith("/calls"):
             return
         site = self.site(name, path)
