@@ -82,6 +82,14 @@ def measured(folder, right, names=("a", HOSTILE)):
     return run
 
 
+def test_a_thousand_classes_are_a_table_of_the_most_frequent_confusions(tmp_path):
+    names = [f"class {k}" for k in range(998)]
+    shown = outcome_facts(measured(tmp_path / "run", [True] * 9 + [False] * 6, ["cat", HOSTILE, *names]))["matrix"]
+    assert "<svg" not in shown and "<img" not in shown
+    assert shown.count("<td>cat</td>") == 2 and "<td>3 of 8</td>" in shown and "<td>3 of 7</td>" in shown
+    assert "2 of 2 pairs of classes that are confused" in shown
+
+
 def test_the_drawing_has_the_shapes_that_pass_through_t2t():
     with torch.device("meta"):
         net = create_model("t2t_vit_14")

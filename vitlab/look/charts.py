@@ -6,6 +6,7 @@ from typing import Any
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito 2008
 DASHES = ("", "6 3", "2 2", "8 2 2 2")
+MOST_CONFUSIONS = 20  # rows of a table of confusions
 BARS = "▁▂▃▄▅▆▇█"
 Points = Sequence[tuple[float, float]]
 
@@ -87,6 +88,27 @@ def matrix_chart(rows: Sequence[Sequence[int]], names: Sequence[str]) -> str:
                 where = f'x="{100 + j * side + side / 2:.0f}" y="{20 + i * side + side * 0.65:.0f}"'
                 parts.append(f'<text {where} class="m">{count}</text>')
     return "".join(parts) + '<text x="100" y="14">rows: class, columns: predicted</text></svg>'
+
+
+def confusions_table(counts: Mapping[tuple[int, int], int], totals: Sequence[int], names: Sequence[str]) -> str:
+    """Return the confusions of many classes as a table, the most frequent first.
+
+    Args:
+        counts: Images by their class and the class that they were taken for.
+        totals: Images of each class.
+        names: Of the classes.
+
+    Example:
+        >>> confusions_table({(0, 1): 1, (1, 0): 3}, [2, 4], ["cat", "dog"]).partition("<td>")[2][:22]
+        'dog</td><td>cat</td><t'
+    """
+    most = sorted(counts.items(), key=lambda pair: -pair[1])[:MOST_CONFUSIONS]
+    rows = [
+        f"<tr><td>{escape(names[a])}</td><td>{escape(names[b])}</td><td>{count} of {totals[a]}</td></tr>"
+        for (a, b), count in most
+    ]
+    left = f"<p class='note'>{len(most)} of {len(counts)} pairs of classes that are confused.</p>"
+    return f"<table><tr><th>class</th><th>taken for</th><th>images</th></tr>{''.join(rows)}</table>{left}"
 
 
 def pair_chart(title: str, rows: Sequence[Mapping[str, Any]], names: tuple[str, str]) -> str:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import yaml
 
@@ -12,7 +13,7 @@ from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import dotted
-from vitlab.look.charts import line_chart, matrix_chart
+from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
 from vitlab.runs.standing import Standing
@@ -160,11 +161,16 @@ def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) ->
     title = f"calibration error {error.rms:.3f} [{error.low:.3f}, {error.high:.3f}], ECE {error.plain:.3f}"
     chart = line_chart(title, {"accuracy": points, "calibrated": [(0.0, 0.0), (1.0, 1.0)]}, x="probability")
     matrix = confusion(table["target"].to_numpy(), table["prediction"].to_numpy(), len(names))
+    if len(names) <= MOST_CLASSES:
+        confused = matrix_chart(matrix.tolist(), names)
+    else:
+        pairs = {(int(a), int(b)): int(matrix[a, b]) for a, b in np.argwhere(matrix) if a != b}
+        confused = confusions_table(pairs, matrix.sum(axis=1).tolist(), names)
     wrong = table[~right].sort_values("probability", ascending=False, ignore_index=True)
     return {
         "split": split, "of": _weights(run, table.attrs),
         "accuracy": float(right.mean()), "low": low, "high": high, "n": len(right), "chart": chart,
-        "matrix": matrix_chart(matrix.tolist(), names) if len(names) <= MOST_CLASSES else "", "names": names,
+        "matrix": confused, "names": names,
         "wrong": wrong[["index", "target", "prediction", "probability"]].to_dict("records"),
     }  # fmt: skip
 
