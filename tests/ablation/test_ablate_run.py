@@ -34,10 +34,14 @@ def wait_for(condition, seconds=120):
         time.sleep(0.02)
 
 
-def test_a_run_does_every_cell_once_and_a_second_run_none(lab):
+def test_a_run_does_every_cell_once_in_plain_lines_and_a_second_run_none(lab):
     code, out = lab()
     assert code == 0
     assert "6 done" in out
+    assert "\x1b" not in out  # as there is no terminal
+    lines = [line for line in out.splitlines() if line.startswith("done  ")]
+    assert len(lines) == 6
+    assert re.search(r"\[6/6, about 0\.0 min left, best 0\.\d{4} \(\w+/s\d-\w+\)\]$", lines[-1]), lines
     assert set(lab.counts().values()) == {1}
     assert len(lab.counts()) == 12  # fit and validate
     assert lab()[0] == 0
@@ -235,14 +239,6 @@ def test_on_a_terminal_a_table_is_drawn_again_and_again(lab):
     assert re.search(r"s\d-\w+: host \S+, pid \d+", text)  # what runs
     assert re.search(r"6/6, about 0.0 min left, best 0\.\d{4}", text)
     assert text.count("done     ") >= 6
-
-
-def test_without_a_terminal_there_are_plain_lines(lab):
-    _, out = lab()
-    assert "\x1b" not in out
-    lines = [line for line in out.splitlines() if line.startswith("done  ")]
-    assert len(lines) == 6
-    assert re.search(r"\[6/6, about 0\.0 min left, best 0\.\d{4} \(\w+/s\d-\w+\)\]$", lines[-1]), lines
 
 
 @pytest.mark.rare
