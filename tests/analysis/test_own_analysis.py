@@ -147,4 +147,4 @@ def test_the_record_s_defaults_draw_a_panel_for_each_measure_and_line():
     curve = Curve(measures={"a": "A", "b": "B"}, x="x", lines=("kind", "of"))
     rows = [{"measure": m, "line": line} for m in "ab" for line in ("one, two", "three, four", "five, six")]
     assert [title for title, _ in curve.panels(curve, rows)][:2] == ["kind: one\nof: two", "kind: three\nof: four"]
-    assert len(curve.panels(curve, rows)) == 4
+    assert len(curve.panels(curve, rows)) == 6
