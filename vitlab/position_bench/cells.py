@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.position_bench.pictures import QUESTIONS, Split, glyphs, photos
+from vitlab.position_bench.pictures import Split, glyphs, photos
 from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
@@ -23,6 +23,7 @@ from vitlab.position_bench.training import (
     check_method,
     cost_of,
     feature_likeness,
+    outputs_by_question,
     outputs_of_images,
     scores_of,
     train_network,
@@ -109,17 +110,10 @@ class Bench:
             label: Its folder.
             training: ``photos``, whose rate serves ``few`` too, or ``glyphs``.
         """
-        tuning = self.protocol["tuning"]
-        rates = sorted(tuning["rates"][training])
         found: dict[float, float] = {}
-        while True:
-            for rate in rates:
-                if rate not in found:
-                    found[rate] = self._tuning(method, label, training, rate)
-            best = max(rates, key=lambda rate: found[rate])
-            if best not in (rates[0], rates[-1]) or len(rates) >= tuning["most"]:
-                return float(best)
-            rates = sorted([*rates, best / 2 if best == rates[0] else best * 2])
+        while left := rates_left(self.protocol["tuning"], training, found):
+            found |= {rate: self._tuning(method, label, training, rate) for rate in left}
+        return float(best_rate(found))
 
     def _tuning(self, method: Method, label: str, training: str, rate: float) -> float:
         cell, seed = f"tune-{training}-{rate:g}", self.protocol["tuning"]["seed"]
@@ -140,7 +134,7 @@ class Bench:
         """Return the accuracy of a network on the validation images; of generated ones, its mean over the questions."""
         val = self._splits["glyphs_val" if training == "glyphs" else "val"]
         outputs = outputs_of_images(net, val.images)
-        parts = outputs.split(list(QUESTIONS.values()), dim=1) if training == "glyphs" else [outputs]
+        parts = outputs_by_question(outputs).values() if training == "glyphs" else [outputs]
         answers = val.labels.view(len(outputs), -1).T
         right = [(part.argmax(1) == answer).float().mean() for part, answer in zip(parts, answers, strict=True)]
         return float(torch.stack(right).mean())
@@ -223,6 +217,37 @@ class Bench:
         """Return the validation accuracy of each seed of photos."""
         kept = [self.record(label, f"photos-{seed}") for seed in self.protocol["seeds"]]
         return [each["validation"] for each in kept if each]
+
+
+def best_rate(tried: Mapping[float, float]) -> float:
+    """Return the learning rate of the highest validation accuracy, the smallest of equal ones.
+
+    Example:
+        >>> best_rate({0.02: 0.5, 0.01: 0.5, 0.04: 0.4})
+        0.01
+    """
+    return max(sorted(tried), key=lambda rate: tried[rate])
+
+
+def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, float]) -> list[float]:
+    """Return the learning rates that are still to be tried: those of the grid, then one beyond a best at its border.
+
+    Args:
+        tuning: What the protocol says of it.
+        training: ``photos`` or ``glyphs``.
+        tried: Validation accuracy of each rate.
+
+    Example:
+        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "most": 6}
+        >>> rates_left(tuning, "photos", {0.01: 0.5, 0.02: 0.4, 0.04: 0.3})
+        [0.005]
+    """
+    if left := sorted(set(tuning["rates"][training]) - set(tried)):
+        return left
+    best, low, high = best_rate(tried), min(tried), max(tried)
+    if best not in (low, high) or len(tried) >= tuning["most"]:
+        return []
+    return [best / 2 if best == low else best * 2]
 
 
 def tuned_on(training: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import UsageError
-from vitlab.position_bench.cells import Bench, tuned_on
+from vitlab.position_bench.cells import Bench, best_rate, rates_left, tuned_on
 from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
 from vitlab.position_bench.training import Method, scores_of
 
@@ -64,13 +64,14 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
 
 def _of_rates(tuning: dict[str, Any], training: str, tried: dict[float, float], used: set[float]) -> list[str]:
     """Return what is wrong with the learning rate of a training."""
-    if not set(tuning["rates"][training]) <= set(tried):
+    left = rates_left(tuning, training, tried)
+    if set(left) & set(tuning["rates"][training]):
         return [f"{training}: learning rates of the grid were not tried"]
-    best = max(sorted(tried), key=lambda rate: tried[rate])
+    best = best_rate(tried)
     if used - {best}:
         rates = ", ".join(f"{rate:g}" for rate in sorted(used))
         return [f"{training}: trained at {rates}, and {best:g} is best in validation"]
-    if best in (min(tried), max(tried)) and len(tried) < tuning["most"]:
+    if left:
         return [f"{training}: the best learning rate {best:g} lies at the border of those tried"]
     return []
 

@@ -49,9 +49,14 @@ def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
     """
     if labels.ndim == 1:
         return F.cross_entropy(outputs, labels)
-    parts = outputs.split(list(QUESTIONS.values()), dim=1)
+    parts = outputs_by_question(outputs).values()
     losses = [F.cross_entropy(part, label) for part, label in zip(parts, labels.T, strict=True)]
     return torch.stack(losses).sum()
+
+
+def outputs_by_question(outputs: Tensor) -> dict[str, Tensor]:
+    """Return the part of ``(B, K)`` outputs that answers each question about generated images."""
+    return dict(zip(QUESTIONS, outputs.split(list(QUESTIONS.values()), dim=1), strict=True))
 
 
 def batches_of(split: Split, batch_size: int, epochs: int, seed: int, flip: bool) -> Iterator[tuple[Tensor, Tensor]]:
@@ -131,8 +136,8 @@ def bench_predictions_of(
         Predicted classes of each task, images last; and tasks that do not apply, with the reason.
     """
     if training == "glyphs":
-        parts = outputs_of_images(net, test.images).split(list(QUESTIONS.values()), dim=1)
-        return _tasks_of({name: _classes(part) for name, part in zip(QUESTIONS, parts, strict=True)}), {}
+        parts = outputs_by_question(outputs_of_images(net, test.images))
+        return _tasks_of({name: _classes(part) for name, part in parts.items()}), {}
     if training == "few":
         return {"few": _classes(outputs_of_images(net, test.images))}, {}
     found, refused = {"accuracy": _classes(outputs_of_images(net, test.images))}, {}
