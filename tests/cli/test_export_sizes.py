@@ -35,7 +35,7 @@ def check(form, net, folder):
     write(net, {}, folder / "net", sides=sides)
     sizes = sizes_to_check(net, sides)
     assert tuple(net.img_size) in sizes and len({h * w for h, w in sizes}) > 2
-    assert largest_difference(net, read(folder / "net", {}), sizes) < 1e-5
+    assert largest_difference(net, read(folder / "net", {}), sides) < 1e-5
 
 
 @pytest.mark.parametrize(

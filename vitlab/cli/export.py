@@ -5,7 +5,7 @@ import sys
 from vitlab.cli.evaluate import run_parser
 from vitlab.errors import RunFailed
 from vitlab.lazy import quick_imports
-from vitlab.runs.choose import SUFFIXES, export_path
+from vitlab.runs.choose import DYNAMIC, SUFFIXES, export_path
 from vitlab.runs.directory import find_run
 
 EPILOG = """safetensors: weights and the network's arguments. timm: weights for timm's VisionTransformer. onnx: a
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     )
     add(
         "--dynamic",
-        choices=["batch", "size"],
+        choices=DYNAMIC,
         default="batch",
         help="what a graph leaves open: batch, or size: batch, height and width (default: batch)",
     )

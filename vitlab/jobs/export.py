@@ -22,18 +22,17 @@ from vitlab.jobs.formats import (
     largest_difference,
     network_arguments,
     open_sides,
-    sizes_to_check,
 )
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
 from vitlab.models.vit import VisionTransformer
+from vitlab.runs.choose import DYNAMIC
 from vitlab.runs.directory import RunDir, as_umask, write_json
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.standing import checksum
 from vitlab.tasks import Regressor
 from vitlab.tokenizers.splits import pair
 
-DYNAMIC = ("batch", "size")
 LIMIT = 1e-4  # of the difference between outputs, in their own units
 
 
@@ -120,7 +119,7 @@ def _export(
             raise
         reason = (what_failed(error) or "").rpartition(": ")[2] or str(error).rpartition("I/O error: ")[2]
         raise RunFailed(f"{output} could not be written: {reason}") from error
-    difference = largest_difference(net, read(unfinished, network), sizes_to_check(net, sides)) if check else None
+    difference = largest_difference(net, read(unfinished, network), sides) if check else None
     if difference is not None and not difference <= LIMIT:  # also true for NaN
         raise RunFailed(f"the outputs differ by {difference:.1e}, more than {LIMIT:g}; nothing was written")
     facts = {"format": to, **_facts(run, checkpoint, cli, net, sides), "network": network, **hints}

@@ -5,7 +5,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -153,19 +153,17 @@ def sizes_to_check(net: VisionTransformer | Plain, sides: list[Side] | None) -> 
     return [own, (fewer[0], more[1]), (most[0], own[1]), (more[0], most[1])]
 
 
-def largest_difference(
-    net: VisionTransformer | Plain, exported: Outputs, sizes: Sequence[tuple[int, ...]] | None = None
-) -> float:
+def largest_difference(net: VisionTransformer | Plain, exported: Outputs, sides: list[Side] | None = None) -> float:
     """Return the largest difference of outputs for random images, in batches of 1 and of 5; NaN if one is NaN.
 
     Args:
         net: The network.
         exported: What computes the same.
-        sizes: Heights and widths of the images; None is the trained one.
+        sides: Heights and widths that it leaves open; None if it takes images of the trained size alone.
     """
     generator = torch.Generator().manual_seed(0)
     differences = []
-    for count, size in product((1, 5), sizes or [net.img_size]):
+    for count, size in product((1, 5), sizes_to_check(net, sides)):
         images = torch.randn(count, net.in_chans, *size, generator=generator)
         with torch.no_grad():
             differences.append((exported(images) - net(images)).abs().max())
@@ -188,9 +186,8 @@ def _write_timm(net: VisionTransformer, network: Arguments, path: Path) -> dict[
     kind, arguments = _timm_network(network)
     if kind == "VisionTransformer":
         state, table = net.state_dict(), None
-        if isinstance(
-            net.pos_embed, AddedPosEmbed
-        ):  # timm stores the table that is added, whatever it is computed from
+        if isinstance(net.pos_embed, AddedPosEmbed):
+            # timm stores the table that is added, whatever it is computed from
             state = {name: value for name, value in state.items() if not name.startswith("pos_embed.")}
             table = net.pos_embed.table().detach()
         state = to_timm(state, table)

@@ -9,6 +9,7 @@ from vitlab.runs.directory import RUNS, RunDir, check_name, default_name, find_d
 from vitlab.runs.launch import agree, agreed, is_restarted, launched_rank
 
 SUFFIXES = {"safetensors": ".safetensors", "timm": ".timm.safetensors", "onnx": ".onnx", "pt2": ".pt2"}  # of exports
+DYNAMIC = ("batch", "size")  # what an exported graph leaves open
 
 
 class Options(Protocol):
