@@ -31,7 +31,7 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
     """
     target, left = theirs.state_dict(), dict(ours.state_dict())
     used: set[str] = set()
-    state = {name: _weight(name, value, left, used, theirs) for name, value in target.items()}
+    state = {name: _weight(name, target, left, used, theirs) for name in target}
     missing = [name for name, value in state.items() if value is None]
     dropped = [name for name in left if name not in used and bool(left[name].any())]
     if missing or dropped:
@@ -44,8 +44,9 @@ def weights_for_timm(ours: nn.Module, theirs: nn.Module) -> State:
     return found
 
 
-def _weight(name: str, value: Tensor, ours: State, used: set[str], theirs: Any) -> Tensor | None:
+def _weight(name: str, target: State, ours: State, used: set[str], theirs: nn.Module) -> Tensor | None:
     """Return our value of timm's parameter ``name``; None if there is none. Names of ours that it holds go to used."""
+    value = target[name]
 
     def take(own: str) -> Tensor | None:
         part = re.compile(own.replace("pos_embed.", r"pos_embed\.(\w+\.)?"))  # one of several position embeddings
@@ -63,7 +64,7 @@ def _weight(name: str, value: Tensor, ours: State, used: set[str], theirs: Any) 
         if fused is None:
             return None
         q, k, v = fused.chunk(3)
-        has_k = f"{part[1]}k_proj.bias" in theirs.state_dict() or f"{part[1]}k_bias" in theirs.state_dict()
+        has_k = f"{part[1]}k_proj.bias" in target or f"{part[1]}k_bias" in target
         rotates = getattr(theirs, "rope", None) is not None  # else it adds the same to all logits of a query
         if (part[3] or "bias") == "bias" and not has_k and rotates and bool(k.any()):
             raise ValueError(f"timm's {type(theirs).__name__} has no bias of keys, and `{part[1]}qkv.bias` has one")

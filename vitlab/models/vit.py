@@ -249,15 +249,13 @@ class VisionTransformer(Named, nn.Module):
 
     def _at(self, size: tuple[int, ...]) -> PosEmbed:
         """Return the position embedding at the grid of images of this height and width."""
-        if same_size(size, self.img_size) and getattr(self.tokenizer, "patch", None) in (
-            None,
-            self.tokenizer.patch_size,
-        ):
+        tokenizer = self.tokenizer
+        if same_size(size, self.img_size) and getattr(tokenizer, "patch", None) in (None, tokenizer.patch_size):
             return self.pos_embed
-        if not hasattr(self.tokenizer, "grid_of"):
-            name, (H, W), got = type(self.tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"
+        if not hasattr(tokenizer, "grid_of"):
+            name, (H, W), got = type(tokenizer).__name__, self.img_size, f"{size[0]} x {size[1]}"
             raise ValueError(f"{name} takes only images of {H} x {W}, got {got}: it has no `grid_of(size)`")
-        return self.pos_embed.at(self.tokenizer.grid_of(size))
+        return self.pos_embed.at(tokenizer.grid_of(size))
 
     def pool(self, x: Tensor) -> Tensor:
         """Pool ``(B, P + N, D)`` tokens to ``(B, D)``: the class token, a function of patch tokens, or of all.

@@ -81,9 +81,8 @@ def split_grids(
     for (kernel, stride, padding), dilation in zip(splits, dilations or [1] * len(splits), strict=True):
         sides = grids[-1] if grids else img_size
         axes = list(zip(sides, both(kernel), both(stride), both(padding), both(dilation), strict=True))
-        h, w = (
-            (side + 2 * p - d * (k - 1) - 1 + s) // s for side, k, s, p, d in axes
-        )  # as unfold counts them in a graph
+        # in the form in which unfold counts them, so that a graph of any size sees that they are equal
+        h, w = ((side + 2 * p - d * (k - 1) - 1 + s) // s for side, k, s, p, d in axes)
         if min(h, w) < 1:
             raise ValueError(
                 f"`img_size` must leave every split at least one token, but a window of {kernel} does not fit on "
