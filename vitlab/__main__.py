@@ -10,6 +10,9 @@ from typing import NoReturn
 from vitlab.cli.main import main
 from vitlab.runs import interrupt
 
+# Read when torch is loaded. Threads that spin while they wait for each other starve beside another busy process.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 
 def run() -> NoReturn:
     """Run the command line and end the process, without freeing torch's objects one by one.

@@ -1,5 +1,6 @@
 """A command's process ends quickly, but not before its threads, exit functions and last words."""
 
+import os
 import subprocess
 import sys
 
@@ -32,3 +33,11 @@ def test_words_that_cannot_be_written_are_no_success():
     with open("/dev/full", "w") as full:
         line = [sys.executable, "-m", "vitlab", "--version"]
         assert subprocess.run(line, stdout=full, stderr=subprocess.DEVNULL, timeout=60).returncode == 1
+
+
+@pytest.mark.parametrize(("set_before", "expected"), [({}, "passive"), ({"OMP_WAIT_POLICY": "active"}, "active")])
+def test_threads_of_a_busy_machine_wait_without_spinning_unless_told_otherwise(set_before, expected):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"} | set_before
+    script = "import os, sys, vitlab.__main__; print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert told.stdout.split() == [expected, "False"], told.stderr
