@@ -80,7 +80,7 @@ def test_a_checkpoint_of_before_becomes_its_network(tmp_path):
 
 def test_the_help_shows_no_old_name_and_the_command_takes_each():
     now = current()
-    shown = {flag.removeprefix("--model.") for rows in now["help"].values() for flag, _ in rows}
+    shown = {flag.removeprefix("--model.") for rows in now["help"].values() for flag, *_ in rows}
     assert not shown & set(OLD) and {"attn", "block", "tokenizer"} <= shown
     assert {f"model.{name}" for name in OLD} <= set(now["keys"])
 

@@ -19,17 +19,16 @@ EXAMPLES = """examples:
 
 
 class _Options(FitOptions):
-    help = False
-    help_all = False
+    help: str | None = None
 
 
 def main(argv: list[str]) -> int:
     """Run ``vitlab fit`` and return its exit code."""
     options, rest = options_parser().parse_known_args(argv, _Options())
-    if options.help or options.help_all:
+    if options.help:
         from vitlab.config.help import print_fit_help
 
-        return print_fit_help(options_parser(), EXAMPLES, options.help_all)
+        return print_fit_help(options_parser(), EXAMPLES, options.help)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else C++ prints its stack after the line on a lost process
     with second_interrupt_ends():
         return _train(options, rest)

@@ -96,7 +96,7 @@ def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:
 
     if options.overwrite:
         raise UsageError("`--overwrite` would delete the run each time it is requeued; delete the directory yourself")
-    if options.help or options.help_all:
+    if options.help:
         raise UsageError("`vitlab fit --help` explains the arguments of a run, `vitlab submit --help` the others")
     for word in rest:
         key = word.lstrip("-").split("=")[0]

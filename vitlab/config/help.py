@@ -1,12 +1,13 @@
-"""``vitlab fit --help``: the common arguments, described by the docstrings of the classes that take them.
+"""``vitlab fit --help``: the common arguments, a line each, and all that the docstrings say with ``--help=KEY``.
 
 Reading the docstrings takes seconds of imports, so ``flags.json`` beside this file stores them: the parser's own help
-(``--help_all``) takes 5.4 s of CPU and 490 lines, this one .1 s and 150;
+(``--help=all``) takes 5.4 s of CPU and 490 lines, this one .1 s and two screens;
 ``python -m vitlab.config.help`` regenerates it, and a test compares.
 """
 
 import argparse
 import json
+import re
 import shutil
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from typing import Any
 
 from vitlab.config.arguments import FLAGS, flags
 from vitlab.config.options import options_parser
+from vitlab.errors import UsageError, did_you_mean
 from vitlab.ranges import RANGES
 
 TRAINER = {
@@ -32,43 +34,70 @@ TRAINER = {
     "logger": "a logger's class_path, or false",
     "callbacks": "class_paths of additional callbacks",
 }
-_SELDOM = (  # set seldom, and named without a word about them; --model.help=Classifier explains them
+_SELDOM = (  # set seldom, and named without a word about them; --help=KEY explains them
     "model: lr_batch min_lr warmup_lr cooldown_epochs norm_eps reg_tokens pre_norm fc_norm head_hidden init_std",
-    "model: layer_scale drop_path_subset",
+    "model: layer_scale drop_path_subset lr_scale head_lr_mult nan_loss qkv_bias act_layer norm_layer grad_checkpoint",
     "data: max_unreadable class_map img_size_schedule repeats random_erasing crop_pct mean std value_range max_pixels",
-    "data: split_seed fold split_file color_profile",
+    "data: split_seed fold split_file color_profile native_patch sampling interpolation crop_mode",
 )
 SELDOM = {f"{group}.{key}" for group, _, keys in (line.partition(": ") for line in _SELDOM) for key in keys.split()}
 _WIDTH = 33  # columns of the flags
 
 
-def print_fit_help(options: argparse.ArgumentParser, examples: str, everything: bool) -> int:
-    """Print the help of ``vitlab fit`` and return its exit code."""
-    if everything:
+def print_fit_help(options: argparse.ArgumentParser, examples: str, asked: str) -> int:
+    """Print the help of ``vitlab fit`` and return its exit code.
+
+    Args:
+        options: Parser of the options that belong to the run.
+        examples: Lines to end with.
+        asked: ``common``, a line for each argument that people set; ``all``, the parser's own help, with every argument
+            of the trainer; or a key or a group of them, such as ``model.lr``, ``pos_embed`` or ``data``, in full.
+
+    Raises:
+        UsageError: No key is called so.
+    """
+    if asked == "all":
         from vitlab.config.parser import VitlabCLI
 
         with suppress(SystemExit):  # argparse exits after printing help
             VitlabCLI(["--help"])
         return 0
-    run = [[f"--{a.dest}", str(a.help)] for a in options._actions if a.help != argparse.SUPPRESS]
+    run = [[f"--{a.dest}", str(a.help), ""] for a in options._actions if a.help != argparse.SUPPRESS]
+    trainer = [[f"--trainer.{name}", text, _range(f"trainer.{name}", "{}")] for name, text in TRAINER.items()]
     sections = {
-        "usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]": [],
         "the run": run,
-        "training (more with --help_all)": [
-            [f"--trainer.{name}", text + _range(f"trainer.{name}", " ({})")] for name, text in TRAINER.items()
-        ],
-        "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)"]],
+        "training": trainer,
+        "the checkpoints": [["--checkpoint.monitor", "metric that decides the best epoch (default: the task's)", ""]],
+        **flags()["help"],
     }
-    parts = [[*_wrapped(title), *(_line(*row) for row in rows)] for title, rows in sections.items()]
-    for title, rows in flags()["help"].items():
-        often = [row for row in rows if row[0][2:] not in SELDOM]
-        seldom = ", ".join(row[0] for row in rows if row[0][2:] in SELDOM)
-        group, _, cls = title.partition(" ")[0].partition("=")
-        parts.append([*_wrapped(title), *(_line(*row) for row in often)])
-        parts[-1] += _wrapped(f"  and, explained by {group}.help={cls}: {seldom}")
+    if asked != "common":
+        sys.stdout.write("\n".join(_line(*row) for row in _rows_of(asked, sections)) + "\n")
+        return 0
+    parts = [_wrapped("usage: vitlab fit --config FILE [--config FILE ...] [--KEY VALUE ...]")]
+    parts[0] += _wrapped(
+        "--help=KEY explains a key or a group of keys, such as model.lr or data; --help=all shows everything"
+    )
+    for title, rows in sections.items():
+        seldom = ", ".join(row[0].partition(".")[2] for row in rows if row[0][2:] in SELDOM)
+        layout = _one_line if title in flags()["help"] else _line
+        lines = [layout(*row) for row in rows if row[0][2:] not in SELDOM]
+        parts.append([*_wrapped(title), *lines, *(_wrapped(f"  and {seldom}") if seldom else [])])
     text = "\n\n".join("\n".join(lines) for lines in parts)
     sys.stdout.write(f"{text}\n\n{examples}")
     return 0
+
+
+def _rows_of(asked: str, sections: dict[str, list[list[str]]]) -> list[list[str]]:
+    """Return the rows of a key, whole or without its group, or of a group."""
+    rows = [row for rows in sections.values() for row in rows]
+    words = asked.lstrip("-")
+    keys = [row for row in rows if words in (row[0][2:], row[0][2:].partition(".")[2])]
+    found = keys or [row for row in rows if row[0][2:].startswith(f"{words}.")]
+    if not found:
+        names = [row[0][2:] for row in rows]
+        near = did_you_mean(words, [*names, *(name.partition(".")[2] for name in names)])
+        raise UsageError(f'`--help={asked}`: no common argument is called "{words}"{near}; --help=all shows every one')
+    return found
 
 
 def current() -> dict[str, Any]:
@@ -117,9 +146,12 @@ def _class_rows(group: str, cls: type) -> list[list[str]]:
         hidden = group == "model" and (name in LINKS or name in getattr(cls, "old_names", ()))
         if not name.endswith("help") and not hidden:
             text = str(action.help or "").rstrip(".").split(" (type: ")[0].replace("None", "null")
+            text = re.sub(r":class:`(\w+)`", r"\1", text).replace("``", "")
             default = "required" if action.required else f"default {_yaml(action.default)}"
             notes = f"{_choices(action)}{default}{_range(f'{group}.{name}')}"
-            rows.append([f"--{group}.{name}", f"{text} ({notes})".replace("``", "")])
+            rows.append(
+                [f"--{group}.{name}", re.sub(r":class:`(\w+)`", r"\1", text).replace("``", ""), notes.replace("``", "")]
+            )
     return rows
 
 
@@ -152,11 +184,28 @@ def _wrapped(title: str) -> list[str]:
     return textwrap.wrap(title, _columns() - 1, break_on_hyphens=False, subsequent_indent="    ")
 
 
-def _line(flag: str, text: str) -> str:
-    width = _columns()
-    lines = textwrap.wrap(" ".join(text.split()), width - _WIDTH - 1, break_on_hyphens=False)
+def _line(flag: str, text: str, notes: str) -> str:
+    """Return a flag with all that is said of it."""
+    text = " ".join(text.split()) + (f" ({notes})" if notes else "")
+    lines = textwrap.wrap(text, _columns() - _WIDTH - 1, break_on_hyphens=False)
     first = f"  {flag:<{_WIDTH - 3}} " if len(flag) <= _WIDTH - 3 else f"  {flag}\n{' ' * _WIDTH}"
     return first + f"\n{' ' * _WIDTH}".join(lines)
+
+
+def _one_line(flag: str, text: str, notes: str) -> str:
+    """Return a flag with as much of its text as one line holds beside its values and default."""
+    choices, _, default = notes.rpartition("default ")
+    shortest = f"{choices}default {default.partition(';')[0]}" if default else notes
+    text = " ".join(text.split())
+    marks = ": " if choices and ": " in text else r"\. |; |: | \(|, "  # after a colon stand the choices
+    ends = [len(text), *sorted((found.start() for found in re.finditer(marks, text)), reverse=True)]
+    whole = [e for e in ends if text[:e].count("(") == text[:e].count(")") and "; default" not in text[:e]]
+    whole = whole or ends
+    for end, said in [(len(text), notes), *((end, shortest) for end in whole)]:
+        line = f"  {flag:<{_WIDTH - 3}} {text[:end]}" + (f" ({said})" if said else "")
+        if len(line) < _columns():
+            return line
+    return _line(flag, text[: whole[-1]], shortest)
 
 
 if __name__ == "__main__":

@@ -69,8 +69,8 @@ def options_parser() -> argparse.ArgumentParser:
     """Return the parser of the options of a run."""
     parser = CommandParser("vitlab fit", allow_abbrev=False, add_help=False)
     add = parser.add_argument
-    add("-h", "--help", action="store_true", help="show this page; --help_all also shows every argument of the trainer")
-    add("--help_all", action="store_true", help=argparse.SUPPRESS)
+    add("-h", "--help", nargs="?", const="common", metavar="KEY", help="show this page; --help=KEY explains a key")
+    add("--help_all", action="store_const", const="all", dest="help", help=argparse.SUPPRESS)
     add("--name", help=f"name of the run, in {RUNS}/NAME (default: date, config, seed, hash)")
     add("--run_dir", help="directory of the run, instead of --name")
     add("--resume", nargs="?", const="auto", metavar="RUN", help="continue a run exactly from its last checkpoint")
