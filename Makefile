@@ -70,8 +70,8 @@ benchmarks-gpu: setup  ## the same for whoever has a GPU: networks beside timm's
 	$(BENCH) model --suite gpu --device cuda --compile --budget 600 --json benchmarks/gpu.json
 	$(BIN)/python benchmarks/positions.py benchmarks/positions-gpu.md --device cuda --side 224 --batch 128
 
-results: setup  ## the tables of accuracy (README.md) and speed (benchmarks/README.md), out of the files in benchmarks/
-	$(BIN)/vitlab results benchmarks/results.jsonl --into README.md
+results: setup  ## the tables of accuracy (docs/results.md) and speed (benchmarks/README.md), out of the files in benchmarks/
+	$(BIN)/vitlab results benchmarks/results.jsonl --into docs/results.md
 	$(BENCH) table --readme benchmarks/README.md
 	$(BENCH) table --saved benchmarks/epyc --readme benchmarks/epyc/README.md
 

@@ -205,8 +205,11 @@ def test_the_page_of_figures_beside_a_report_shows_each_of_them(page):
 
 @pytest.mark.parametrize("arm", ["patch-learned", "t2t-learned"])
 @pytest.mark.parametrize("data", ["fashion_mnist", "cifar10"])
-def test_the_readme_states_the_results_on_small_data(data, arm):
+def test_the_pages_state_the_results_on_small_data(data, arm):
     table = pd.read_csv(ROOT / "experiments/t2t_positions/results" / data / "summary.csv")
     (row,) = table[(table["kind"] == "arm") & (table["metric"] == "acc1") & (table["arm"] == arm)].itertuples()
     accuracy = f"{100 * row.mean:.1f} % [{100 * row.low:.1f}, {100 * row.high:.1f}]"
-    assert f"| {row.parameters / 1e6:.2f} M | {row.n:.0f} | {accuracy} |" in (ROOT / "README.md").read_text()
+    stated = f"| {row.parameters / 1e6:.2f} M | {row.n:.0f} | {accuracy} |"
+    assert stated in (ROOT / "docs/results.md").read_text()
+    if (data, arm) != ("fashion_mnist", "patch-learned"):
+        assert stated in (ROOT / "README.md").read_text()

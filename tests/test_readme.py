@@ -134,12 +134,18 @@ def test_the_preemption_that_the_page_rehearses_ends_in_a_run_that_was_continued
         assert line in continued and line in PAGES[page]
 
 
+def test_the_readme_is_a_screen_and_a_half_and_its_tables_are_narrow():
+    lines = PAGES["README.md"].splitlines()
+    assert len(lines) <= 80
+    assert max(line.count("|") - 1 for line in lines if line.startswith("|")) <= 6
+
+
 @pytest.mark.rare
-def test_the_python_of_the_readme_runs(desk):
+def test_the_python_of_the_page_on_coming_from_elsewhere_runs(desk):
     pytest.importorskip("onnxscript", reason="pip install -e '.[export]'")
-    (snippet,) = blocks("README.md", "python")
+    (snippet,) = blocks("docs/coming_from.md", "python")
     names = {}
-    exec(compile(snippet, "README.md", "exec"), names)
+    exec(compile(snippet, "coming_from.md", "exec"), names)
     assert names["run"].config["model"]["init_args"]["pos_embed"] == "sincos2d"
     assert set(names["run"].results) >= {"val", "test"}
     assert (desk / "runs/second/export/best.onnx").is_file()

@@ -121,11 +121,14 @@ def test_a_page_without_a_place_for_the_table_stays_as_it_is(tmp_path, capsys) -
     assert (tmp_path / "page.md").read_text() == "text"
 
 
-def test_the_readme_has_the_table_of_the_kept_records() -> None:
+def test_the_page_of_results_has_the_table_of_the_kept_records_and_the_readme_its_first_row() -> None:
     root = Path(__file__).parents[2]
     records = [json.loads(line) for line in (root / "benchmarks/results.jsonl").read_text().splitlines()]
-    between = (root / "README.md").read_text().split("<!-- results -->\n")[1].split("<!-- /results -->")[0]
+    between = (root / "docs/results.md").read_text().split("<!-- results -->\n")[1].split("<!-- /results -->")[0]
     assert between == markdown(records) + "\n"
+    first = [cell.strip() for cell in between.splitlines()[2].split("|")]
+    row = f"| {first[4]} | {first[8]} | {first[9].removesuffix(' of 359')} |"
+    assert "`vitlab fit --config configs/t2t.yaml`" == first[1] and row in (root / "README.md").read_text()
 
 
 def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:
