@@ -97,7 +97,7 @@ else:
     )
     __getattr__, __dir__ = lazy(__name__, _HOMES, _ROOMS)
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CIFAR10",
