@@ -29,6 +29,13 @@ test-lowest: .venv-lowest/ready  ## with the lowest versions that pyproject.toml
 	.venv-lowest/bin/python -m pip install --disable-pip-version-check --quiet -c .venv-lowest/lowest.txt -e ".[dev,export]"
 	touch $@
 
+walk:  ## type the first tutorials from a wheel, in a new environment of PYTHON in which pip resolves the versions itself
+	rm -rf .venv-walk build/walk
+	$(PYTHON) -m venv .venv-walk
+	.venv-walk/bin/python -m pip wheel --disable-pip-version-check --quiet --no-deps -w build/walk .
+	.venv-walk/bin/python -m pip install --disable-pip-version-check --quiet build/walk/vitlab-*.whl
+	.venv-walk/bin/python tests/walk.py $(or $(WALK),README.md docs/tutorial_first_run.md)
+
 check: setup  ## the fast part: lint, format, types, unit tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

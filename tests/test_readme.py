@@ -10,13 +10,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from PIL import Image
 
 import vitlab
+from tests import walk
 from vitlab.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -24,12 +24,11 @@ PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT /
 
 
 def blocks(page, kind):
-    return re.findall(rf"^```{kind}\n(.*?)^```", PAGES[page], flags=re.S | re.M)
+    return walk.blocks(PAGES[page], kind)
 
 
 def commands(page):
-    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
-    return [line for line in lines if line.startswith(("vitlab ", "torchrun "))]
+    return walk.commands(PAGES[page])
 
 
 OWN = (
@@ -70,13 +69,7 @@ def desk(tmp_path, monkeypatch):
     """A folder with the things that the reader has."""
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     (tmp_path / "experiments").symlink_to(ROOT / "experiments")
-    pixels = np.random.default_rng(0)
-    for name in ("cat", "dog"):
-        (tmp_path / "photos" / name).mkdir(parents=True)
-        for i in range(60):
-            picture = Image.fromarray(pixels.integers(0, 255, (40, 36, 3), np.uint8))
-            picture.save(tmp_path / "photos" / name / f"{i}.png")
-    Image.fromarray(pixels.integers(0, 255, (28, 28), np.uint8)).save(tmp_path / "digit.png")
+    walk.lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
     return tmp_path
@@ -99,12 +92,7 @@ def test_every_command_of_the_page_runs(page, desk, request, monkeypatch):
         assert len(commands(page)) >= 10
     else:
         shutil.copytree(request.getfixturevalue("trained") / "runs", desk / "runs")
-    for text in blocks(page, "yaml"):
-        if text.startswith("name:"):
-            (desk / "mine.yaml").write_text(text)
-    for text in blocks(page, "python") + blocks(page, "yaml"):
-        if name := re.match(r"# (\w+\.(?:py|yaml))\n", text):
-            (desk / name[1]).write_text(re.sub(r"(epochs?): \d+", r"\1: 1", text))
+    walk.copy_out(re.sub(r"(epochs?): \d+", r"\1: 1", PAGES[page]), desk)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the folder joins it where a class of the page is trusted
     for i, command in enumerate(commands(page)):
         if i == 4:  # the runs before have logged to W&B, as a reader's do
