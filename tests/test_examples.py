@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from vitlab.analysis.attribution.maps import caught_maps
@@ -233,16 +234,44 @@ def test_an_attention_that_shows_nothing_is_refused_by_name():
         pass
 
 
+WAYS = [*([f"--model.attn={path}"] for path in PATHS), ["--model.attn=rope_plus.RoPEPlus", "--model.pos_embed=rope2d"]]
+WAYS += [["--model.pos_embed=p_rope.PRoPE"], ["--model.pos_embed=coordinates.Coordinates"]]
+SIZE = ["--model.patch_size=2", "--model.depth=1", "--model.embed_dim=16", "--model.num_heads=2"]
+SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("path", PATHS)
-def test_each_is_trained_analyzed_and_exported_by_the_commands(path, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0].partition("=")[2])
+def test_each_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    key, path = way[0].removeprefix("--model.").split("=")
     trust = ["--trust_imports", path.split(".")[0]]
-    size = ["--model.patch_size=2", "--model.depth=1", "--model.embed_dim=16", "--model.num_heads=2"]
-    run = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu", "--name=own"]
-    assert main(["fit", "--model=Classifier", "--data=Digits", f"--model.attn={path}", *size, *run, *trust]) == 0
+    run = ["fit", "--model=Classifier", "--data=Digits", *way, *SIZE, *SHORT, "--name=own"]
+    assert main([*run, *trust]) == 0
     assert main(["test", "own", *trust]) == 0
     assert main(["analyze", "attention", "own", "--quick", *trust]) == 0
     assert main(["export", "own", "--to", "pt2", *trust]) == 0
     assert main(["export", "own", "--to", "timm", *trust]) == 2
-    assert f"does not have `attn: {path}`" in capsys.readouterr().err
+    assert f"does not have `{key}: {path}`" in capsys.readouterr().err
+
+
+@pytest.mark.rare
+def test_they_are_compared_in_an_ablation(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{FOLDER}:{FOLDER.parent}")  # of the processes that train the cells
+    net = {name: value for name, value in TINY.items() if name not in ("img_size", "in_chans", "num_classes")}
+    base = {
+        "model": {"class_path": "Classifier", "init_args": net | {"patch_size": 2}},
+        "data": {"class_path": "Digits"},
+        "trainer": {"max_epochs": 1, "limit_train_batches": 2, "accelerator": "cpu", "logger": False},
+    }
+    Path("tiny.yaml").write_text(yaml.safe_dump(base))
+    ways = {each[0].rpartition(".")[2].lower(): dict(flag[2:].split("=") for flag in each) for each in WAYS}
+    lab = {"name": "own", "base": "tiny.yaml", "axes": {"part": {"softmax": {}, **ways}}, "seeds": 2}
+    lab |= {"baseline": {"part": "softmax"}, "metric": {"primary": "acc1"}, "run": {"workers": 2}}
+    Path("own.yaml").write_text(yaml.safe_dump(lab))
+    trust = ["--trust_imports", ",".join(sorted({next(iter(way.values())).split(".")[0] for way in ways.values()}))]
+    assert main(["ablate", "run", "own.yaml", *trust]) == 0
+    assert main(["ablate", "report", "own.yaml", *trust]) == 0
+    report = Path("runs/ablations/own/report/report.md").read_text()
+    assert all(f"| {name} |" in report for name in ("softmax", *ways))

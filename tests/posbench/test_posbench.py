@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.cli.main import main
 from vitlab.config.trust import trust
@@ -16,11 +17,12 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
+from vitlab.position_bench import training as training_module
 from vitlab.position_bench.cells import Bench, label_of
 from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import write_bench_page
-from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, glyphs
-from vitlab.position_bench.protocol import TASKS, registered_protocol
+from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
+from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol, registered_protocol
 from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
 
 HERE = __name__
@@ -272,3 +274,82 @@ def test_the_example_is_a_method_that_can_be_measured():
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     trust(["coordinates"])
     assert check_method(benches.method_of("coordinates.Coordinates"), tiny()) > 0
+
+
+@pytest.fixture
+def photos_of_three_classes(tmp_path):
+    """Flat photos, of another shade in each class, of several sizes."""
+    for split, count in (("train", 8), ("val", 4)):
+        for k, name in enumerate(("a", "b", "c")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                side = (40 + 4 * i, 50 - 3 * i)
+                Image.new("RGB", side, (80 * k, 80 * k + i, 10)).save(tmp_path / split / name / f"{i}.png")
+    return tmp_path
+
+
+def test_photos_of_a_folder_come_class_by_class_in_turn_and_stay_on_disk(photos_of_three_classes, tmp_path):
+    sizes = {"val": 3, "train": 18, "few": 6, "test": 12}
+    found = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept")
+    assert {name: len(split.images) for name, split in found.items()} == sizes
+    assert found["few"].labels.tolist() == [0, 1, 2] * 2 and found["val"].labels.tolist() == [0, 1, 2]
+    assert found["train"].images.dtype == torch.uint8 and found["train"].images.shape[1:] == (3, 32, 32)
+    pixels = found["few"].images[:, :, 16, 16].tolist()  # the first three photos of each class are for validation
+    assert pixels == [[80 * k, 80 * k + i, 10] for i in (1, 2) for k in range(3)]
+    for path in photos_of_three_classes.glob("*/*/*.png"):
+        path.write_bytes(b"not read again")
+    again = folder_photos(photos_of_three_classes, sizes, 32, tmp_path / "kept")
+    assert torch.equal(again["test"].images, found["test"].images)
+    with pytest.raises(UsageError, match="holds 24 images, and the protocol takes 100"):
+        folder_photos(photos_of_three_classes, sizes | {"train": 97}, 32, tmp_path / "kept")
+    with pytest.raises(UsageError, match="there is no train"):
+        folder_photos(tmp_path / "elsewhere", sizes, 32, tmp_path / "kept")
+
+
+def test_bytes_of_photos_become_the_floats_of_the_registered_protocol():
+    images = torch.arange(2 * 3 * 4 * 4).view(2, 3, 4, 4).to(torch.uint8)
+    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+    assert torch.equal(as_floats(images), (images / 255 - mean) / 0.25)
+    assert as_floats(images.float()).equal(images.float())
+
+
+def test_a_method_is_measured_under_another_protocol_on_photos_of_a_folder(photos_of_three_classes, tmp_path):
+    settings = tiny() | {"photos": {"from": "folder", "classes": 3}, "validation": 4, "seeds": [0]}
+    settings["trainings"] |= {"photos": {"images": 20, "epochs": 1}, "few": {"images": 10, "epochs": 1}}
+    settings["recipe"] |= {"batch_size": 10}
+    settings["test"] |= {"photos": 12}
+    bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
+    kept = bench.run_cell("learned", "learned", "photos", 0, 0.01)
+    assert set(kept["scores"]) == {"accuracy", "sizes", "shift"} and 0 <= kept["scores"]["accuracy"] <= 1
+    assert max(x.max() for x in bench.predictions("learned", "photos-0").values()) < 3
+    assert chance_of_tasks(settings)["few"] == 1 / 3 and chance_of_tasks(settings)["far"] == 0.5
+
+
+def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_added_up(monkeypatch, capsys):
+    settings = read_protocol("imagenet100")
+    for training, tokens, outputs in (("photos", (14, 14), 100), ("few", (14, 14), 100), ("glyphs", (8, 8), 24)):
+        net = bench_network_of("none", settings | {"network": settings["network"] | {"depth": 1}}, training, 0)
+        assert (net.grid_size, net.num_classes) == (tokens, outputs)
+    monkeypatch.setattr(training_module, "_seconds_of_step", lambda net, images, *_: len(images) / 1000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["posbench", "rope2d", "--protocol", "imagenet100", "--price"]) == 0
+    page = capsys.readouterr().out
+    assert "photos  8 networks x 3,600,000 images, 1,000 images/s: 8.0 h" in page
+    assert "few     5 networks x 1,080,000 images, 1,000 images/s: 1.5 h" in page
+    assert "in all  10.4 CPU hours" in page  # and 8 x 400,000 generated images, .9 h
+    assert main(["posbench", "rope2d", "--protocol", "imagenet100", "--cells"]) == 2
+    assert "trains on a GPU, and there is none here" in capsys.readouterr().err
+    assert main(["posbench", "rope2d", "--protocol", "imagenet"]) == 2
+    assert "vitlab ships imagenet100, protocol" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+def test_a_cell_is_trained_on_the_gpu_in_half_precision(photos_of_three_classes, tmp_path):
+    settings = tiny() | {"photos": {"from": "folder", "classes": 3}, "validation": 4, "device": "cuda"}
+    settings["trainings"] |= {"photos": {"images": 20, "epochs": 1}}
+    settings["recipe"] |= {"batch_size": 10, "precision": "bf16"}
+    settings["test"] |= {"photos": 12}
+    settings["limit_cpu_seconds"] = None
+    bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
+    assert 0 <= bench.run_cell("rope2d", "rope2d", "photos", 0, 0.01)["scores"]["accuracy"] <= 1
+    assert check_method("learned", settings) > 0

@@ -28,6 +28,12 @@ def main(argv: list[str]) -> int:
     add("--data", type=Path, metavar="DIR", help="folder that holds CIFAR-10, as torchvision leaves it")
     add("--folder", type=Path, default=Path("posbench"), metavar="DIR", help="where cells are kept (default: posbench)")
     add("--anchors", action="store_true", help="train none and learned here too, and compare with these")
+    add(
+        "--protocol",
+        metavar="FILE",
+        help="another protocol, such as imagenet100; none and learned are trained here too",
+    )
+    add("--price", action="store_true", help="measure a few steps, say how long all cells would take, train nothing")
     add("--cells", action="store_true", help="train the cells, and compare nothing")
     add("--retrain", action="store_true", help="with verify: train a cell again and compare its predictions")
     add("--evidence", type=Path, metavar="DIR", help="write page, figure and evidence of the complete methods here")
@@ -41,11 +47,19 @@ def main(argv: list[str]) -> int:
     with quick_imports():
         from vitlab.position_bench import bench
         from vitlab.position_bench.cells import Bench, published
+        from vitlab.position_bench.protocol import read_protocol
     if options.list:
         kept = published()
         _print(bench.list_rows(kept), options.form) if options.form else _show(bench.list_lines(kept))
         return 0
-    own = Bench(options.folder, options.data, say=_note if options.form else lambda line: _show([line]))
+    protocol = read_protocol(options.protocol) if options.protocol else None
+    own = Bench(options.folder, options.data, protocol, _note if options.form else lambda line: _show([line]))
+    if options.price:
+        from vitlab.position_bench.training import price_lines
+
+        for method in options.methods:
+            _show(price_lines(bench.method_of(method), own.protocol))
+        return 0
     if options.evidence:
         from vitlab.position_bench.page import write_bench_page
 
@@ -73,7 +87,14 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
     from vitlab.position_bench.cells import label_of
 
     if action == "run" and not options.cells:
-        judged = bench.posbench(text, data=options.data, folder=options.folder, anchors=options.anchors, say=own.say)
+        judged = bench.posbench(
+            text,
+            data=options.data,
+            folder=options.folder,
+            anchors=options.anchors,
+            protocol=options.protocol,
+            say=own.say,
+        )
         _print(bench.judged_rows(judged), options.form) if options.form else _show(bench.judged_lines(judged))
         return 0
     if action == "run":
@@ -82,6 +103,8 @@ def _one(text: str, action: str, own: Any, options: argparse.Namespace) -> int:
     label = label_of(text)
     if not (own.folder / label).is_dir():
         raise UsageError(f"{own.folder / label} does not exist: train with `vitlab posbench {text}` first")
+    if options.protocol:
+        raise UsageError(f"`--protocol {options.protocol}`: verify and submit are for the published protocol")
     answers = submission.answers_kept(own)
     if action == "submit":
         target = options.output or Path("submission") / label

@@ -15,7 +15,7 @@ from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
 from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks
-from vitlab.position_bench.protocol import CHANCE, TASKS
+from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
 from vitlab.position_bench.training import Method
 from vitlab.stats import contrast, interval
 
@@ -51,6 +51,7 @@ def posbench(
     data: str | Path | None = None,
     folder: str | Path = "posbench",
     anchors: bool = False,
+    protocol: str | None = None,
     trust_imports: tuple[str, ...] | list[str] = (),
     say: Callable[[str], None] = print,
 ) -> Judged:
@@ -62,6 +63,8 @@ def posbench(
         method: A name such as ``rope2d``, a class path, a :class:`vitlab.PosEmbed` or its class.
         data: Folder that holds CIFAR-10, as torchvision leaves it.
         folder: Where the cells are kept.
+        protocol: File or name of another protocol, such as ``imagenet100``; nothing is published of it, so anchors are
+            trained here.
         anchors: Whether to train ``none`` and ``learned`` here instead of reading their published cells.
         trust_imports: Packages of yours that a class path may import.
         say: Receives a line for each cell.
@@ -72,7 +75,9 @@ def posbench(
     trust(trust_imports)
     chosen = method_of(method)
     label = label_of(chosen)
-    bench = Bench(Path(folder), Path(data) if data else None, say=say)
+    settings = read_protocol(protocol) if protocol else None
+    anchors = anchors or protocol is not None
+    bench = Bench(Path(folder), Path(data) if data else None, settings, say)
     bench.check_kept(label)
     notes = [] if anchors else check_anchor(bench)
     bench.run(chosen, label)
@@ -225,7 +230,7 @@ def list_lines(bench: Bench) -> list[str]:
     lines = [f"{len(complete)} of {len(POS_EMBEDS)} methods are measured, {seeds} seeds each: % right, 95 % interval"]
     if complete:
         lines.append(f"{'':<12}" + "".join(f"{task:>20}" for task in TASKS))
-        lines.append(f"{'chance':<12}" + "".join(f"{100 * CHANCE[task]:>20.1f}" for task in TASKS))
+        lines.append(f"{'chance':<12}" + "".join(f"{100 * x:>20.1f}" for x in chance_of_tasks(bench.protocol).values()))
     scores = {name: bench.scores(name) for name in complete}
     for name in complete:
         cells = []

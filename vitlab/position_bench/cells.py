@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS
-from vitlab.position_bench.pictures import Split, glyphs, photos
+from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
@@ -68,17 +68,24 @@ class Bench:
             self._check_digests(*GLYPH_SEEDS)
         elif training != "glyphs" and "test" not in self._splits:
             if self.data is None:
-                raise UsageError("posbench trains on CIFAR-10: give its folder, `--data DIR`")
+                what = "a folder with train/CLASS/* and val/CLASS/*" if self._of_folder() else "CIFAR-10"
+                raise UsageError(f"posbench trains on {what}: give its folder, `--data DIR`")
             counts = {
                 "train": sizes["photos"]["images"],
                 "few": sizes["few"]["images"],
                 "test": test["photos"],
                 "val": self.protocol["validation"],
             }
-            self._splits |= photos(self.data, counts, self.folder / "photos.npz")
+            if self._of_folder():
+                self._splits |= folder_photos(self.data, counts, self.protocol["network"]["img_size"], self.folder)
+            else:
+                self._splits |= photos(self.data, counts, self.folder / "photos.npz")
             self._check_digests("train", "few", "val", "test")
         own = {"photos": "train", "few": "few", "glyphs": "glyphs"}[training]
         return self._splits[own], self._splits["glyphs_test" if training == "glyphs" else "test"]
+
+    def _of_folder(self) -> bool:
+        return bool(self.protocol.get("photos", {}).get("from") == "folder")
 
     def _check_digests(self, *names: str) -> None:
         for name in names:

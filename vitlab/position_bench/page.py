@@ -8,7 +8,7 @@ import numpy as np
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
-from vitlab.position_bench.protocol import CHANCE, TASKS
+from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
 from vitlab.stats import interval
 
@@ -56,7 +56,9 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
             low, high = interval(values) if values else (0.0, 0.0)
             cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost['time']:.2f} | {cost['memory']:.2f} |")
-    lines.append("| chance | " + " | ".join(f"{100 * CHANCE[task]:.1f}" for task in TASKS) + " | | |")
+    lines.append(
+        "| chance | " + " | ".join(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values()) + " | | |"
+    )
     against = bench.protocol["claims"]["against"]
     if not all(name in complete for name in against):
         return lines
@@ -92,7 +94,7 @@ def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
                 ax.plot(100 * np.mean(values), y, "o", color="tab:blue", markersize=4)
             else:
                 ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=7)
-        ax.axvline(100 * CHANCE[task], color="0.6", linewidth=0.8, linestyle=":")
+        ax.axvline(100 * chance_of_tasks(bench.protocol)[task], color="0.6", linewidth=0.8, linestyle=":")
         ax.set_title(task, fontsize=9)
         ax.set_xlabel(
             text.replace(" on ", "\non ")

@@ -1,9 +1,10 @@
-"""What posbench trains on: photos of CIFAR-10, and generated images whose answers are known."""
+"""What posbench trains on: photos of CIFAR-10 or of a folder, and generated images whose answers are known."""
 
 import hashlib
 import pickle
 from collections.abc import Mapping
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ PIXELS = 4  # of a token
 OFFSETS = (-3, -2, -1, 1, 2, 3)
 QUESTIONS = {"row": CELLS, "column": CELLS, "offset": len(OFFSETS), "far": 2}  # outputs of each
 NOISE = 0.2  # of the pixels; marks differ from it by 2
+_MEAN = [0.4914, 0.4822, 0.4465]  # of CIFAR-10, one spread for all channels
 A_CLASS = 2000  # training images of each class: those whose file names come first
 
 
@@ -26,7 +28,8 @@ class Split(NamedTuple):
     """Images and their labels.
 
     Args:
-        images: ``(N, C, H, W)``, of mean about 0 and spread about 1.
+        images: ``(N, C, H, W)``, of mean about 0 and spread about 1, or the bytes of photos, for
+            :func:`as_floats`.
         labels: ``(N,)`` classes, or ``(N, 4)`` answers to :data:`QUESTIONS`.
     """
 
@@ -97,7 +100,7 @@ def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> di
         if keep is not None:
             keep.parent.mkdir(parents=True, exist_ok=True)
             np.savez(keep, **found)
-    mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
+    mean = torch.tensor(_MEAN).view(3, 1, 1)
     images = {
         name: (torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2) / 255 - mean) / 0.25
         for name in ("train", "test")
@@ -111,6 +114,76 @@ def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> di
         "val": Split(*(x[:val] for x in train)),
         "test": Split(*(x[: sizes["test"]] for x in test)),
     }
+
+
+def as_floats(images: Tensor) -> Tensor:
+    """Return images of mean about 0 and spread about 1; bytes of photos are converted as those of CIFAR-10 are."""
+    if images.dtype != torch.uint8:
+        return images
+    return (images / 255 - torch.tensor(_MEAN, device=images.device).view(3, 1, 1)) / 0.25
+
+
+def folder_photos(root: Path, sizes: Mapping[str, int], side: int, keep: Path) -> dict[str, Split]:
+    """Return ``train``, ``val``, ``test`` and ``few`` of a folder of photos, as bytes that stay on disk.
+
+    The shorter side is resized to 8/7 of ``side`` (bicubic), the middle cut out. Classes come in turn, so that each
+    split has about as many of each.
+
+    Args:
+        root: Folder that holds ``train/CLASS/*`` and ``val/CLASS/*``; the test images are those of ``val``.
+        sizes: Number of images of each split.
+        side: Side of the images, in pixels.
+        keep: Folder to keep the decoded images in.
+
+    Raises:
+        UsageError: The folder holds neither, or too few images.
+    """
+    train = _decoded_folder(root / "train", sizes["val"] + sizes["train"], side, keep / f"train-{side}")
+    test = _decoded_folder(root / "val", sizes["test"], side, keep / f"val-{side}")
+    val, rest = slice(sizes["val"]), slice(sizes["val"], None)
+    return {
+        "train": Split(*(x[rest] for x in train)),
+        "few": Split(*(x[rest][: sizes["few"]] for x in train)),
+        "val": Split(*(x[val] for x in train)),
+        "test": test,
+    }
+
+
+def _decoded_folder(folder: Path, count: int, side: int, keep: Path) -> Split:
+    """Return the first images of each class in turn; kept as one array that is mapped, not read."""
+    from PIL import Image
+
+    if not folder.is_dir():
+        raise UsageError(f"{folder.parent} must hold train/CLASS/* and val/CLASS/*: there is no {folder.name}")
+    by_class = [sorted(path.iterdir()) for path in sorted(folder.iterdir()) if path.is_dir()]
+    turns = zip_longest(*[[(path, i) for path in files] for i, files in enumerate(by_class)])
+    chosen = [each for turn in turns for each in turn if each is not None][:count]
+    if len(chosen) < count:
+        raise UsageError(f"{folder} holds {len(chosen)} images, and the protocol takes {count}")
+    names = hashlib.sha256("\n".join(str(path) for path, _ in chosen).encode()).hexdigest()[:12]
+    path = keep.with_name(f"{keep.name}-{names}.npy")
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        images = np.lib.format.open_memmap(part, "w+", np.uint8, (count, 3, side, side))
+        for i, (file, _) in enumerate(chosen):
+            with Image.open(file) as image:
+                images[i] = np.asarray(_middle(image.convert("RGB"), side)).transpose(2, 0, 1)
+        images.flush()
+        part.replace(path)
+    mapped = np.load(path, mmap_mode="c")  # private to this process: torch wants to be able to write
+    return Split(torch.from_numpy(mapped), torch.tensor([label for _, label in chosen]))
+
+
+def _middle(image: Any, side: int) -> Any:
+    """Return the middle of an image whose shorter side is resized to 8/7 of ``side``."""
+    from PIL import Image
+
+    scale = round(side * 8 / 7) / min(image.size)
+    width, height = (max(side, round(length * scale)) for length in image.size)
+    left, top = (width - side) // 2, (height - side) // 2
+    resized = image.resize((width, height), Image.Resampling.BICUBIC)
+    return resized.crop((left, top, left + side, top + side))
 
 
 def _decoded(root: Path) -> dict[str, dict[str, NDArray[Any]]]:

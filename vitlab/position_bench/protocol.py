@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from vitlab.config.explain import read_yaml
+from vitlab.errors import UsageError
 from vitlab.shipped import HOME
 
 TASKS = {  # score: what it says, the training that it reads
@@ -19,7 +22,7 @@ TASKS = {  # score: what it says, the training that it reads
     "offset": ("how far right of A is B, of 6", "glyphs"),
     "far": ("do the distant marks of a row match", "glyphs"),
 }
-CHANCE = {"accuracy": 0.1, "sizes": 0.1, "shift": 0.1, "few": 0.1, "place": 1 / 64, "offset": 1 / 6, "far": 0.5}
+_CHANCE = {"place": 1 / 64, "offset": 1 / 6, "far": 0.5}
 FOLDER = HOME / "experiments" / "posbench"
 
 
@@ -32,6 +35,42 @@ def registered_protocol() -> dict[str, Any]:
         [0, 1, 2, 3, 4]
     """
     return dict(yaml.safe_load((FOLDER / "protocol.yaml").read_text()))
+
+
+def read_protocol(name: str) -> dict[str, Any]:
+    """Return a protocol: that of a file, or one that the package ships by its name, such as ``imagenet100``.
+
+    Raises:
+        UsageError: There is none.
+    """
+    path = next((each for each in (Path(name), FOLDER / f"{name}.yaml") if each.is_file()), None)
+    if path is None:
+        known = [each.stem for each in sorted(FOLDER.glob("*.yaml"))]
+        raise UsageError(f"`--protocol {name}`: there is no such file, and vitlab ships {', '.join(known)}")
+    found = read_yaml(path, "--protocol")
+    if missing := sorted(set(registered_protocol()) - set(found)):
+        raise UsageError(f"`--protocol {name}` lacks {', '.join(missing)}")
+    return found
+
+
+def classes_of_photos(protocol: Mapping[str, Any]) -> int:
+    """Return the number of classes of a protocol's photos.
+
+    Example:
+        >>> classes_of_photos(registered_protocol())
+        10
+    """
+    return int(protocol.get("photos", {}).get("classes", 10))
+
+
+def chance_of_tasks(protocol: Mapping[str, Any]) -> dict[str, float]:
+    """Return the score of guessing in each task.
+
+    Example:
+        >>> chance_of_tasks(registered_protocol())["few"]
+        0.1
+    """
+    return {task: _CHANCE.get(task, 1 / classes_of_photos(protocol)) for task in TASKS}
 
 
 def protocol_digest(protocol: dict[str, Any]) -> str:

@@ -1,7 +1,9 @@
 """One cell of posbench: train a network with a position embedding, and read each test split once."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,11 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.analysis.shift import DIRECTIONS, shifted
+from vitlab.class_paths import name_and_args
 from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import PosEmbed
 from vitlab.models.vit import VisionTransformer
 from vitlab.optim import param_groups, warmed_up
-from vitlab.position_bench.pictures import CELLS, QUESTIONS, Split
+from vitlab.position_bench.pictures import CELLS, QUESTIONS, Split, as_floats
+from vitlab.position_bench.protocol import classes_of_photos
 from vitlab.tasks.optimizer import build_optimizer
 
 Method = Any  # a name, a class path, or a mapping of class_path and init_args
@@ -24,6 +28,22 @@ Method = Any  # a name, a class path, or a mapping of class_path and init_args
 def bench_cpu_seconds() -> float:
     """Return the CPU seconds that this process has used."""
     return time.process_time()
+
+
+def _seconds_of_step(net: VisionTransformer, images: Tensor, protocol: Mapping[str, Any], steps: int) -> float:
+    """Return the seconds of a forward and backward pass: of CPU time, or by the clock on another device."""
+    gpu = images.device.type == "cuda"
+    clock = time.perf_counter if gpu else bench_cpu_seconds
+    if gpu:
+        torch.cuda.synchronize()
+    start = clock()
+    for _ in range(steps):
+        with _precision(protocol, images.device):
+            outputs = net(images)
+        outputs.float().square().mean().backward()
+    if gpu:
+        torch.cuda.synchronize()
+    return (clock() - start) / steps
 
 
 def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str, seed: int) -> VisionTransformer:
@@ -35,9 +55,29 @@ def bench_network_of(method: Method, protocol: Mapping[str, Any], training: str,
         training: ``photos``, ``few`` or ``glyphs``.
         seed: What all initial values follow from.
     """
-    chans, outputs = (1, sum(QUESTIONS.values())) if training == "glyphs" else (3, 10)
+    glyphs = training == "glyphs"
+    chans, outputs = (1, sum(QUESTIONS.values())) if glyphs else (3, classes_of_photos(protocol))
+    own = {name: value for name, value in protocol["trainings"][training].items() if name in ("img_size", "patch_size")}
     torch.manual_seed(seed)
-    return VisionTransformer(**protocol["network"], in_chans=chans, num_classes=outputs, pos_embed=method)
+    return VisionTransformer(**protocol["network"] | own, in_chans=chans, num_classes=outputs, pos_embed=method)
+
+
+def bench_device(protocol: Mapping[str, Any]) -> torch.device:
+    """Return where a protocol trains: on the CPU unless it names another device.
+
+    Raises:
+        UsageError: This machine has none.
+    """
+    device = torch.device(protocol.get("device", "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("this protocol trains on a GPU, and there is none here; --price says what it would take")
+    return device
+
+
+def _precision(protocol: Mapping[str, Any], device: torch.device) -> Any:
+    """Return the context in which a network computes."""
+    half = protocol["recipe"]["precision"] == "bf16"
+    return torch.autocast(device.type, torch.bfloat16) if half else nullcontext()
 
 
 def loss_of(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -90,7 +130,8 @@ def train_network(
         UsageError: The loss is not a number.
     """
     recipe = protocol["recipe"] | protocol["trainings"][training]
-    net = bench_network_of(method, protocol, training, seed).train()
+    device = bench_device(protocol)
+    net = bench_network_of(method, protocol, training, seed).train().to(device)
     optimizer = build_optimizer(recipe["opt"], _groups(net, rate, recipe), net)
     peaks = [group["lr"] for group in optimizer.param_groups]
     size = min(recipe["batch_size"], len(split.labels))
@@ -100,7 +141,9 @@ def train_network(
         factor = warmed_up(step + 1, recipe["warmup"] * steps, steps + 1)
         for group, peak in zip(optimizer.param_groups, peaks, strict=True):
             group["lr"] = peak * factor
-        loss = loss_of(net(images), labels)
+        with _precision(protocol, device):
+            outputs = net(as_floats(images.to(device)))
+        loss = loss_of(outputs.float(), labels.to(device))
         if not torch.isfinite(loss):
             raise UsageError(f"the loss of {training}, seed {seed}, rate {rate:g} is {loss.item()} at step {step + 1}")
         optimizer.zero_grad()
@@ -123,8 +166,9 @@ def _groups(net: VisionTransformer, rate: float, recipe: Mapping[str, Any]) -> l
 
 @torch.no_grad()
 def outputs_of_images(net: VisionTransformer, images: Tensor) -> Tensor:
-    """Return ``(N, K)`` outputs, in batches of 250."""
-    return torch.cat([net(part) for part in images.split(250)])
+    """Return ``(N, K)`` outputs on the CPU, in batches of 250."""
+    device = next(net.parameters()).device
+    return torch.cat([net(as_floats(part.to(device))).cpu() for part in images.split(250)])
 
 
 def bench_predictions_of(
@@ -142,16 +186,14 @@ def bench_predictions_of(
         return {"few": _classes(outputs_of_images(net, test.images))}, {}
     found, refused = {"accuracy": _classes(outputs_of_images(net, test.images))}, {}
     sizes, shift = protocol["test"]["sizes"], protocol["test"]["shift"]
+    photos = as_floats(test.images[: sizes["images"]])
     try:
         found["sizes"] = np.stack(
-            [
-                _classes(outputs_of_images(net, F.interpolate(test.images[: sizes["images"]], size, mode="bilinear")))
-                for size in sizes["sizes"]
-            ]
+            [_classes(outputs_of_images(net, F.interpolate(photos, size, mode="bilinear"))) for size in sizes["sizes"]]
         )
     except Exception as error:  # a method may not take another grid, and says so in any way
         refused["sizes"] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]
-    images = test.images[: shift["images"]]
+    images = as_floats(test.images[: shift["images"]])
     found["shift"] = np.stack(
         [
             _classes(outputs_of_images(net, shifted(images, pixels * dy, pixels * dx, shift["fill"])))
@@ -175,10 +217,15 @@ def _classes(outputs: Tensor) -> NDArray[np.uint8]:
 def feature_likeness(net: VisionTransformer, protocol: Mapping[str, Any], test: Split) -> float:
     """Return the mean cosine of the pooled features of photos before and after a shift by half a token."""
     shift = protocol["test"]["shift"]
-    images = test.images[: shift["images"]]
+    images = as_floats(test.images[: shift["images"]])
+    half = shift["pixels"][0]
+    pairs = zip(images.split(500), shifted(images, half, half, shift["fill"]).split(500), strict=True)
+    device, found = next(net.parameters()).device, []
     with torch.no_grad():
-        before, after = (net.pool(net.forward_features(x)) for x in (images, shifted(images, 2, 2, shift["fill"])))
-    return float(F.cosine_similarity(before, after).mean())
+        for pair in pairs:
+            before, after = (net.pool(net.forward_features(x.to(device))) for x in pair)
+            found.append(F.cosine_similarity(before, after).cpu())
+    return float(torch.cat(found).mean())
 
 
 def scores_of(predictions: Mapping[str, NDArray[np.uint8]], labels: Mapping[str, NDArray[Any]]) -> dict[str, float]:
@@ -205,10 +252,11 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         UsageError: It cannot be built or trained, changes the number of tokens, returns NaN or is too slow.
     """
     try:
-        net = bench_network_of(method, protocol, "photos", 0).train()
+        device = bench_device(protocol)
+        net = bench_network_of(method, protocol, "photos", 0).train().to(device)
         if not isinstance(net.pos_embed, PosEmbed):
             raise UsageError(f"{method!r} is no PosEmbed")
-        images = torch.randn(protocol["recipe"]["batch_size"], 3, *[protocol["network"]["img_size"]] * 2)
+        images = _images_of(protocol, device)
         before = net.tokenizer(images)
         after = net.pos_embed(before)
         if after.shape != before.shape:
@@ -217,41 +265,70 @@ def check_method(method: Method, protocol: Mapping[str, Any]) -> float:
         if not torch.isfinite(out).all():
             raise UsageError(f"{method!r} returns numbers that are not finite")
         out.square().mean().backward()
-        start = bench_cpu_seconds()
-        for _ in range(2):
-            net(images).square().mean().backward()
+        seconds = _seconds_of_step(net, images, protocol, 2)
     except UsageError:
         raise
     except Exception as error:
         raise UsageError(f"{method!r} cannot be trained: {type(error).__name__}: {error}".splitlines()[0]) from error
     photos = protocol["trainings"]["photos"]
-    seconds = (bench_cpu_seconds() - start) / 2 / len(images) * photos["images"] * photos["epochs"]
-    if seconds > protocol["limit_cpu_seconds"]:
-        limit = protocol["limit_cpu_seconds"]
+    seconds *= photos["images"] * photos["epochs"] / len(images)
+    limit = protocol["limit_cpu_seconds"]
+    if limit is not None and seconds > limit:
         raise UsageError(
             f"{method!r} is too slow: a training of photos would take {seconds:.0f} CPU seconds, of {limit}"
         )
     return seconds
 
 
+def _images_of(protocol: Mapping[str, Any], device: torch.device) -> Tensor:
+    """Return a batch of noise of the size of photos."""
+    return torch.randn(protocol["recipe"]["batch_size"], 3, *[protocol["network"]["img_size"]] * 2, device=device)
+
+
+def price_lines(method: Method, protocol: Mapping[str, Any]) -> list[str]:
+    """Return what the cells of a method would take: images of each training, measured images a second, hours.
+
+    Measured are a few steps of each kind of network on noise, on the GPU where there is one. Reading test splits and
+    further learning rates at a border come on top.
+    """
+    device = torch.device("cuda" if protocol.get("device") == "cuda" and torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # as the cells are trained
+    lines, total = [], 0.0
+    rates, seeds = protocol["tuning"]["rates"], len(protocol["seeds"])
+    for training, recipe in protocol["trainings"].items():
+        networks = seeds + len(rates.get(training, ()))
+        net = bench_network_of(method, protocol, training, 0).train().to(device)
+        size = recipe.get("batch_size", protocol["recipe"]["batch_size"])
+        if device.type == "cpu":
+            size = min(size, max(2, 100 * 32**2 // math.prod(net.img_size)))  # a step of seconds, not of minutes
+        images = torch.randn(size, net.in_chans, *net.img_size, device=device)
+        _seconds_of_step(net, images, protocol, 1)
+        speed = size / _seconds_of_step(net, images, protocol, 2)
+        shown = recipe["images"] * recipe["epochs"]
+        hours = networks * shown / speed / 3600
+        total += hours
+        lines.append(f"  {training:<7} {networks} networks x {shown:,} images, {speed:,.0f} images/s: {hours:,.1f} h")
+    where = torch.cuda.get_device_name() if device.type == "cuda" else "one core of this machine"
+    kind = "hours" if device.type == "cuda" else "CPU hours"
+    return [f"{name_and_args('pos_embed', method)[0]}, measured on {where}:", *lines, f"  in all  {total:,.1f} {kind}"]
+
+
 def cost_of(method: Method, protocol: Mapping[str, Any], rounds: int = 6) -> dict[str, float]:
     """Measure a training step of a method and of ``none`` in turn.
 
     Returns:
-        CPU seconds a step, and CPU seconds and kept activations relative to ``none``.
+        Seconds a step (of the CPU, or by the clock on a GPU), and seconds and kept activations relative to ``none``.
     """
-    images = torch.randn(protocol["recipe"]["batch_size"], 3, *[protocol["network"]["img_size"]] * 2)
-    nets = [bench_network_of(each, protocol, "photos", 0).train() for each in (method, "none")]
+    images = _images_of(protocol, device := bench_device(protocol))
+    nets = [bench_network_of(each, protocol, "photos", 0).train().to(device) for each in (method, "none")]
     kept: list[int] = []
     for net in nets:
         kept.append(_activations(net, images))
     seconds = np.zeros((rounds, 2))
     for i in range(rounds):
         for j, net in enumerate(nets):
-            start = bench_cpu_seconds()
-            for _ in range(3):
-                net(images).square().mean().backward()
-            seconds[i, j] = (bench_cpu_seconds() - start) / 3
+            seconds[i, j] = _seconds_of_step(net, images, protocol, 3)
     mine, none = np.median(seconds, axis=0)
     return {"step_cpu_seconds": float(mine), "time": float(mine / none), "memory": kept[0] / kept[1]}
 
