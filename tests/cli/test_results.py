@@ -128,7 +128,7 @@ def test_the_page_of_results_has_the_table_of_the_kept_records_and_the_readme_it
     assert between == markdown(records) + "\n"
     first = [cell.strip() for cell in between.splitlines()[2].split("|")]
     row = f"| {first[4]} | {first[8]} | {first[9].removesuffix(' of 359')} |"
-    assert "`vitlab fit --config configs/t2t.yaml`" == first[1] and row in (root / "README.md").read_text()
+    assert first[1] == "`vitlab fit --config configs/t2t.yaml`" and row in (root / "README.md").read_text()
 
 
 def test_a_resumed_run_has_its_first_command_and_what_the_resume_changed(tmp_path, capsys, monkeypatch) -> None:

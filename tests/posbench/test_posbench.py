@@ -14,13 +14,13 @@ from PIL import Image
 from vitlab.cli.main import main
 from vitlab.config.trust import trust
 from vitlab.errors import UsageError
-from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.position_bench import bench as benches
 from vitlab.position_bench import submission
 from vitlab.position_bench import training as training_module
-from vitlab.position_bench.cells import Bench, label_of
+from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import best_of_families, judge
-from vitlab.position_bench.page import write_bench_page
+from vitlab.position_bench.page import page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol, registered_protocol
 from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
@@ -274,6 +274,23 @@ def test_the_example_is_a_method_that_can_be_measured():
     sys.path.append(str(Path(__file__).parents[2] / "examples"))
     trust(["coordinates"])
     assert check_method(benches.method_of("coordinates.Coordinates"), tiny()) > 0
+
+
+PUBLISHED = published().complete()
+
+
+def test_what_verdicts_are_made_against_is_published():
+    assert set(registered_protocol()["claims"]["against"]) <= set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_cells_are_verified_and_the_page_says_their_scores(name):
+    bench = published()
+    assert submission.problems_of(bench, name, submission.answers_kept(bench)) == []
+    page = (bench.folder.parent / "README.md").read_text()
+    for line in page_lines(bench, PUBLISHED):
+        assert line in page.splitlines(), line
+    assert f"{len(PUBLISHED)} of {len(POS_EMBEDS)} methods are measured" in page
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
 from vitlab.position_bench.cells import Bench, label_of, published
-from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks
+from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
 from vitlab.position_bench.training import Method
-from vitlab.stats import contrast, interval
+from vitlab.stats import contrast
 
 WORDS = ("better", "equal", "worse", "undecided", "not applicable")
 
@@ -181,7 +181,7 @@ def judged_lines(judged: Judged) -> list[str]:
             lines.append(f"  {task:<9} not applicable  ({text})")
             continue
         values = judged.scores[task]
-        low, high = interval(values)
+        low, high = score_interval(values)
         found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         words = ", ".join(
             f"{v.word} to {v.against} ({100 * v.difference:+.1f})".replace("better to", "better than")
@@ -203,7 +203,7 @@ def judged_rows(judged: Judged) -> list[dict[str, Any]]:
     """Return a row for each task of a verdict and what it was compared with, numbers in full, for programs."""
     rows = []
     for task, values in judged.scores.items():
-        low, high = interval(values)
+        low, high = score_interval(values)
         score = {"method": judged.method, "task": task, "score": float(np.mean(values)), "low": low, "high": high}
         found = [v for v in (*judged.verdicts, *judged.families) if v.task == task]
         rows += [{**score, "against": v.against, "difference": v.difference, "verdict": v.word} for v in found] or [
@@ -217,7 +217,7 @@ def list_rows(bench: Bench) -> list[dict[str, Any]]:
     rows = []
     for name in bench.complete():
         for task, values in bench.scores(name).items():
-            low, high = interval(values) if values else (None, None)
+            low, high = score_interval(values) if values else (None, None)
             score = float(np.mean(values)) if values else None
             rows.append({"method": name, "task": task, "score": score, "low": low, "high": high, "seeds": len(values)})
     return rows
@@ -236,7 +236,7 @@ def list_lines(bench: Bench) -> list[str]:
         cells = []
         for task in TASKS:
             values = scores[name].get(task)
-            low, high = interval(values) if values else (0.0, 0.0)
+            low, high = score_interval(values) if values else (0.0, 0.0)
             cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
         lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
     if len(complete) > 1:

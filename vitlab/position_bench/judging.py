@@ -86,6 +86,18 @@ def _equivalence_p(estimate: Any, margin: float) -> float:
     return float(distributions.t.sf((margin - abs(estimate.value)) / estimate.error, estimate.freedom))
 
 
+def score_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % t interval of a mean share of right answers, cut at 0 and 1.
+
+    Example:
+        >>> low, high = score_interval([0.7, 1.0, 1.0])
+        >>> high
+        1.0
+    """
+    low, high = interval(list(values))
+    return max(0.0, low), min(1.0, high)
+
+
 def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
     """Return the mean rank of each method in a task over the seeds, 1 the best, with the 95 % interval of the mean.
 

@@ -1,6 +1,7 @@
 """Publish what is measured: evidence, one figure, and the table of a page; alone, since it draws."""
 
 import shutil
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ import numpy as np
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
+from vitlab.position_bench.judging import score_interval
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
-from vitlab.stats import interval
 
 BEGIN, END = "<!-- posbench: written by `vitlab posbench --evidence` -->", "<!-- posbench: end -->"
 
@@ -53,7 +54,7 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
         scores, cost, cells = bench.scores(name), bench.record(name, "cost") or {}, []
         for task in TASKS:
             values = scores.get(task)
-            low, high = interval(values) if values else (0.0, 0.0)
+            low, high = score_interval(values) if values else (0.0, 0.0)
             cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost['time']:.2f} | {cost['memory']:.2f} |")
     lines.append(
@@ -63,23 +64,25 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     if not all(name in complete for name in against):
         return lines
     for other in against:
+        rows = [name for name in complete if name not in (other, "none")]
+        if not rows:
+            continue
         lines += ["", f"Against `{other}`, Holm over each method's {len(TASKS) * len(against)} claims:", ""]
         lines += ["| method | " + " | ".join(TASKS) + " |", "|---" * (len(TASKS) + 1) + "|"]
-        for name in complete:
-            if name not in (other, "none"):
-                found = {v.task: v for v in compare_with(bench, name, bench, []).verdicts if v.against == other}
-                words = [
-                    f"{v.word} {100 * v.difference:+.1f}" if v.word != "not applicable" else "n/a"
-                    for v in (found[task] for task in TASKS)
-                ]
-                lines.append(f"| {name} | " + " | ".join(words) + " |")
+        for name in rows:
+            found = {v.task: v for v in compare_with(bench, name, bench, []).verdicts if v.against == other}
+            words = [
+                f"{v.word} {100 * v.difference:+.1f}" if v.word != "not applicable" else "n/a"
+                for v in (found[task] for task in TASKS)
+            ]
+            lines.append(f"| {name} | " + " | ".join(words) + " |")
     if left := [name for name in POS_EMBEDS if name not in complete]:
         lines += ["", f"Not measured yet: {', '.join(left)}."]
     return lines
 
 
 def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
-    """Draw a panel for each task: the score of each method with its 95 % interval, and chance."""
+    """Draw a panel for each task: the score of each method with its 95 % interval, its seeds, and chance."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -89,22 +92,16 @@ def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
     for ax, (task, (text, _)) in zip(axes, TASKS.items(), strict=True):
         for y, name in enumerate(complete):
             if values := bench.scores(name).get(task):
-                low, high = interval(values)
+                low, high = score_interval(values)
                 ax.plot([100 * low, 100 * high], [y, y], color="tab:blue", linewidth=2)
+                ax.plot([100 * x for x in values], [y + 0.25] * len(values), ".", color="0.5", markersize=3)
                 ax.plot(100 * np.mean(values), y, "o", color="tab:blue", markersize=4)
             else:
                 ax.text(0.5, y, "n/a", transform=ax.get_yaxis_transform(), ha="center", va="center", fontsize=7)
         ax.axvline(100 * chance_of_tasks(bench.protocol)[task], color="0.6", linewidth=0.8, linestyle=":")
         ax.set_title(task, fontsize=9)
-        ax.set_xlabel(
-            text.replace(" on ", "\non ")
-            .replace("holds", "\nholds")
-            .replace("right of", "right\nof")
-            .replace("marks of", "marks\nof")
-            .replace(", 8", ",\n8"),
-            fontsize=7,
-        )
+        ax.set_xlabel(textwrap.fill(text, 24), fontsize=7)
         ax.tick_params(labelsize=7)
         ax.set_yticks(range(len(complete)), complete)
-    axes[0].invert_yaxis()
+    axes[0].set_ylim(len(complete) - 0.4, -0.6)
     figure.savefig(path, dpi=130, metadata={"Software": None})
