@@ -107,7 +107,7 @@ def test_a_split_column_is_what_it_says(tmp_path):
         ({"split": ["train"] * 20 + ["test"] * 10, "group": ["a"] * 30}, {}, "the group a is in train and in test"),
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
-        ({}, {"targets": ["bright", "other"], "target_type": "class"}, "must be one column of classes"),
+        ({}, {"targets": ["bright", "other"], "target_type": ["class"]}, "one for each of bright, other, got"),
         ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "the column bright of labels must hold 0"),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),

@@ -243,6 +243,9 @@ class Subject:
             raise UsageError(f"the images for {self.name} have no classes, so accuracy cannot be measured")
         if self.data.targets["kind"] == "none":
             raise UsageError(f"the targets for {self.name} are neither classes nor numbers that it predicts")
+        if self.data.targets["kind"] == "mixed":
+            names = ", ".join(self.data.targets["names"])
+            raise UsageError(f"{self.name} predicts {names}, and this measures targets of one kind")
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
