@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.probes import analyze_probe, without_positions
     from vitlab.analysis.resolution import analyze_resolution
     from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, scramble_image, scramble_tokens
+    from vitlab.analysis.segmentation import analyze_segmentation
     from vitlab.analysis.shift import analyze_shift
     from vitlab.analysis.subject import Finding, Subject
     from vitlab.analysis.views.pca import analyze_pca, pca_colors
@@ -108,6 +109,7 @@ else:
             "scramble_image",
             "scramble_tokens",
         ),
+        "vitlab.analysis.segmentation": ("analyze_segmentation",),
         "vitlab.analysis.shift": ("analyze_shift",),
         "vitlab.analysis.subject": (
             "Finding",
@@ -152,6 +154,7 @@ __all__ = [
     "analyze_sanity",
     "analyze_scramble",
     "analyze_scramble_image",
+    "analyze_segmentation",
     "analyze_shift",
     "analyze_splits",
     "analyze_token_layers",

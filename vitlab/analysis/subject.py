@@ -53,6 +53,7 @@ class Subject:
         is_elsewhere: Whether the data has other classes than the training.
         task: The LightningModule that trained the network; None if there is none.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
+        masks: Folder of masks for segmentation, with the names of the images.
 
     Example:
         >>> from PIL import Image
@@ -83,6 +84,7 @@ class Subject:
     is_elsewhere: bool = False
     task: Any = None
     tokens: CkaTokens = "mean"
+    masks: str | Path | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
         options.split, options.weights, options.img_size, shown=MOST_PICTURES, tokens=options.tokens,
-        init_grid=options.init_grid,
+        init_grid=options.init_grid, masks=options.masks,
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
@@ -112,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
     add("--against", metavar="RUN", help="run to compare with, such as another seed for cka, or one without positions")
     add("--images", metavar="DIR", help="folder or file of images to draw maps for (default: validation images)")
+    add("--masks", metavar="DIR", help="folder of masks for segmentation: a/b.png, of class numbers, for image a/b.jpg")
     add("-o", "--output", metavar="DIR", help="folder for tables and figures (default: RUN/analysis)")
     add("--layer", type=int, help="block to analyze, from 0 (default: the last, or all)")
     add("--head", type=int, help="head to analyze, from 0 (default: all)")

@@ -64,6 +64,7 @@ class View:
         shown: Largest number of images to show.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
         init_grid: Rows and columns of the token grid of ``weights``, where the file lacks them.
+        masks: Folder of masks for segmentation, with the names of the images.
     """
 
     images: str | None = None
@@ -77,6 +78,7 @@ class View:
     shown: int = 8
     tokens: CkaTokens = "mean"
     init_grid: tuple[int, int] | None = None
+    masks: str | None = None
 
 
 def is_elsewhere(source: str) -> bool:
@@ -198,7 +200,7 @@ def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], 
 
 
 def _fields(view: View) -> dict[str, Any]:
-    names = ("num_images", "layer", "head", "query", "split", "tokens")
+    names = ("num_images", "layer", "head", "query", "split", "tokens", "masks")
     return {name: getattr(view, name) for name in names}
 
 
