@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.outcomes.calibration import analyze_calibration
     from vitlab.analysis.outcomes.confusion import analyze_confusion
     from vitlab.analysis.outcomes.errors import analyze_errors
+    from vitlab.analysis.outcomes.labels import analyze_labels
     from vitlab.analysis.positions import (
         analyze_displacement,
         analyze_position,
@@ -91,6 +92,7 @@ else:
         "vitlab.analysis.outcomes.calibration": ("analyze_calibration",),
         "vitlab.analysis.outcomes.confusion": ("analyze_confusion",),
         "vitlab.analysis.outcomes.errors": ("analyze_errors",),
+        "vitlab.analysis.outcomes.labels": ("analyze_labels",),
         "vitlab.analysis.positions": (
             "analyze_displacement",
             "analyze_position",
@@ -145,6 +147,7 @@ __all__ = [
     "analyze_filters",
     "analyze_heads",
     "analyze_knn",
+    "analyze_labels",
     "analyze_pca",
     "analyze_position",
     "analyze_probe",

@@ -24,7 +24,7 @@ ORDER = (  # in which they are read; others follow by name
     *("attention", "heads", "rollout", "attribution", "faithfulness", "sanity", "distance", "entropy"),
     *("position", "displacement", "scramble", "scramble_image", "shift", "resolution", "probe", "segmentation"),
     *("fewshot", "knn", "pca", "reconstruction", "cka", "filters", "cost", "token_layers", "splits"),
-    *("errors", "confusion", "calibration"),
+    *("errors", "labels", "confusion", "calibration"),
 )
 
 

@@ -54,6 +54,7 @@ class Subject:
         task: The LightningModule that trained the network; None if there is none.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
         masks: Folder of masks for segmentation, with the names of the images.
+        folds: Folder of the cross-validation whose held-out predictions labels compares.
 
     Example:
         >>> from PIL import Image
@@ -85,6 +86,7 @@ class Subject:
     task: Any = None
     tokens: CkaTokens = "mean"
     masks: str | Path | None = None
+    folds: str | Path | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -317,6 +319,7 @@ class Finding:
         table: The numbers.
         figure: The numbers as a figure.
         note: Number of images, and what else the numbers depend on.
+        gallery: Images as PNG, each with what to say of it, for a page to leaf through.
 
     Example:
         >>> finding = Finding(pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0]}), Figure(), "2 heads of 8 images")
@@ -327,6 +330,7 @@ class Finding:
     table: pd.DataFrame
     figure: Figure
     note: str = ""
+    gallery: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
 
     def picture(self) -> bytes:
         """Return the figure as PNG, as wide as it was drawn."""

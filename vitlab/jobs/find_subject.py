@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitlab.data
+from vitlab.analysis.outcomes.labels import PLAN
 from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.analysis.views.pictures import LoadedImages
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
@@ -79,6 +80,11 @@ class View:
     tokens: CkaTokens = "mean"
     init_grid: tuple[int, int] | None = None
     masks: str | None = None
+
+
+def is_cross_validation(folder: Path) -> bool:
+    """Return whether a folder is that of `vitlab cv`: it has a plan of folds."""
+    return (folder / PLAN).is_file()
 
 
 def is_elsewhere(source: str) -> bool:
@@ -219,6 +225,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_load_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
+            folds=next((home for home in run.path.parents[:2] if is_cross_validation(home)), None),
             **_fields(view),
         )
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None
