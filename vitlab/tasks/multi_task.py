@@ -65,7 +65,7 @@ class MultiTask(Task):
     ) -> None:
         facts = targets if targets and targets["kind"] == "mixed" else _NOTHING
         self._kind = targets["kind"] if targets else "mixed"
-        self.heads = heads_of(facts)
+        self.heads = target_heads(facts)
         self.weights = _weights(target_weights or {}, [head.name for head in self.heads], known=facts is not _NOTHING)
         if task.get("metrics"):
             raise ValueError("`metrics` are of one kind of targets, and MultiTask has several: leave them away")
@@ -209,10 +209,10 @@ class NumberErrors(Errors):
 _NOTHING: dict[str, Any] = {"names": ["1"], "classes": [["0", "1"]], "mean": [0.0], "std": [1.0]}  # before the data
 
 
-def heads_of(targets: Mapping[str, Any]) -> list[Head]:
+def target_heads(targets: Mapping[str, Any]) -> list[Head]:
     """Return the heads for facts about targets, in order.
 
-    >>> [head.at for head in heads_of({"names": ["age", "pet"], "classes": [[], ["cat", "dog"]]})]
+    >>> [head.at for head in target_heads({"names": ["age", "pet"], "classes": [[], ["cat", "dog"]]})]
     [slice(0, 1, None), slice(1, 3, None)]
     """
     heads: list[Head] = []
