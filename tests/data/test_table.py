@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import Table
+from vitlab.data.files.array_images import is_array, read_array
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +230,11 @@ def test_a_data_set_of_hugging_face_is_a_table_too(tmp_path):
     assert len(both.splits["test"]) == 4 and both.has_test_split
     with pytest.raises(ValueError, match=r"a column of images in .*, got path; there are photo \(Image\)"):
         _open(tmp_path, "whole", targets="age")
+
+
+@pytest.mark.parametrize("kind", ["uint16", "float32"])
+def test_pages_of_16_bits_and_floats_keep_their_values(tmp_path, kind):
+    array = (np.random.default_rng(0).random((5, 6, 7)) * 60_000).astype(kind)
+    first, *others = [Image.fromarray(page) for page in array]
+    first.save(tmp_path / "a.tif", save_all=True, append_images=others)
+    assert is_array(tmp_path / "a.tif") and (read_array(tmp_path / "a.tif") == array.astype(np.float32)).all()
