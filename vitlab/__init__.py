@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from vitlab.position_bench.bench import posbench
     from vitlab.pretraining import DINO, MAE
     from vitlab.run import Run
-    from vitlab.tasks import Classifier, Distillation, LinearProbe, Regressor
+    from vitlab.tasks import Classifier, Distillation, LinearProbe, MultiTask, Regressor
 else:
     _HOMES = {
         "vitlab.ablation.folds": ("cross_validate",),
@@ -79,7 +79,7 @@ else:
         "vitlab.position_bench.bench": ("posbench",),
         "vitlab.run": ("Run",),
         "vitlab.pretraining": ("DINO", "MAE"),
-        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "Regressor"),
+        "vitlab.tasks": ("Classifier", "Distillation", "LinearProbe", "MultiTask", "Regressor"),
     }
     _ROOMS = (
         "ablation",
@@ -119,6 +119,7 @@ __all__ = [
     "ImageFolder",
     "ImageNet",
     "LinearProbe",
+    "MultiTask",
     "Packed",
     "PosEmbed",
     "PositionProbe",

@@ -7,7 +7,7 @@ from typing import Any
 _INTERVALS = {  # [ and ] include the limit, ( and ) do not
     "model": {
         "(0, 1000]": "lr mlp_ratio t2t_mlp_ratio qk_scale t2t_qk_scale distill_tau "
-        "student_temp teacher_temp warmup_teacher_temp",
+        "student_temp teacher_temp warmup_teacher_temp target_weights",
         "[0, 1000]": "min_lr warmup_lr weight_decay pos_embed_lr_mult head_lr_mult layer_scale decoder_depth "
         "weight_decay_end ibot_weight koleo_weight freeze_last_layer warmup_teacher_temp_epochs",
         "[0, 1]": "label_smoothing distill_alpha norm_eps momentum_teacher center_momentum",

@@ -212,7 +212,7 @@ def test_commands_take_a_resnet_of_timm_with_pictures_or_with_data(small_resnet,
     lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in ANALYSES]
     done = {line.split(" ")[0] for line in lines if "not done" not in line}
     maps = {"attribution", "faithfulness", "sanity", "shift", "scramble_image"}
-    assert done == {*maps, "pca", "cka", "probe", "filters", "cost"} and len(lines) == 27
+    assert done == {*maps, "pca", "cka", "probe", "filters", "cost"} and len(lines) == 29
     few = "errors,confusion,calibration,knn,fewshot,shift,resolution,scramble_image"
     assert main(["analyze", few, *small, "--data", "ImageFolder", "--root", "photos", "--data.num_workers=0"]) == 0
     assert "not done" not in capsys.readouterr().out

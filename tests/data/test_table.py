@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from vitlab.data import Table
+from vitlab.data.files.array_images import is_array, read_array
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +108,7 @@ def test_a_split_column_is_what_it_says(tmp_path):
         ({"split": ["train"] * 20 + ["test"] * 10, "group": ["a"] * 30}, {}, "the group a is in train and in test"),
         ({}, {"in_chans": 1}, "`data.in_chans` is 1, the arrays of .* have 3 channels"),
         ({}, {"augment": "rand-m9-mstd0.5-inc1"}, "`data.augment` must be none or crop-flip for arrays"),
-        ({}, {"targets": ["bright", "other"], "target_type": "class"}, "must be one column of classes"),
+        ({}, {"targets": ["bright", "other"], "target_type": ["class"]}, "one for each of bright, other, got"),
         ({}, {"targets": ["bright", "other"], "target_type": "multilabel"}, "the column bright of labels must hold 0"),
         ({"w": ["a"] * 30}, {"targets": "w", "target_type": "multilabel"}, "has one label, a; labels stand apart by"),
         ({}, {"group_column": "patient"}, "must have the column patient; there are path, bright, other"),
@@ -229,3 +230,11 @@ def test_a_data_set_of_hugging_face_is_a_table_too(tmp_path):
     assert len(both.splits["test"]) == 4 and both.has_test_split
     with pytest.raises(ValueError, match=r"a column of images in .*, got path; there are photo \(Image\)"):
         _open(tmp_path, "whole", targets="age")
+
+
+@pytest.mark.parametrize("kind", ["uint16", "float32"])
+def test_pages_of_16_bits_and_floats_keep_their_values(tmp_path, kind):
+    array = (np.random.default_rng(0).random((5, 6, 7)) * 60_000).astype(kind)
+    first, *others = [Image.fromarray(page) for page in array]
+    first.save(tmp_path / "a.tif", save_all=True, append_images=others)
+    assert is_array(tmp_path / "a.tif") and (read_array(tmp_path / "a.tif") == array.astype(np.float32)).all()

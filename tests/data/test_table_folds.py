@@ -5,10 +5,12 @@ import pandas as pd
 import pytest
 import torch
 
+from vitlab.ablation.evidence.verify import told_by_predictions
 from vitlab.config.table_folds import folds_of_config
 from vitlab.data import Table
 from vitlab.data.files.rows import read_table
-from vitlab.tasks import Regressor
+from vitlab.data.record import Trained, measured
+from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.regressor import Errors
 
 N = 20
@@ -86,6 +88,12 @@ def test_test_rows_of_a_split_column_stay_apart_and_need_no_fold(table):
         ({"y": [0, None] + [1] * (N - 2), "z": [1] * N}, {"missing": "mask"}, r"row 2: the column y is empty"),
         ({}, {"missing": "skip"}, r"`data.missing` must be one of refuse, drop, mask, got 'skip'"),
         ({}, {"targets": ["y", "x"]}, r"must have the column x; there are path, y, z, fold"),
+        ({"y": ["a", "b", 7] + ["a"] * (N - 3)}, {}, r"table.csv, row 1: the column y holds 'a', and numbers"),
+        ({"y": [1.5, "b"] * (N // 2)}, {"targets": "y"}, r"row 2: the column y holds 'b', and numbers such as 1.5 in"),
+        ({"y": ["a", None] + ["b"] * (N - 2)}, {}, r"row 2: the column y is empty; --data.missing=drop .*mask leaves"),
+        ({"y": ["a"] * N}, {}, r"table.csv: the column y has one class, a"),
+        ({}, {"target_type": ["class"]}, r"one for each of y, z, got \['class'\]"),
+        ({}, {"target_type": ["multilabel", "number"]}, r"is class or number for each, got multilabel"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_its_place(table, columns, settings, message):
@@ -161,6 +169,112 @@ def test_errors_are_those_of_each_target_s_own_values():
     for metric in ("mae", "rmse", "r2"):
         assert torch.isclose(found[metric], (alone[0][metric] + alone[1][metric]) / 2, atol=1e-4)
     assert found["mae/c"].isnan()
+
+
+def _pets(**columns):
+    """Columns y of classes and z of numbers, each with gaps."""
+    y, z = np.array(["cat", "dog", "owl", "cat"] * (N // 4), dtype=object), 5.0 + np.arange(N)
+    y[[1, 2]], z[[2, 3, 4]] = None, np.nan
+    return {"y": y, "z": z, **columns}
+
+
+def test_classes_and_numbers_of_one_table_are_targets_together(table):
+    path = table(**_pets())
+    data = _open(path, missing="mask", fold=0)
+    train = [i for i in range(N) if i % 5 and i != 2]  # row 2 has neither
+    z = (5.0 + np.array(train))[[i not in (3, 4) for i in train]]
+    assert data.targets["kind"] == "mixed" and data.targets["classes"] == [["cat", "dog", "owl"], []]
+    assert np.allclose(data.targets["mean"], [0, z.mean()]) and np.allclose(data.targets["std"], [1, z.std()])
+    assert np.allclose(data.targets["present"], [1 - 1 / len(train), 1 - 2 / len(train)])
+    order = [int(i.decode()[:-4]) for i in data.splits["train"].ids]
+    labels = dict(zip(order, data.splits["train"].labels.tolist(), strict=True))
+    assert labels[6] == [2, 11] and labels[8] == [0, 13] and np.isnan(labels[1][0]) and np.isnan(labels[3][1])
+    assert "targets are y (3 classes), z (a number), by their values" in data.notes
+    assert len(_open(path, missing="drop", fold=0).splits["train"]) == len(train) - 3
+    whole = _open(table(y=["cat", "owl"] * (N // 2), z=range(N)), target_type=["class", "class"])
+    assert [len(names) for names in whole.targets["classes"]] == [2, N] and whole.num_classes == 0
+
+
+PETS = {"kind": "mixed", "names": ["y", "z"], "classes": [["cat", "dog", "owl"], []], "mean": [0.0, 4.0],
+        "std": [1.0, 3.0], "present": [0.75, 0.5]}  # fmt: skip
+
+
+def test_the_loss_of_several_kinds_is_cross_entropy_and_squared_error_of_what_is_there():
+    task = MultiTask(targets=PETS, label_smoothing=0.0, target_weights={"z": 0.5}, **NET)
+    outputs, targets = torch.randn(8, 4, requires_grad=True), torch.tensor([[0, 1, 2, 0] * 2, [3.0, 5, 7, 1] * 2]).T
+    gaps = torch.zeros(8, 2, dtype=torch.bool)
+    gaps[:2, 0], gaps[4:, 1] = True, True
+    logits, numbers = outputs[2:, :3], outputs[:4, 3]
+    mine = -logits.log_softmax(1)[torch.arange(6), targets[2:, 0].long()].sum() / 0.75 / 8
+    mine = mine + 0.5 * (numbers - (targets[:4, 1] - 4) / 3).square().sum() / 0.5 / 8
+    masked = targets.masked_fill(gaps, torch.nan)
+    loss = task.train_loss(outputs, masked)
+    assert torch.isclose(loss, mine) and torch.isclose(task.eval_loss(outputs, masked), loss)
+    (gradient,) = torch.autograd.grad(loss, outputs)
+    assert (gradient[:2, :3] == 0).all() and (gradient[4:, 3] == 0).all() and (gradient[2:4] != 0).all()
+    smooth = MultiTask(targets=PETS, **NET)
+    assert smooth.train_loss(outputs, targets) != smooth.eval_loss(outputs, targets)  # smoothed in training alone
+    images = torch.randn(3, 1, 4, 4)
+    with torch.no_grad():
+        assert torch.allclose(task.network_in_units()(images), task(images), atol=1e-5)
+    for wrong, message in (({"x": 1}, "has x, and the targets are y, z"), ({"y": 0}, "must be above 0, got y: 0")):
+        with pytest.raises(ValueError, match=f"`target_weights` {message}"):
+            MultiTask(targets=PETS, target_weights=wrong, **NET)
+    with pytest.raises(ValueError, match="the data has one kind: use --model=Regressor"):
+        MultiTask(targets={"kind": "number", "names": ["y"]}, **NET).check_targets()
+
+
+def test_metrics_of_several_kinds_are_those_of_each_alone_and_predictions_tell_them(tmp_path):
+    task = MultiTask(targets=PETS, **NET)
+    outputs, targets = torch.randn(40, 4), torch.stack([torch.randint(3, (40,)), torch.randn(40)], dim=1)
+    outputs[:20, :3] += 9 * torch.nn.functional.one_hot(targets[:20, 0].long(), 3)
+    gaps = torch.rand(40, 2) < 0.3
+    targets = targets.masked_fill(gaps, torch.nan)
+    task.val_meter.update(outputs, targets, task.eval_loss(outputs, targets))
+    found = task.val_meter.read("")
+    right = (outputs[:, :3].argmax(1) == targets[:, 0])[~gaps[:, 0]].float().mean()
+    alone = Errors(["z"], [0.0], [1.0])
+    alone.update(outputs[~gaps[:, 1], 3:], targets[~gaps[:, 1], 1:])
+    expected = {"acc1": right, "acc1/y": right} | {f"{k}{s}": v for k, v in alone.compute().items() for s in ("", "/z")}
+    assert found.keys() == expected.keys() | {"loss", "n"}
+    assert all(torch.isclose(found[name], value, atol=1e-4) for name, value in expected.items())
+    columns = {}
+    for k, (answer, share) in enumerate(task.answers(outputs)):
+        columns |= {f"target_{k}": targets[:, k], f"prediction_{k}": answer}
+        columns |= {} if share is None else {f"probability_{k}": share}
+    pd.DataFrame({name: value.numpy() for name, value in columns.items()}).to_parquet(tmp_path / "val.parquet")
+    told = told_by_predictions(tmp_path / "val.parquet")
+    assert told == pytest.approx({"n": 40, "acc1": float(right), "mae": float(expected["mae"])})
+
+
+def test_predictions_of_masked_numbers_tell_the_mean_error_of_the_values_that_are_there(tmp_path):
+    table = pd.DataFrame({"target_0": [1.0, np.nan, 3.0], "prediction_0": [2.0, 5.0, 3.0],
+                          "target_1": [np.nan, np.nan, 1.0], "prediction_1": [0.0, 0.0, 4.0]})  # fmt: skip
+    table.to_parquet(tmp_path / "val.parquet")
+    assert told_by_predictions(tmp_path / "val.parquet")["mae"] == pytest.approx((0.5 + 3) / 2)
+
+
+def test_another_split_or_table_is_measured_in_the_scale_and_classes_of_the_run(table):
+    run = _open(table(**_pets()), missing="mask", fold=0)
+    trained = Trained({**run.fingerprint(), "split_rule": None}, None, "val")
+    y = np.where(np.arange(N) % 2, "owl", "dog")
+    path = table("other.csv", y=y, z=100.0 + np.arange(N))
+    with measured(trained):
+        other, fold = _open(path, fold=1), _open(table(**_pets()), missing="mask", fold=1)
+        with pytest.raises(ValueError, match="the column y has the classes emu, unknown to the run"):
+            _open(table("other.csv", y=["emu", "owl"] * (N // 2)), fold=1)
+    assert other.targets == fold.targets == run.targets
+    labels = dict(zip((int(i.decode()[:-4]) for i in other.splits["val"].ids), other.splits["val"].labels, strict=True))
+    assert [int(labels[i][0]) for i in (1, 6)] == [2, 1] and labels[6][1] == 106
+    numbers = _open(table(), fold=0)
+    with measured(Trained({**numbers.fingerprint(), "split_rule": None}, None, "val")):
+        assert _open(table(), fold=1).targets == numbers.targets
+        with pytest.raises(ValueError, match="is y, and the run was trained on y, z"):
+            _open(table(), fold=1, targets="y")
+    later = _open(table(), fold=1)
+    assert later.targets != numbers.targets
+    later.load_state_dict(numbers.fingerprint() | {"seed": 0})
+    assert later.targets == numbers.targets
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow", "feather"])

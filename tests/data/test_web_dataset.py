@@ -281,3 +281,33 @@ def test_a_shard_that_fails_on_the_way_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "cat_ranges", lambda self, paths, *a, **kw: [ConnectionError("gone")] * len(paths))
     with pytest.warns(UserWarning), pytest.raises(ValueError, match="ConnectionError: gone"):
         list(data.train_dataloader())
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (403, "cannot be read: the server answers 403 Forbidden"),
+        (404, "^there is no http"),
+        (None, "cannot be read: Cannot"),
+    ],
+)
+def test_a_store_that_refuses_is_told_apart_from_one_that_lacks_the_shard(status, message, tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp")
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path))
+
+    class Refusing(_Faulty):
+        def do_GET(self):
+            self.send_error(status)
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+    thread = threading.Thread(target=http.serve_forever, daemon=True)
+    thread.start()
+    address = f"http://127.0.0.1:{http.server_port}/a.tar"
+    if status is None:
+        http.shutdown(), http.server_close()
+    with pytest.raises(ValueError, match=message) as told:
+        WebDataset(train=address, img_size=8)
+    assert address in str(told.value) and "\n" not in str(told.value)
+    if status is not None:
+        http.shutdown(), http.server_close()
+    thread.join()

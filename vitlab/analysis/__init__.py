@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.outcomes.calibration import analyze_calibration
     from vitlab.analysis.outcomes.confusion import analyze_confusion
     from vitlab.analysis.outcomes.errors import analyze_errors
+    from vitlab.analysis.outcomes.labels import analyze_labels
     from vitlab.analysis.positions import (
         analyze_displacement,
         analyze_position,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from vitlab.analysis.probes import analyze_probe, without_positions
     from vitlab.analysis.resolution import analyze_resolution
     from vitlab.analysis.scramble import analyze_scramble, analyze_scramble_image, scramble_image, scramble_tokens
+    from vitlab.analysis.segmentation import analyze_segmentation
     from vitlab.analysis.shift import analyze_shift
     from vitlab.analysis.subject import Finding, Subject
     from vitlab.analysis.views.pca import analyze_pca, pca_colors
@@ -90,6 +92,7 @@ else:
         "vitlab.analysis.outcomes.calibration": ("analyze_calibration",),
         "vitlab.analysis.outcomes.confusion": ("analyze_confusion",),
         "vitlab.analysis.outcomes.errors": ("analyze_errors",),
+        "vitlab.analysis.outcomes.labels": ("analyze_labels",),
         "vitlab.analysis.positions": (
             "analyze_displacement",
             "analyze_position",
@@ -108,6 +111,7 @@ else:
             "scramble_image",
             "scramble_tokens",
         ),
+        "vitlab.analysis.segmentation": ("analyze_segmentation",),
         "vitlab.analysis.shift": ("analyze_shift",),
         "vitlab.analysis.subject": (
             "Finding",
@@ -143,6 +147,7 @@ __all__ = [
     "analyze_filters",
     "analyze_heads",
     "analyze_knn",
+    "analyze_labels",
     "analyze_pca",
     "analyze_position",
     "analyze_probe",
@@ -152,6 +157,7 @@ __all__ = [
     "analyze_sanity",
     "analyze_scramble",
     "analyze_scramble_image",
+    "analyze_segmentation",
     "analyze_shift",
     "analyze_splits",
     "analyze_token_layers",

@@ -22,9 +22,9 @@ Rows = list[dict[str, Any]]
 HERE = Path(__file__).parent
 ORDER = (  # in which they are read; others follow by name
     *("attention", "heads", "rollout", "attribution", "faithfulness", "sanity", "distance", "entropy"),
-    *("position", "displacement", "scramble", "scramble_image", "shift", "resolution", "probe"),
+    *("position", "displacement", "scramble", "scramble_image", "shift", "resolution", "probe", "segmentation"),
     *("fewshot", "knn", "pca", "reconstruction", "cka", "filters", "cost", "token_layers", "splits"),
-    *("errors", "confusion", "calibration"),
+    *("errors", "labels", "confusion", "calibration"),
 )
 
 

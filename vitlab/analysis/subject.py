@@ -53,6 +53,8 @@ class Subject:
         is_elsewhere: Whether the data has other classes than the training.
         task: The LightningModule that trained the network; None if there is none.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
+        masks: Folder of masks for segmentation, with the names of the images.
+        folds: Folder of the cross-validation whose held-out predictions labels compares.
 
     Example:
         >>> from PIL import Image
@@ -83,6 +85,8 @@ class Subject:
     is_elsewhere: bool = False
     task: Any = None
     tokens: CkaTokens = "mean"
+    masks: str | Path | None = None
+    folds: str | Path | None = None
     _known: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -243,6 +247,9 @@ class Subject:
             raise UsageError(f"the images for {self.name} have no classes, so accuracy cannot be measured")
         if self.data.targets["kind"] == "none":
             raise UsageError(f"the targets for {self.name} are neither classes nor numbers that it predicts")
+        if self.data.targets["kind"] == "mixed":
+            names = ", ".join(self.data.targets["names"])
+            raise UsageError(f"{self.name} predicts {names}, and this measures targets of one kind")
         if self.is_elsewhere:
             raise UsageError(f"these images have other classes than {self.name}, so accuracy cannot be measured")
 
@@ -312,6 +319,7 @@ class Finding:
         table: The numbers.
         figure: The numbers as a figure.
         note: Number of images, and what else the numbers depend on.
+        gallery: Images as PNG, each with what to say of it, for a page to leaf through.
 
     Example:
         >>> finding = Finding(pd.DataFrame({"head": [0, 1], "distance": [1.5, 2.0]}), Figure(), "2 heads of 8 images")
@@ -322,6 +330,7 @@ class Finding:
     table: pd.DataFrame
     figure: Figure
     note: str = ""
+    gallery: list[tuple[bytes, dict[str, str]]] = field(default_factory=list)
 
     def picture(self) -> bytes:
         """Return the figure as PNG, as wide as it was drawn."""

@@ -13,8 +13,8 @@ from torch import Tensor
 class Predictions(Callback):
     """Keep target and prediction of every image, on the device until :meth:`table` is called.
 
-    For classes it keeps the predicted class and all probabilities, for labels the probabilities, and for regression the
-    predicted numbers.
+    For classes it keeps the predicted class and all probabilities, for labels the probabilities, for regression the
+    predicted numbers, and for targets of several kinds the number, or the class and its probability.
 
     Example:
         >>> import vitlab
@@ -42,6 +42,12 @@ class Predictions(Callback):
             probability, prediction = shares.max(dim=1)
             row = {"target": targets, "prediction": prediction, "probability": probability}
             self.kept.append({**row, "probabilities": shares.cpu()})  # too large for the device with many classes
+        elif hasattr(pl_module, "answers"):
+            rows: dict[str, Tensor] = {}
+            for k, (answer, share) in enumerate(pl_module.answers(outputs)):
+                rows |= {f"target_{k}": targets[:, k], f"prediction_{k}": answer}
+                rows |= {} if share is None else {f"probability_{k}": share}
+            self.kept.append(rows)
         else:
             pairs = enumerate(zip(targets.T, outputs.float().T, strict=True))
             self.kept.append({f"{k}_{i}": v for i, (t, p) in pairs for k, v in (("target", t), ("prediction", p))})

@@ -22,6 +22,7 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab analyze`` and return its exit code."""
     options, rest = _parser().parse_known_args(argv)
     names = names_of(options.names)
+    _take_fold(options)
     given = {"--data": options.data, "--data.root": options.root}  # before what changes their values
     rest = [*(f"{flag}={value}" for flag, value in given.items() if value), *rest]
     with quick_imports():
@@ -29,7 +30,7 @@ def main(argv: list[str]) -> int:
         from vitlab.jobs.analyze import analyze, variation
         from vitlab.jobs.find_subject import View, is_elsewhere
         from vitlab.jobs.terminal import open_terminal, say
-        from vitlab.look.analysis_page import write_page
+        from vitlab.look.analysis_page import write_leaves, write_page
     how = formats_of(options.format), options.width
     away = is_elsewhere(options.run)
     own = Path("analysis") / Path(options.run.removeprefix("timm:").removeprefix(PREFIX)).stem if away else None
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> int:
     view = View(
         options.images, options.layer, options.head, options.query, QUICK if options.quick else options.num_images,
         options.split, options.weights, options.img_size, shown=MOST_PICTURES, tokens=options.tokens,
-        init_grid=options.init_grid,
+        init_grid=options.init_grid, masks=options.masks,
     )  # fmt: skip
     page: list[tuple[str, str, bytes]] = []
     progress = _Progress(len(names), options.quiet)
@@ -58,12 +59,25 @@ def main(argv: list[str]) -> int:
             page.append((name, f"Not done: {finding}", b""))
         else:
             say(f"{name:<16} {', '.join(path.name for path in paths)}: {finding.note}")
+            if finding.gallery:
+                say(f"{'page':<16} {write_leaves(folder, options.run, name, finding.note, finding.gallery).name}")
             shown = next((path.read_bytes() for path in paths if path.suffix == ".png"), b"")
             page.append((name, finding.note, shown or finding.picture()))
     if options.names == "all":
         say(f"{'page':<16} {write_page(folder, options.run, page).name}")
     say(f"wrote {folder}")
     return 0 if any(png for *_, png in page) else 1
+
+
+def _take_fold(options: argparse.Namespace) -> None:
+    """For the folder of a cross-validation, take its first fold that was trained, and write beside the folds."""
+    home = Path(options.run)
+    if not (home / "cv.yaml").is_file():
+        return
+    runs = sorted(file.parent for file in home.glob("fold*/*/config.yaml") if any(file.parent.glob("checkpoints/*")))
+    if not runs:
+        raise UsageError(f"{home} has no fold that was trained: let `vitlab cv` finish first")
+    options.run, options.output = str(runs[0]), options.output or str(home / "analysis")
 
 
 class _Progress:
@@ -112,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help=f"measure with {QUICK} images")
     add("--against", metavar="RUN", help="run to compare with, such as another seed for cka, or one without positions")
     add("--images", metavar="DIR", help="folder or file of images to draw maps for (default: validation images)")
+    add("--masks", metavar="DIR", help="folder of masks for segmentation: a/b.png, of class numbers, for image a/b.jpg")
     add("-o", "--output", metavar="DIR", help="folder for tables and figures (default: RUN/analysis)")
     add("--layer", type=int, help="block to analyze, from 0 (default: the last, or all)")
     add("--head", type=int, help="head to analyze, from 0 (default: all)")

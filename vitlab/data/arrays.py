@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
-from vitlab.data.files.rows import Kind, Rows
+from vitlab.data.files.rows import Declared, Rows
 from vitlab.data.files.sets import Images, TensorImages
 from vitlab.data.files.splits import Indices
 from vitlab.data.listed import Listed
@@ -39,7 +39,7 @@ class Arrays(Listed):
         self,
         path: Any,
         targets: Any = None,
-        target_type: Kind | None = None,
+        target_type: Declared = None,
         split_by: Literal["hash", "time"] = "hash",
         **photos: Unpack[TableArgs],
     ) -> None:

@@ -79,7 +79,7 @@ class ImageData(Named, L.LightningDataModule):
     _built_from = (SplitRule,)
     has_test_split = False  # whether a test split is given; otherwise one is cut off
     statistics_from = "train"
-    targets: dict[str, Any]  # kind: class, multilabel or number; for numbers also names, mean and std
+    targets: dict[str, Any]  # kind: class, multilabel, number or mixed; for the latter two also names, mean and std
     _restored: dict[str, Any]
     splits: dict[SplitName, Images]
     held_back: dict[SplitName, Images]  # see `division`

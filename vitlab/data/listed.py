@@ -1,7 +1,7 @@
 """Images listed in rows, with targets."""
 
 from functools import cached_property
-from typing import Literal, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from vitlab.data.files.sets import FileImages, Images
 from vitlab.data.files.splits import Indices, SplitName, by_time
 from vitlab.data.loading.transforms import Size
 from vitlab.data.photos import Photos, parts_among
+from vitlab.data.record import RUN
 
 
 class Listed(Photos):
@@ -69,13 +70,15 @@ class Listed(Photos):
             )
         self._check_groups()
         self.targets = self._facts(self._train_rows)
+        if run := RUN.get():
+            self._adopt_targets(run.targets)
         self.notes += [f"targets are {self._in_words()}, {rows.why}", *rows.notes]
         if rows.weights() is not None:
             self.notes.append(f"rows are weighted in the training loss by the column {rows.columns['weight']}")
 
     def targets_of(self, rows: Indices) -> Tensor:
-        """Return ``(N,)`` classes, ``(N, T)`` numbers, or ``(N, K)`` labels, 0 or 1."""
-        if self.table.kind == "number":
+        """Return ``(N,)`` classes, ``(N, K)`` labels, 0 or 1, or ``(N, T)`` numbers and numbers of classes."""
+        if self.table.kind in ("number", "mixed"):
             return torch.from_numpy(self.table.values[rows])
         numbers = self.class_numbers()
         if self.table.kind == "class":
@@ -146,10 +149,40 @@ class Listed(Photos):
         parts = self.rule.indices(names, labels, None, cut_test)
         return {split: np.flatnonzero(np.isin(group_of, groups)) for split, groups in parts.items()}
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the state of the training run, the scale and the classes of its targets among it."""
+        super().load_state_dict(state_dict)
+        self._adopt_targets(state_dict.get("targets", {}))
+
+    def _adopt_targets(self, known: dict[str, Any]) -> None:
+        """Take the scale of numbers and the numbers of classes from a trained run, whose network answers in them."""
+        mine = self.targets
+        if known.get("kind") != mine["kind"] or mine["kind"] not in ("number", "mixed"):
+            return
+        if len(known["names"]) != len(mine["names"]):
+            theirs = ", ".join(known["names"])
+            raise ValueError(f"`data.targets` is {', '.join(mine['names'])}, and the run was trained on {theirs}")
+        taken: dict[str, Any] = {name: known[name] for name in ("mean", "std", "classes", "present") if name in known}
+        for k, (now, then) in enumerate(zip(mine.get("classes", []), known.get("classes", []), strict=True)):
+            if bool(now) != bool(then) or {*now} - {*then}:
+                what = f"the classes {', '.join(sorted({*now} - {*then}))}" if now and then else "another kind"
+                raise ValueError(f"{self.table.file}: the column {mine['names'][k]} has {what}, unknown to the run")
+            if now != then:
+                numbers = np.array([then.index(name) for name in now] + [np.nan], dtype=np.float32)
+                self.table.values[:, k] = numbers[np.nan_to_num(self.table.values[:, k], nan=-1).astype(int)]
+                built = list(self.splits)
+                self.splits.clear()
+                for name in built:
+                    self.build(name)
+        self.targets = {**mine, **taken}
+
     def _strata(self, rows: Indices) -> Indices:
-        """Return the stratum of each row: its class, or its rarest label."""
+        """Return the stratum of each row: its class, the first if it has several, or its rarest label."""
         if self.table.kind == "number":
             return np.zeros(len(rows), dtype=np.int64)
+        if self.table.kind == "mixed":
+            first = self.table.kinds.index("class")
+            return np.nan_to_num(self.table.values[rows, first], nan=len(self.table.classes[first])).astype(np.int64)
         if self.table.kind == "class":
             return self.targets_of(rows).numpy()
         labels = self.table.values[rows]
@@ -161,8 +194,8 @@ class Listed(Photos):
             return np.arange(len(self.table.paths))
         return np.flatnonzero((self.part_of == "test") == (part == "test"))
 
-    def _facts(self, train: Indices) -> dict[str, object]:
-        if self.table.kind != "number":
+    def _facts(self, train: Indices) -> dict[str, Any]:
+        if self.table.kind not in ("number", "mixed"):
             return {"kind": self.table.kind}
         chosen = self.table.values[train].astype(np.float64)
         present = ~np.isnan(chosen)
@@ -172,9 +205,14 @@ class Listed(Photos):
             mean, std = chosen.mean(axis=0), chosen.std(axis=0)
         else:
             mean, std = np.nanmean(chosen, axis=0), np.nanstd(chosen, axis=0)
+        if self.table.kind == "mixed":
+            classes = np.array([kind == "class" for kind in self.table.kinds])
+            mean, std = np.where(classes, 0.0, mean), np.where(classes, 1.0, std)
         scale = {"mean": mean.tolist(), "std": np.where(std > 0, std, 1.0).tolist()}
-        masked = {} if not np.isnan(self.table.values).any() else {"present": float(present.mean())}
-        return {"kind": "number", "names": self.table.targets, **scale, **masked}
+        facts = {"kind": self.table.kind, "names": self.table.targets, **scale}
+        if self.table.kind == "mixed":
+            return {**facts, "classes": self.table.classes, "present": present.mean(axis=0).tolist()}
+        return {**facts, "present": float(present.mean())} if np.isnan(self.table.values).any() else facts
 
     def _in_words(self) -> str:
         names = ", ".join(self.table.targets)
@@ -183,6 +221,9 @@ class Listed(Photos):
                 return f"{len(self.table.targets)} numbers ({names})"
             case "class":
                 return f"classes ({names})"
+            case "mixed":
+                kinds = [f"{len(found)} classes" if found else "a number" for found in self.table.classes]
+                return ", ".join(f"{name} ({kind})" for name, kind in zip(self.table.targets, kinds, strict=True))
         return f"{len(self.table.names)} labels ({names}), of which an image may have several"
 
     def _check_arrays(self, photos: TableArgs) -> None:

@@ -103,6 +103,7 @@ class Trained:
         self, facts: dict[str, Any], images: NDArray[np.uint64] | None, split: SplitName, allow: bool = False
     ) -> None:
         self.class_names: list[str] = facts["class_names"]
+        self.targets: dict[str, Any] = facts.get("targets", {})
         self.img_size: list[int] | None = facts.get("img_size")
         self.rule = facts.get("split_rule")
         self.images, self.split, self.allow = images, split, allow

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitlab.data.arguments import TableArgs
 from vitlab.data.files.array_images import is_array, read_array
-from vitlab.data.files.rows import Kind, Missing, Rows, read_table
+from vitlab.data.files.rows import Declared, Missing, Rows, read_table
 from vitlab.data.files.scan import Folder, Store, sizes_of
 from vitlab.data.files.sets import FileImages, Images, TensorImages
 from vitlab.data.files.splits import Indices
@@ -28,8 +28,9 @@ class Table(Listed):
     Args:
         path: The table, or the folder of a Hugging Face data set, whose splits are then used.
         targets: Columns to predict.
-        target_type: class, number, or multilabel (an image can have several labels); default: multilabel for lists and
-            for several columns of 0 and 1, number for floats and other sets of columns, class otherwise.
+        target_type: class, number, or multilabel (an image can have several labels), or a list with class or number for
+            each column; default: multilabel for lists and for several columns of 0 and 1, number for floats and for
+            other columns of numbers among several, class otherwise.
         label_separator: Separator of the labels in a column of text, for `target_type` multilabel.
         path_column: Column of the paths, relative to the folder of the table, or of the images of a data set.
         split_column: Column with train, val or test; optional.
@@ -39,7 +40,7 @@ class Table(Listed):
         time_column: Column of numbers or dates for `split_by`.
         split_by: hash, or time: the latest rows are for test, those before for validation; groups stay together.
         missing: Empty targets are refused; drop leaves their rows out; mask leaves the cells out of loss and metrics,
-            for several numbers.
+            for several numbers or classes.
         in_chans: 3 for RGB, 1 for gray; for arrays it follows from the files.
         **photos: Passed to :class:`Photos`.
 
@@ -53,7 +54,7 @@ class Table(Listed):
         self,
         path: str,
         targets: list[str] | str = "target",
-        target_type: Kind | None = None,
+        target_type: Declared = None,
         label_separator: str = ";",
         path_column: str = "path",
         split_column: str | None = "split",

@@ -30,7 +30,7 @@ from vitlab.runs.choose import DYNAMIC
 from vitlab.runs.directory import RunDir, as_umask, write_json
 from vitlab.runs.manifest import file_digest
 from vitlab.runs.standing import checksum
-from vitlab.tasks import Regressor
+from vitlab.tasks import MultiTask, Regressor
 from vitlab.tokenizers.splits import pair
 
 LIMIT = 1e-4  # of the difference between outputs, in their own units
@@ -166,10 +166,11 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     if sides:
         shape[2:] = ["height", "width"]
         how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
+    outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"]
     return {
         "run": run.path.resolve().name,
         "checkpoint": {"file": checkpoint.name, "sha256": digest},
         "measured": _measured(run, digest),
         "images": {"shape": shape, **how},
-        "outputs": "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"],
+        "outputs": cli.model.output_names if isinstance(cli.model, MultiTask) else outputs,
     }

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import vitlab.data
+from vitlab.analysis.outcomes.labels import PLAN
 from vitlab.analysis.subject import CkaTokens, Subject
 from vitlab.analysis.views.pictures import LoadedImages
 from vitlab.config.parser import VitlabCLI, settings, user_mistakes
@@ -64,6 +65,7 @@ class View:
         shown: Largest number of images to show.
         tokens: By which tokens cka compares images: mean of the patches, class, or flattened.
         init_grid: Rows and columns of the token grid of ``weights``, where the file lacks them.
+        masks: Folder of masks for segmentation, with the names of the images.
     """
 
     images: str | None = None
@@ -77,6 +79,12 @@ class View:
     shown: int = 8
     tokens: CkaTokens = "mean"
     init_grid: tuple[int, int] | None = None
+    masks: str | None = None
+
+
+def is_cross_validation(folder: Path) -> bool:
+    """Return whether a folder is that of `vitlab cv`: it has a plan of folds."""
+    return (folder / PLAN).is_file()
 
 
 def is_elsewhere(source: str) -> bool:
@@ -198,7 +206,7 @@ def _prepare(net: Any, crop_pct: float | None = 0.9) -> Callable[[Image.Image], 
 
 
 def _fields(view: View) -> dict[str, Any]:
-    names = ("num_images", "layer", "head", "query", "split", "tokens")
+    names = ("num_images", "layer", "head", "query", "split", "tokens", "masks")
     return {name: getattr(view, name) for name in names}
 
 
@@ -217,6 +225,7 @@ def subject_of(run: RunDir, checkpoint: Path, rest: Sequence[str], view: View) -
             classifies=_classifies(cli.model, data, net),
             is_elsewhere="data" in dict(settings(list(rest))) and data.class_names != run.data.get("class_names"),
             task=_load_decoder(cli.model, checkpoint).to(cli.trainer.strategy.root_device),
+            folds=next((home for home in run.path.parents[:2] if is_cross_validation(home)), None),
             **_fields(view),
         )
         subject.pictures = load_pictures(view.images, view.shown, subject.data) if view.images else None

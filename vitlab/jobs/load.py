@@ -24,7 +24,7 @@ from vitlab.models.load import load_network
 from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import find_run
 from vitlab.shipped import find_weights
-from vitlab.tasks import Regressor
+from vitlab.tasks import MultiTask, Regressor
 
 Transform = Callable[[Image.Image], Tensor]
 ON_CPU = ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"]
@@ -94,9 +94,10 @@ def _load_checkpoint(path: Path) -> Loaded:
     arguments = content["hyper_parameters"]
     import_parts(arguments)
     with user_mistakes():
-        if (arguments.get("targets") or {}).get("kind") != "number":
+        cls: Any = {"number": Regressor, "mixed": MultiTask}.get((arguments.get("targets") or {}).get("kind", ""))
+        if cls is None:
             return _prepared(load_network(path), content["images"])
-        task = Regressor(**{k: v for k, v in arguments.items() if k in inspect.signature(Regressor).parameters})
+        task = cls(**{k: v for k, v in arguments.items() if k in inspect.signature(cls).parameters})
         task.load_state_dict(content["state_dict"])
         return _prepared(task.network_in_units().eval(), content["images"])
 

@@ -25,7 +25,7 @@ from vitlab.jobs.rebuild import one_device
 from vitlab.jobs.restore import restore
 from vitlab.jobs.train.facts import has_grid
 from vitlab.runs.directory import RunDir
-from vitlab.tasks import Regressor
+from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task
 
 _Sample = tuple[Tensor, int, str]  # (C, H, W), number of the file, why it could not be read
@@ -77,7 +77,10 @@ def predict(
     lost = len(files) - len(values) - len(reasons)
     if lost:
         raise UsageError(f"{lost} predictions were not collected from other processes; use --trainer.strategy=ddp")
-    table = _table([files[i] for i in sorted(values)], [values[i] for i in sorted(values)], names, targets)
+    read = [files[i] for i in sorted(values)], [values[i] for i in sorted(values)]
+    if asked is None and isinstance(cli.model, MultiTask):
+        return _table_of_heads(*read, cli.model), {files[i]: reasons[i] for i in sorted(reasons)}
+    table = _table(*read, names, targets)
     if names and any(found := [name if name in names else "" for name in _folders(files, sorted(values))]):
         table.insert(1, "target", found)  # the folder of an image, where it is a class
     return table, {files[i]: reasons[i] for i in sorted(reasons)}
@@ -95,6 +98,17 @@ def _table(
         else:
             table[f"class_{k + 1}"] = [names[classes[k]] for _, classes in values]
             table[f"probability_{k + 1}"] = number
+    return pd.DataFrame(table)
+
+
+def _table_of_heads(files: list[str], values: list[tuple[list[float], list[int]]], task: MultiTask) -> pd.DataFrame:
+    """Return a column for each target: its number, or the name of the likeliest class, whose probability follows."""
+    table: dict[str, Any] = {"path": [escaped(file) for file in files]}
+    outputs = torch.tensor([numbers for numbers, _ in values]).view(len(values), len(task.output_names))
+    for head, (answer, probability) in zip(task.heads, task.answers(outputs), strict=True):
+        table[head.name] = [head.classes[k] for k in answer.tolist()] if head.classes else answer.numpy()
+        if probability is not None:
+            table[f"probability/{head.name}"] = probability.numpy()
     return pd.DataFrame(table)
 
 

@@ -2,6 +2,7 @@
 
 import base64
 import html
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,4 +54,75 @@ def write_page(folder: Path, title: str, sections: Sequence[tuple[str, str, byte
     path = folder / "analysis.html"
     with atomic_write(path) as beside:
         beside.write_text("".join(parts) + "</html>\n", encoding="utf-8")
+    return path
+
+
+_LEAVES = """<p>{reading}</p>
+<p><b>Not shown:</b> {limits}</p>
+<p class="note">{note}. Numbers: {name}.csv</p>
+<p><button id="back">back</button> <span id="place"></span> <button id="on">on</button>
+<span class="note">or the arrow keys; a click marks an image</span></p>
+<div id="leaf" style="display: flex; flex-wrap: wrap; gap: 1rem"></div>
+<p>Marked:</p>
+<textarea id="marked" rows="6" style="width: 100%" readonly></textarea>
+<script>
+const images = {images}, most = 24, marked = new Set(), $ = id => document.getElementById(id);
+let first = 0;
+function show() {{
+  $("leaf").replaceChildren(...images.slice(first, first + most).map(one => {{
+    const box = document.createElement("figure"), picture = new Image();
+    box.style.cssText = "margin: 0; width: 8.5rem; cursor: pointer; font-size: .8rem; overflow-wrap: anywhere";
+    box.style.border = "3px solid " + (marked.has(one.name) ? "#D55E00" : "transparent");
+    picture.src = one.picture;
+    picture.alt = one.name;
+    picture.style.width = "100%";
+    box.append(picture, ...Object.entries(one.words).map(([key, value]) =>
+      Object.assign(document.createElement("div"), {{textContent: key === "name" ? value : key + ": " + value}})));
+    box.onclick = () => {{ marked.delete(one.name) || marked.add(one.name); show(); }};
+    return box;
+  }}));
+  const end = Math.min(first + most, images.length);
+  $("place").textContent = (images.length ? first + 1 : 0) + " to " + end + " of " + images.length;
+  $("marked").value = [...marked].join("\\n");
+}}
+function turn(by) {{ if (first + by >= 0 && first + by < images.length) first += by; show(); }}
+$("back").onclick = () => turn(-most);
+$("on").onclick = () => turn(most);
+addEventListener("keydown", event => {{
+  if (event.key === "ArrowLeft") turn(-most);
+  if (event.key === "ArrowRight") turn(most);
+}});
+show();
+</script>
+"""
+
+
+def write_leaves(
+    folder: Path, title: str, name: str, note: str, gallery: Sequence[tuple[bytes, dict[str, str]]]
+) -> Path:
+    """Write ``NAME.html``: a page to leaf through the images of an analysis, 24 at a time, and to mark some by name.
+
+    Args:
+        folder: Folder of the page.
+        title: Name of the run or network.
+        name: Name of the analysis.
+        note: What its numbers depend on.
+        gallery: Images as PNG, each with what to say of it; `name` is what it is called.
+    """
+    images = [
+        {"name": words["name"], "words": words, "picture": f"data:image/png;base64,{base64.b64encode(png).decode()}"}
+        for png, words in gallery
+    ]
+    analysis = ANALYSES[name]
+    words = {
+        "reading": as_html(analysis.reading),
+        "limits": as_html(analysis.limits),
+        "note": as_html(note),
+        "name": name,
+    }
+    content = json.dumps(images).replace("<", "\\u003c")  # a name must not end the script
+    path = folder / f"{name}.html"
+    with atomic_write(path) as beside:
+        head = _HEAD.format(title=html.escape(f"{name} of {title}"))
+        beside.write_text(head + _LEAVES.format(images=content, **words) + "</html>\n", encoding="utf-8")
     return path

@@ -17,6 +17,11 @@ def refuse(targets: dict[str, Any], num_classes: int, loss: str, weights: Any) -
             f"`model: Classifier` needs classes, and the data has numbers ({', '.join(targets['names'])}): "
             "use --model=Regressor, or --data.target_type=class for one column that holds classes"
         )
+    if kind == "mixed":
+        raise ValueError(
+            f"`model: Classifier` needs one column of classes, and the data has {', '.join(targets['names'])}: use "
+            "--model=MultiTask, or name one column by --data.targets"
+        )
     if kind == "multilabel" and loss == "ce":
         raise ValueError(
             "`loss: ce` is for one class per image, and images of the data may have several labels: use "

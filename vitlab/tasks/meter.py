@@ -14,6 +14,7 @@ FACTS: dict[str, Any] = {
     "class": lambda K: {"task": "multiclass", "num_classes": K},
     "multilabel": lambda K: {"task": "multilabel", "num_labels": K},
     "number": lambda K: {"num_outputs": K},
+    "mixed": lambda K: {},
 }
 
 

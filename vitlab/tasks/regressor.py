@@ -54,6 +54,11 @@ class Regressor(Task):
 
     def check_targets(self) -> None:
         """Refuse data whose targets are classes."""
+        if self._kind == "mixed":
+            raise ValueError(
+                "`model: Regressor` needs numbers, and the data has classes, too: use --model=MultiTask, or leave the "
+                "columns of classes out of --data.targets"
+            )
         if self._kind != "number":
             raise ValueError(
                 "`model: Regressor` needs numbers, and the data has classes: name a column of numbers, "
@@ -70,12 +75,7 @@ class Regressor(Task):
 
     def network_in_units(self) -> VisionTransformer:
         """Return a copy of the network that predicts in the original units: its last layer includes mean and std."""
-        net = copy.deepcopy(self.net)
-        last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
-        with torch.no_grad():
-            last.weight.mul_(self.target_std[:, None])
-            last.bias.mul_(self.target_std).add_(self.target_mean)
-        return net
+        return scaled(self.net, self.target_mean, self.target_std)
 
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean squared error of standardized targets, of those that have a value."""
@@ -89,6 +89,16 @@ class Regressor(Task):
         return (F.mse_loss(outputs, targets, reduction="none").mean(dim=1) * weights).mean()
 
     eval_loss = train_loss
+
+
+def scaled(net: VisionTransformer, mean: Tensor, std: Tensor) -> VisionTransformer:
+    """Return a copy of a network whose last layer includes mean and standard deviation of each output."""
+    net = copy.deepcopy(net)
+    last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
+    with torch.no_grad():
+        last.weight.mul_(std[:, None])
+        last.bias.mul_(std).add_(mean)
+    return net
 
 
 class Errors(Metric):

@@ -50,7 +50,7 @@ class SizedByData(_OfTask):
                 size = " x ".join(map(str, sides))
                 rank_zero_info(f"patch_size={fitting}: nobody gave one, and {usual} does not divide images of {size}")
         targets = news.pop("targets", None) or {}
-        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind == "number")
+        is_other = bool(targets) and (targets["kind"] != self.kind or self.kind in ("number", "mixed"))
         if not news and not (is_other and self.is_as_built()):
             return
         if not self.is_as_built():

@@ -280,6 +280,12 @@ def told_by_predictions(path: Path, classes: int = 0) -> dict[str, Any]:
         if classes and len(table) and both.min() >= 0 and both.max() < classes:
             found |= over_classes(confusion(both[:, 0], both[:, 1], classes))
         return found
-    targets = sorted(name for name in table.columns if name.startswith("target_"))
-    gaps = [np.abs(table[name] - table[name.replace("target", "prediction")]) for name in targets]
-    return {**found, "mae": float(np.mean(gaps))} if gaps else found
+    means: dict[str, list[float]] = {"acc1": [], "mae": []}
+    for name in (name for name in table.columns if name.startswith("target_")):
+        there = table[table[name].notna()]  # an empty target does not count, nor one that is empty throughout
+        truth, answer = there[name], there[name.replace("target", "prediction")]
+        if name.replace("target", "probability") in table:  # of the class that is predicted
+            means["acc1"] += [float((truth == answer).mean())] if len(there) else []
+        else:
+            means["mae"] += [float((truth - answer).abs().mean())] if len(there) else []
+    return found | {name: float(np.mean(each)) for name, each in means.items() if each}

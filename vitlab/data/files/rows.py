@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Kind = Literal["class", "multilabel", "number"]
+Declared = Kind | list[Kind] | None  # of all target columns, or of each
 Missing = Literal["refuse", "drop", "mask"]
 _READERS = {
     ".csv": "read_csv", ".tsv": "read_csv", ".parquet": "read_parquet", ".arrow": "read_feather",
@@ -27,11 +28,12 @@ class Rows:
         targets: Columns to predict.
         columns: Column of each of path, split, fold, group, weight and time; all but path are optional under their
             default names. A target column is none of them.
-        kind: Kind of the targets; None infers multilabel from lists and from several columns of 0 and 1, number from
-            floats and other sets of columns, and class otherwise.
+        kind: Kind of the targets, or a list with class or number for each column. None infers multilabel from lists and
+            from several columns of 0 and 1, number from floats and other columns of numbers among several, and class
+            otherwise. Several columns with classes among them are of the kind mixed.
         separator: Separator of the labels in a column of text.
         missing: What becomes of empty targets: they are refused; drop leaves their rows out; mask leaves them out of
-            loss and metrics, for several numbers, and drops rows without any.
+            loss and metrics, for several numbers or classes, and drops rows without any.
 
     >>> import pandas as pd
     >>> rows = Rows("a.csv", pd.DataFrame({"path": ["1", "2"], "cat": [0, 1], "dog": [1, 1]}), ["cat", "dog"], {})
@@ -45,7 +47,7 @@ class Rows:
         table: "pd.DataFrame",
         targets: Sequence[str],
         columns: Mapping[str, str | None],
-        kind: Kind | None = None,
+        kind: Declared = None,
         separator: str = ";",
         missing: Missing = "refuse",
     ) -> None:
@@ -64,9 +66,10 @@ class Rows:
         self.notes: list[str] = []
         self.table = table = table if missing == "refuse" else self._without_empty(table)
         cells = [table[name] for name in targets]
-        seen, why = _kind(cells)
-        self.kind: Kind = kind or seen
-        self.why = "as declared" if kind else why
+        self.kinds, self.why = (self._declared(kind), "as declared") if kind else self._seen(cells)
+        several = len(cells) > 1 and "class" in self.kinds
+        self.kind: Kind | Literal["mixed"] = "mixed" if several else self.kinds[0]
+        self.classes: list[list[str]] = [[] for _ in cells]  # of each column, if mixed; empty for numbers
         for part in self.columns.keys() - {"fold"}:
             self._refuse_empty(self._column(part))
         self.paths, self.splits, self.groups = self._words("path") or [], self._words("split"), self._words("group")
@@ -74,22 +77,21 @@ class Rows:
         if self.kind == "multilabel":
             self.names, self.values = self._labels(cells, separator)
             return
-        masked = missing == "mask" and self.kind == "number"
+        masked = missing == "mask" and self.kind in ("number", "mixed")
         for column in [] if masked else cells:
             self._refuse_empty(column, target=True)
-        if self.kind == "number":
-            self.values = np.stack([self._numbers(column, masked) for column in cells], axis=1)
-            if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
-                self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
-        elif len(cells) > 1:
-            raise ValueError(f"`data.targets` must be one column of classes, got {', '.join(targets)}")
-        else:
+        if self.kind == "class":
             self.names = [str(value) for value in cells[0]]
+            return
+        read = {"number": self._numbers, "class": self._classes}
+        self.values = np.stack([read[k](c, masked) for k, c in zip(self.kinds, cells, strict=True)], axis=1)
+        if masked and len(cells) > 1 and (left := int(np.isnan(self.values).sum())):
+            self.notes.append(f"{left:,} empty targets do not count in loss and metrics (`data.missing: mask`)")
 
     @property
     def class_names(self) -> list[str]:
-        """The classes or labels; empty for numbers."""
-        return [] if self.kind == "number" else self.names if self.kind == "multilabel" else sorted(set(self.names))
+        """The classes or labels; empty for numbers and for several columns with classes, which have their own."""
+        return self.names if self.kind == "multilabel" else sorted(set(self.names))
 
     def folds(self) -> list[str] | None:
         """Return the fold of each row, or None; it is empty where the column is.
@@ -175,6 +177,61 @@ class Rows:
                 table[name] = table[name].astype("int64" if not table[name].isna().any() else "Int64")
         return table
 
+    def _declared(self, kind: Kind | list[Kind]) -> list[Kind]:
+        """Return the kind of each column as the user gave it."""
+        if isinstance(kind, str):
+            return [kind] * len(self.targets)
+        if len(kind) != len(self.targets):
+            raise ValueError(
+                f"`data.target_type` must be one kind, or one for each of {', '.join(self.targets)}, got {kind}"
+            )
+        if len(kind) > 1 and (wrong := [one for one in kind if one not in ("class", "number")]):
+            raise ValueError(f"`data.target_type` of several columns is class or number for each, got {wrong[0]}")
+        return list(kind)
+
+    def _seen(self, cells: list["pd.Series"]) -> tuple[list[Kind], str]:
+        """Return the kind of each column by its values, and a word on how it was told."""
+        several = len(cells) > 1
+        if several and all(c.dtype.kind in "biu" and c.dropna().isin([0, 1]).all() for c in cells):
+            return ["multilabel"] * len(cells), "by their values, 0 and 1"
+        if not several and _are_lists(cells[0]):
+            return ["multilabel"], "by its lists"
+        words = [self._has_words(column, several) for column in cells]
+        if several:
+            kinds: list[Kind] = ["class" if each else "number" for each in words]
+            return kinds, "by their values" if any(words) else "by their number"
+        return ["number" if cells[0].dtype.kind == "f" else "class"], f"by type {cells[0].dtype}"
+
+    def _has_words(self, column: "pd.Series", several: bool) -> bool:
+        """Return whether a column holds words; refuse one that holds numbers, too: fractions, or any among several."""
+        import pandas as pd
+
+        if column.dtype.kind in "biufM":
+            return False
+        if several and _are_lists(column):
+            raise ValueError(f"{self.file}: the column {column.name} of lists must be the only one of `data.targets`")
+        numbers = pd.to_numeric(column, errors="coerce").to_numpy(dtype="float64", na_value=np.nan)
+        words = np.flatnonzero(np.isnan(numbers) & column.notna().to_numpy())
+        others = np.flatnonzero(~np.isnan(numbers) & (several | (numbers % 1 != 0)))
+        if len(words) and len(others):
+            raise ValueError(
+                f"{self._row(words[0])}: the column {column.name} holds {column.iloc[words[0]]!r}, and numbers such as "
+                f"{column.iloc[others[0]]} in row {self.table.index[others[0]] + 1}: correct it, or declare its kind "
+                "by --data.target_type"
+            )
+        return len(words) > 0
+
+    def _classes(self, column: "pd.Series", masked: bool) -> NDArray[np.float32]:
+        """Return the number of each row's class, NaN where the cell is empty, and note the names of the classes."""
+        there = column.notna().to_numpy()
+        names = sorted({str(value) for value in column[there]})
+        if len(names) < 2:
+            raise ValueError(f"{self.file}: the column {column.name} has one class, {names[0] if names else 'none'}")
+        numbers = {name: k for k, name in enumerate(names)}
+        found = np.array([numbers.get(str(value), np.nan) for value in column], dtype=np.float32)
+        self.classes[self.targets.index(str(column.name))] = names
+        return np.where(there, found, np.float32(np.nan))
+
     def _row(self, i: int) -> str:
         """Return a row's place in the table, for messages."""
         return f"{self.file}, row {self.table.index[i] + 1}"
@@ -182,7 +239,8 @@ class Rows:
     def _refuse_empty(self, column: "pd.Series | None", target: bool = False) -> None:
         if column is not None and len(empty := np.flatnonzero(column.isna().to_numpy())):
             ways = "; --data.missing=drop leaves such rows out" if target else ""
-            ways += ", mask leaves out the cell" if target and self.kind == "number" and len(self.targets) > 1 else ""
+            maskable = target and self.kind in ("number", "mixed") and len(self.targets) > 1
+            ways += ", mask leaves out the cell" if maskable else ""
             raise ValueError(f"{self._row(empty[0])}: the column {column.name} is empty{ways}")
 
     def _numbers(self, column: "pd.Series", masked: bool = False) -> NDArray[np.float32]:
@@ -198,13 +256,8 @@ class Rows:
         return found
 
 
-def _kind(cells: list["pd.Series"]) -> tuple[Kind, str]:
-    if len(cells) > 1:
-        binary = all(column.dtype.kind in "biu" and column.dropna().isin([0, 1]).all() for column in cells)
-        return ("multilabel", "by their values, 0 and 1") if binary else ("number", "by their number")
-    if isinstance(cells[0].iloc[0], list | tuple | np.ndarray):
-        return "multilabel", "by its lists"
-    return ("number" if cells[0].dtype.kind == "f" else "class"), f"by type {cells[0].dtype}"
+def _are_lists(column: "pd.Series") -> bool:
+    return isinstance(column.iloc[0], list | tuple | np.ndarray)
 
 
 def _set(cell: Any, separator: str) -> set[str]:

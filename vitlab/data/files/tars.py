@@ -164,8 +164,12 @@ def _indexed(address: str, text: str | None, bar: Any) -> tuple[list[Member], in
             for member in _walk(file, text):
                 members.append(member)
                 bar.update(start + member.offset + member.length - bar.n)
-    except FileNotFoundError:
-        raise ValueError(f"there is no {address}") from None
+    except FileNotFoundError as error:  # fsspec also says so where a server refuses, or cannot be reached
+        status = getattr(cause := error.__cause__, "status", None)
+        if cause is None or status in (404, 410):
+            raise ValueError(f"there is no {address}") from None
+        said = f"the server answers {status} {getattr(cause, 'message', '')}" if status else f"{cause}".splitlines()[0]
+        raise ValueError(f"{address} cannot be read: {said.strip()}") from None
     except (tarfile.TarError, EOFError) as error:
         raise ValueError(f"{address} is not a complete, uncompressed tar file: {error}") from None
     except _Unusable as error:

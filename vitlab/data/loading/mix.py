@@ -40,7 +40,8 @@ class Mix:
     def check(self, batch_size: int, world: int, kind: str, weighted: bool, repeats: int = 1) -> None:
         """Refuse to mix targets other than classes, weighted rows, pairs across processes, and an image with itself."""
         if self.mixing and (kind != "class" or weighted):
-            what = "rows have weights" if weighted else f"the targets are {'numbers' if kind == 'number' else 'labels'}"
+            kinds = {"number": "numbers", "mixed": "of several kinds"}
+            what = "rows have weights" if weighted else f"the targets are {kinds.get(kind, 'labels')}"
             raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
         if self.mixing and batch_size // world % 2:
             raise ValueError(

@@ -70,7 +70,8 @@ class Draw:
         if sampling == "natural":
             return
         if kind != "class":
-            what, way = ("numbers", "data.weight_column") if kind == "number" else ("labels", "model.class_weights")
+            what = {"number": "numbers", "mixed": "of several kinds"}.get(kind, "labels")
+            way = "model.class_weights" if what == "labels" else "data.weight_column"
             raise ValueError(f"`data.sampling: {sampling}` draws classes, and the targets are {what}: see `{way}`")
         self.classes = [np.flatnonzero(labels.numpy() == k) for k in np.unique(labels.numpy())]
 

@@ -45,6 +45,8 @@ def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
         header, rows = archive.read_rows(root / INDEX)
         version = header["version"]
     except FileNotFoundError:
+        if (root / shard_name(0)).is_file():
+            raise ValueError(f"{root} has shards and no {INDEX}: give the same `vitlab pack` again") from None
         raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
     except Exception as error:  # a damaged archive fails in many ways
         raise ValueError(f"{root / INDEX} cannot be read: {error}; pack it again") from None

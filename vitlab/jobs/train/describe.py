@@ -81,7 +81,8 @@ def _data_line(data: Any) -> str:
     }
     found = ", ".join(f"{fault}: {n:,}" for fault, n in faults.items() if n)
     what = "labels" if data.targets["kind"] == "multilabel" else "classes"
-    kinds = f"{data.num_classes} {what}" if data.num_classes else f"{len(data.targets['names'])} numbers each"
+    each = "targets" if data.targets["kind"] == "mixed" else "numbers"
+    kinds = f"{data.num_classes} {what}" if data.num_classes else f"{len(data.targets['names'])} {each} each"
     kinds = "no labels" if data.class_names == ["unlabeled"] else kinds
     line = f"{type(data).__name__}: {counts} of {size}, {kinds}, {data.pipeline}"
     line = f"{line} ({found}; see data.json)" if found else line

@@ -1,0 +1,115 @@
+"""The linear probe of masks: masks that are a function of the token, of the place, of nothing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.analysis.segmentation import Counts, analyze_segmentation, count, softmax_regression
+from vitlab.analysis.subject import Subject
+from vitlab.data import Unlabeled
+from vitlab.errors import UsageError
+from vitlab.models.vit import VisionTransformer
+
+N, SIDE, PATCH = 60, 8, 2
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory):
+    """Pictures of patches in three gray levels; masks by level, by place, and at random; a network that sees them."""
+    folder = tmp_path_factory.mktemp("segmentation")
+    rng = np.random.default_rng(0)
+    for name in ("photos", "level", "place", "random"):
+        (folder / name).mkdir()
+    place = np.kron(np.arange(16).reshape(4, 4) % 3, np.ones((PATCH, PATCH), int))
+    for i in range(N):
+        levels = rng.integers(0, 3, (4, 4))
+        pixels = np.kron(levels, np.ones((PATCH, PATCH), int))
+        Image.fromarray((40 + 80 * pixels).astype(np.uint8)).save(folder / "photos" / f"{i}.png")
+        mask = pixels.astype(np.uint8)
+        mask[0, :3] = 255  # counts nowhere
+        Image.fromarray(mask).save(folder / "level" / f"{i}.png")
+        np.save(folder / "place" / f"{i}.npy", place)
+        Image.fromarray(rng.integers(0, 2, (SIDE, SIDE)).astype(np.uint8)).save(folder / "random" / f"{i}.png")
+    torch.manual_seed(0)
+    net = VisionTransformer(img_size=SIDE, in_chans=1, patch_size=PATCH, embed_dim=16, depth=1, num_heads=2)
+    data = Unlabeled(str(folder / "photos"), img_size=SIDE, in_chans=1, num_workers=0)
+    return Subject(net, data, classifies=False), folder
+
+
+def measured(subject, masks):
+    finding = analyze_segmentation(dataclasses.replace(subject, masks=masks))
+    return finding, finding.table[finding.table["class"] == "mean"].set_index("of")["iou"]
+
+
+def test_a_mask_that_is_a_function_of_the_token_is_found_and_one_of_the_place_is_told_by_the_place(tokens):
+    subject, folder = tokens
+    finding, miou = measured(subject, folder / "level")
+    assert miou["tokens"] == 1 and miou["without positions"] == 1 and miou["majority of patches"] == 1
+    assert miou["place alone"] < 0.4 and "3 classes" in finding.note
+    each = finding.table[finding.table["of"] == "tokens"].set_index("class")
+    assert each.loc[["0", "1", "2"], "pixels"].sum() == each.loc["mean", "pixels"]
+    assert each.loc["mean", "pixels"] % (SIDE * SIDE - 3) == 0  # three pixels of each image count nowhere
+    _, miou = measured(subject, folder / "place")
+    assert miou["place alone"] == 1 and miou["tokens"] > miou["without positions"] + 0.2
+
+
+def test_random_masks_are_not_found_and_the_intervals_hold_the_value(tokens):
+    subject, folder = tokens
+    finding, miou = measured(subject, folder / "random")
+    assert miou["tokens"] < 0.45 < miou["majority of patches"] < 1
+    assert (finding.table["iou_low"] <= finding.table["iou"]).all()
+    assert (finding.table["iou"] <= finding.table["iou_high"]).all()
+
+
+def test_the_intersection_over_union_is_that_of_the_definition():
+    masks = torch.randint(3, (4, 5, 5)).numpy().astype(np.uint8)
+    masks[0, 0] = 255
+    said = torch.randint(3, (4, 5, 5)).numpy()
+    there = masks != 255
+    slow = [
+        ((said == k) & (masks == k)).sum() / (((said == k) & there) | (masks == k)).sum() for k in range(3)
+    ]  # fmt: skip
+    counts = count(masks, said, 4)
+    assert np.allclose(counts.ious()[:3], slow) and np.isnan(counts.ious()[3])
+    one = Counts(*(part[:1] for part in counts))
+    assert np.allclose(counts.ious(np.array([[1, 0, 0, 0]]))[0], one.ious(), equal_nan=True)
+
+
+def test_softmax_regression_is_at_the_minimum_of_its_loss():
+    x, shares, weights = torch.randn(40, 3), torch.rand(40, 3).softmax(dim=1), torch.rand(40)
+    w, b = (part.requires_grad_() for part in softmax_regression(x, shares, weights))
+    loss = (-(shares * (x @ w + b).log_softmax(dim=1)).sum(dim=1) * weights).sum() + w.square().sum() / 2
+    gradients = torch.autograd.grad(loss, [w, b])
+    assert all(gradient.abs().max() < 1e-2 for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (np.zeros((SIDE, SIDE + 1), np.uint8), r"0.png has 8 x 9 pixels, and its image 0.png 8 x 8$"),
+        (np.zeros((SIDE, SIDE, 3), np.uint8), r"0.png must hold class numbers, gray or palette, and is RGB"),
+        (np.full((SIDE, SIDE), 300, np.uint16), r"0.png has the class 300: 0 to 254 are classes"),
+        (b"no picture", r"0.png cannot be read"),
+        (np.zeros((SIDE, SIDE), np.uint8), r"the masks of training images must have two classes or more"),
+        (None, r"has no mask of a train image, such as .*png"),
+    ],
+)
+def test_a_mask_that_does_not_fit_is_told_in_a_line(tokens, tmp_path, mask, message):
+    for i in range(N) if mask is not None else []:
+        if isinstance(mask, bytes):
+            (tmp_path / f"{i}.png").write_bytes(mask)
+        else:
+            Image.fromarray(mask).save(tmp_path / f"{i}.png")
+    with pytest.raises(UsageError, match=message.replace("0.png", r"\d+.png")) as told:
+        measured(tokens[0], tmp_path)
+    assert "\n" not in str(told.value)
+
+
+def test_no_masks_and_no_folder_are_told(tokens):
+    subject, folder = tokens
+    for masks, message in ((None, "needs masks: --masks DIR"), (folder / "nothing", "must be a folder, got")):
+        with pytest.raises(UsageError, match=message):
+            measured(subject, masks)
