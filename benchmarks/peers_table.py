@@ -24,12 +24,12 @@ CLASSES = 10
 TOLERANCE = 1e-5  # of the largest output
 INTRODUCTION = f"""{MARK}
 
-# Networks of transformers and torchvision
+## Networks of transformers and torchvision
 
 `vitlab.create_model("hf:NAME")` reads a ViT of Hugging Face's transformers, and `"hf:FOLDER"` one that
 `save_pretrained` wrote, where nothing is downloaded. `"torchvision:vit_b_16"` reads one of torchvision. Each call
-compares the outputs of both, and refuses a network that differs: logits, where there is no head the normalized class
-token, and of SigLIP the pooled features. transformers {{transformers}}, torchvision {{torchvision}};
+compares the outputs of both, and refuses a network that differs: the logits; without a head the normalized class token;
+of SigLIP the pooled features. transformers {{transformers}}, torchvision {{torchvision}};
 `{COMMAND}` wrote this part.
 
 Networks have the width, heads, patches and resolution of published ones, **{DEPTH} blocks in place of all** and random
