@@ -235,7 +235,9 @@ def main() -> None:
     """Survey the registry, and write the page."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     names = [name for name in timm.list_models() if _model_to_module[name] in FILES]
-    Path(sys.argv[1]).write_text(page(list(survey(names))))
+    path = Path(sys.argv[1])
+    _, mark, end = (path.read_text() if path.is_file() else "").partition("<!-- peers -->")  # of peers_table.py
+    path.write_text(page(list(survey(names))) + (f"\n{mark}{end}" if mark else ""))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def load(source: PathLike = "last", trust_imports: Sequence[str] = ()) -> "Loade
 
     Args:
         source: A run by name or directory, ``last``, one of its checkpoints or weights, a file that ``vitlab export``
-            wrote, or ``timm:NAME``.
+            wrote (safetensors, or onnx, which onnxruntime runs), or ``timm:NAME``.
         trust_imports: Packages of yours whose classes it may use.
 
     Raises:

@@ -209,6 +209,7 @@ class Run:
         output: PathLike | None = None,
         check: bool = True,
         dynamic: Literal["batch", "size"] = "batch",
+        opset: int | None = None,
     ) -> Path:
         """Write the network as a file that other programs load, and return its path.
 
@@ -217,6 +218,7 @@ class Run:
             output: The file; None is ``export/CHECKPOINT.SUFFIX`` of the run.
             check: Whether to compare the file's outputs with the run's.
             dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
+            opset: Version of ONNX's operators; None is torch's default.
 
         Raises:
             ValueError: There is no such format.
@@ -230,7 +232,7 @@ class Run:
         if to not in SUFFIXES:
             raise UsageError(f'there is no format "{to}"{did_you_mean(to, SUFFIXES) or ";"} give {", ".join(SUFFIXES)}')
         path = export_path(self._directory, self.checkpoint, to, output)
-        return export(self._directory, self.checkpoint, to, path, check, dynamic).path
+        return export(self._directory, self.checkpoint, to, path, check, dynamic, opset).path
 
     def look(self, output: PathLike | None = None, pictures: int = 12, show: bool = True) -> Path:
         """Write the page of ``vitlab look`` about the run, open it in a browser, and return its path.

@@ -211,6 +211,7 @@ def test_numerics_pass_for_the_short_ways_and_fail_for_a_wrong_one(monkeypatch):
 def test_attention_cells_say_what_the_rule_chooses(monkeypatch):
     monkeypatch.setattr(attention_bench, "SHAPES", [(1, 2, 5, 4)])
     monkeypatch.setattr("vitlab.layers.kernels.HAS_TILES", True)
+    monkeypatch.setattr("vitlab.layers.kernels.EMULATED", frozenset())
     rows = attention_bench.measure(rounds=3, budget=60)
     assert [(row["dtype"], row["mode"]) for row in rows] == [(d, m) for d in ("fp32", "bf16") for m in ("fwd", "train")]
     assert [row["rule"] for row in rows] == ["sdpa", "sdpa", "sdpa", "products"]

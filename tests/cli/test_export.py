@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+import vitlab
 from vitlab.cli import export
 from vitlab.cli.main import main
+from vitlab.errors import UsageError
 from vitlab.jobs import formats
 from vitlab.jobs.formats import FORMATS, largest_difference
 from vitlab.jobs.restore import restore
@@ -258,6 +261,29 @@ def test_a_file_that_says_something_else_fails_the_check_and_is_not_left(vit, wr
     assert "outputs differ by" in capsys.readouterr().err
     assert path.read_text() == "earlier" and os.listdir(tmp_path) == [path.name]
     assert main(["export", str(vit), "--to", "safetensors", "-o", str(path)]) == 0
+
+
+@pytest.mark.slow
+def test_a_graph_is_loaded_with_its_transform_and_says_which_sizes_it_takes(vit, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    net, images = network(vit), torch.randn(3, 1, 12, 16, generator=torch.Generator().manual_seed(0))
+    for dynamic, opset in (("size", "20"), ("batch", "23")):
+        path = tmp_path / f"{dynamic}.onnx"
+        words = ["--to", "onnx", "-o", str(path), "--dynamic", dynamic, "--opset", opset]
+        assert main(["export", str(vit), *words]) == 0
+        assert [found.version for found in onnx.load(path).opset_import if found.domain == ""] == [int(opset)]
+        graph, transform = vitlab.load(path)
+        picture = transform(Image.new("L", (11, 9)))[None]
+        torch.testing.assert_close(graph(picture), outputs(net, picture), atol=1e-5, rtol=0)
+        if dynamic == "size":
+            torch.testing.assert_close(graph(images), outputs(net, images), atol=1e-5, rtol=0)
+            step = net.tokenizer.patch_size[0]
+            sizes = f"heights of {step} to 8192 in steps of {step} and widths of {step} to 8192 in steps of {step}"
+            assert json.loads(Path(f"{path}.json").read_text())["images"]["sizes"] == sizes
+            images = images[..., :-1]
+        with pytest.raises(UsageError, match=r"takes images of 1 .*, got 1 x 12 x 1[56]"):
+            graph(images)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

@@ -8,7 +8,7 @@ import torch
 
 from vitlab.errors import UsageError
 from vitlab.jobs.export import export
-from vitlab.jobs.formats import FORMATS, largest_difference, open_sides, sizes_to_check
+from vitlab.jobs.formats import FORMATS, Side, check_images, largest_difference, open_sides, sizes_to_check
 from vitlab.layers.pos_embed import PosEmbedName
 from vitlab.models.vit import VisionTransformer
 
@@ -80,3 +80,36 @@ def test_only_graphs_leave_sizes_open(form, tmp_path):
         refused("size")
     with pytest.raises(UsageError, match="`dynamic` must be one of batch, size, got 'sizes'"):
         refused("sizes")
+
+
+@pytest.mark.parametrize(
+    ("shape", "sides", "told"),
+    [
+        ((2, 3, 40, 32), None, "net.onnx takes images of 3 x 32 x 32, got 3 x 40 x 32; export it with --dynamic size"),
+        ((2, 1, 32, 32), None, "net.onnx takes images of 3 x 32 x 32, got 1 x 32 x 32"),
+        ((3, 32, 32), None, r"net.onnx takes a batch of images, \(B, C, H, W\), got 3 dimensions"),
+        ((2, 3, 40, 34), 8, "heights of 16 to 64 in steps of 8 and widths of 16 to 64 in steps of 8, got 3 x 40 x 34"),
+        ((2, 3, 8, 32), 8, "net.onnx takes images of 3 channels, heights of 16 to 64 in steps of 8 .*, got 3 x 8 x 32"),
+        ((2, 3, 32, 72), 8, "got 3 x 32 x 72"),
+        ((2, 1, 32, 32), 8, "takes images of 3 channels, .*, got 1 x 32 x 32"),
+    ],
+)
+def test_images_that_a_graph_was_not_made_for_are_refused_in_one_line(shape, sides, told):
+    sides = sides and [Side(sides, 16, 64)] * 2
+    with pytest.raises(UsageError, match=f"{told}$") as refused:
+        check_images(shape, 3, (32, 32), sides, "net.onnx")
+    assert "\n" not in str(refused.value)
+    check_images((5, 3, 32, 32), 3, (32, 32), sides, "net.onnx")
+
+
+@pytest.mark.parametrize(
+    ("form", "opset", "told"),
+    [
+        ("onnx", 11, "`--opset` must be 18 to 23, which torch writes, got 11"),
+        ("onnx", 30, "`--opset` must be 18 to 23, which torch writes, got 30"),
+        ("pt2", 20, "`--opset` is for --to onnx, got pt2"),
+    ],
+)
+def test_a_version_of_onnx_that_torch_does_not_write_is_refused(form, opset, told, tmp_path):
+    with pytest.raises(UsageError, match=f"{told}$"):
+        export(None, None, form, tmp_path / "net", opset=opset)

@@ -31,6 +31,7 @@ FLOAT, BFLOAT = torch.float32, torch.bfloat16
 )
 def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, queries, gradients, expected, monkeypatch):
     monkeypatch.setattr(kernels, "HAS_TILES", True)
+    monkeypatch.setattr(kernels, "EMULATED", frozenset())
     assert prefers_sdpa(device, dtype, queries, *gradients) == expected
 
 
@@ -40,7 +41,17 @@ def test_the_kernel_follows_device_dtype_shape_and_gradients(device, dtype, quer
 )
 def test_a_cpu_without_matrix_tiles_multiplies_in_half_precision(dtype, tokens, expected, monkeypatch):
     monkeypatch.setattr(kernels, "HAS_TILES", False)
+    monkeypatch.setattr(kernels, "EMULATED", frozenset())
     assert prefers_sdpa("cpu", dtype, (8, 6, tokens), gradient=False) == expected
+
+
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_cpu_without_products_of_a_type_takes_the_fused_kernel(gradient, monkeypatch):
+    monkeypatch.setattr(kernels, "HAS_TILES", False)
+    monkeypatch.setattr(kernels, "EMULATED", frozenset({torch.float16}))
+    assert prefers_sdpa("cpu", torch.float16, (8, 6, 197), gradient)
+    assert not prefers_sdpa("cpu", BFLOAT, (8, 6, 197), gradient)
+    assert not prefers_sdpa("cpu", torch.float16, (8, 6, 197), gradient, bias_gradient=True)
 
 
 @pytest.mark.parametrize("scale", [None, 0.0, 0.3])

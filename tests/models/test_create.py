@@ -41,7 +41,7 @@ def test_a_size_is_the_network_with_its_arguments_and_ours_go_before():
         (
             "t2t_vit_15",
             {},
-            r"a network is called vit_ti16, .* or timm:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
+            r"a network is called vit_ti16, .* or torchvision:NAME, got 't2t_vit_15'; did you mean \"t2t_vit_1",
         ),
         ("vit_s16", {"pos_embd": "none"}, "a network has no argument 'pos_embd'; did you mean \"pos_embed\""),
         ("timm:vit_tiny_patch16_22", {}, 'timm has no .* for timm:vit_tiny_patch16_22: .*did you mean "vit_tiny'),
@@ -184,7 +184,7 @@ def test_a_network_that_answers_otherwise_is_not_taken_for_ours(tmp_path, monkey
 
     monkeypatch.setattr(timm, "create_model", with_attention_scale)
     torch.save(with_attention_scale("").state_dict(), tmp_path / "timm.pt")
-    with pytest.raises(ValueError, match="timm:scaled of timm computes something else than this network"):
+    with pytest.raises(ValueError, match="timm:scaled computes something else than this network"):
         create_model("timm:scaled", weights=tmp_path / "timm.pt")
 
 

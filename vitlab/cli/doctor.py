@@ -54,7 +54,8 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab doctor``; the exit code is 1 if something is wrong."""
     parser = CommandParser(
         "vitlab doctor",
-        description="Check versions, devices, communication between processes, Weights & Biases, and the disk.",
+        description="Check versions, devices and their speed, communication between processes, Weights & Biases, and "
+        "the disk.",
         epilog="Exit code: 0 if nothing is wrong, else 1.",
         allow_abbrev=False,
     )
@@ -154,6 +155,14 @@ def devices() -> Iterator[Checked]:
             yield Checked("note", "gpu", "none; configs/t2t.yaml and configs/vit.yaml need none")
 
 
+def speeds() -> Iterator[Checked]:
+    """Measure the two ways of attention, and half precision, on this CPU, beside what is taken here."""
+    from vitlab.jobs.processor import measured_ways
+
+    for is_good, text in measured_ways():
+        yield Checked("ok" if is_good else "note", "speed", text)
+
+
 def processes(seconds: float = 60.0) -> Iterator[Checked]:
     """Run an all-reduce over two processes, as training on two devices does."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -244,6 +253,7 @@ CHECKS: tuple[Callable[[], Iterator[Checked]], ...] = (
     versions,
     torchvision_build,
     devices,
+    speeds,
     processes,
     loading,
     wandb_mode,

@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
         default="batch",
         help="what a graph leaves open: batch, or size: batch, height and width (default: batch)",
     )
+    add("--opset", type=int, metavar="N", help="version of ONNX's operators, 18 to 23 (default: torch's)")
     add("--quiet", action="store_true", help="print errors only")
     parser.epilog = EPILOG
     options = parser.parse_args(argv)
@@ -42,7 +43,7 @@ def main(argv: list[str]) -> int:
 
     open_terminal(options.quiet)
     try:
-        done = export(run, checkpoint, options.to, output, options.check, options.dynamic)
+        done = export(run, checkpoint, options.to, output, options.check, options.dynamic, options.opset)
     except RunFailed as error:
         sys.stderr.write(f"vitlab: {error}\n")
         return 1

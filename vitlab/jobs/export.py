@@ -1,6 +1,5 @@
 """Write the network of a run as a file that other programs load."""
 
-import importlib.util
 import os
 import tempfile
 from dataclasses import dataclass
@@ -20,8 +19,10 @@ from vitlab.jobs.formats import (
     Plain,
     Side,
     largest_difference,
+    need_packages,
     network_arguments,
     open_sides,
+    sides_text,
 )
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.results import split_metrics
@@ -33,6 +34,7 @@ from vitlab.runs.standing import checksum
 from vitlab.tasks import MultiTask, Regressor
 from vitlab.tokenizers.splits import pair
 
+OPSETS = range(18, 24)  # of ONNX; torch asked for an older one writes 18 all the same
 LIMIT = 1e-4  # of the difference between outputs, in their own units
 
 
@@ -54,7 +56,13 @@ class Exported:
 
 
 def export(
-    run: RunDir, checkpoint: Path, to: str, output: Path, check: bool = False, dynamic: str = "batch"
+    run: RunDir,
+    checkpoint: Path,
+    to: str,
+    output: Path,
+    check: bool = False,
+    dynamic: str = "batch",
+    opset: int | None = None,
 ) -> Exported:
     """Write the network of a run, without what only training needs.
 
@@ -65,6 +73,7 @@ def export(
         output: File to write.
         check: Whether to compare the file's outputs with the run's.
         dynamic: What a graph leaves open: batch, or size, which is the batch, the height and the width.
+        opset: Version of ONNX's operators; None is torch's default.
 
     Raises:
         UsageError: The format cannot represent this network, or the file cannot be written.
@@ -74,10 +83,14 @@ def export(
         raise UsageError(f"`dynamic` must be one of {', '.join(DYNAMIC)}, got {dynamic!r}")
     if dynamic == "size" and to not in OF_ANY:
         raise UsageError(f"`--dynamic size` is for graphs: use --to {' or '.join(OF_ANY)}, got {to}")
+    if opset is not None and to != "onnx":
+        raise UsageError(f"`--opset` is for --to onnx, got {to}")
+    if opset is not None and opset not in OPSETS:
+        raise UsageError(f"`--opset` must be {OPSETS[0]} to {OPSETS[-1]}, which torch writes, got {opset}")
     if to == "onnx":
-        _need_packages()
+        need_packages("`--to onnx`", "onnx", "onnxscript", "onnxruntime")
     with _folder_beside(output) as folder:
-        return _export(run, checkpoint, to, output, Path(folder), check, dynamic == "size")
+        return _export(run, checkpoint, to, output, Path(folder), check, dynamic == "size", opset)
 
 
 def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
@@ -88,14 +101,15 @@ def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
         raise UsageError(f"`--output {output}` cannot be written: {error.strerror}") from error
 
 
-def _need_packages() -> None:
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"`--to onnx` needs {', '.join(missing)}: pip install 'vitlab[export]'")
-
-
 def _export(
-    run: RunDir, checkpoint: Path, to: str, output: Path, folder: Path, check: bool, any_size: bool
+    run: RunDir,
+    checkpoint: Path,
+    to: str,
+    output: Path,
+    folder: Path,
+    check: bool,
+    any_size: bool,
+    opset: int | None,
 ) -> Exported:
     """Write into ``folder``, and move the files beside ``output`` once they are complete and checked."""
     cli = restore(run, checkpoint, ["--trainer.accelerator=cpu", "--trainer.devices=1", "--trainer.strategy=auto"])
@@ -110,7 +124,7 @@ def _export(
         net, network = Plain(net, *_sizes(run, cli)), {}
     write, read = FORMATS[to]
     sides = open_sides(net) if any_size and isinstance(net, VisionTransformer) else None
-    write = partial(write, sides=sides) if sides else write
+    write = partial(write, **({"sides": sides} if sides else {}), **({"opset": opset} if opset else {}))
     unfinished, beside = folder / output.name, folder / f"{output.name}.json"
     try:
         hints = write(net, network, unfinished)
@@ -165,6 +179,7 @@ def _facts(run: RunDir, checkpoint: Path, cli: VitlabCLI, net: Any, sides: list[
     shape: list[str | int] = ["batch", net.in_chans, *net.img_size]
     if sides:
         shape[2:] = ["height", "width"]
+        how["sizes"] = sides_text(sides)
         how |= {"trained_at": list(net.img_size), "height": vars(sides[0]), "width": vars(sides[1])}
     outputs: Any = "numbers" if isinstance(cli.model, Regressor) else run.data["class_names"]
     return {

@@ -1,11 +1,12 @@
 """The formats of `vitlab export`: how to write a network in each, and how to read it back."""
 
+import importlib.util
 import inspect
 import io
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -307,7 +308,11 @@ def _timm_arguments(
 
 
 def _write_onnx(
-    net: VisionTransformer | Plain, network: Arguments, path: Path, sides: list[Side] | None = None
+    net: VisionTransformer | Plain,
+    network: Arguments,
+    path: Path,
+    sides: list[Side] | None = None,
+    opset: int | None = None,
 ) -> dict[str, str]:
     try:
         with sdpa_kernel(SDPBackend.MATH):  # ONNX is made of its steps, and other kernels give them other strides
@@ -319,6 +324,7 @@ def _write_onnx(
                 output_names=["outputs"],
                 dynamo=True,
                 dynamic_shapes=_dynamic_shapes(sides),
+                opset_version=opset,
                 external_data=sum(value.nbytes for value in net.state_dict().values()) > _HUGE,
                 optimize=False,  # onnxscript drops the performer's 1e-8 as if it were 0; runtimes optimize on loading
                 verbose=False,
@@ -368,3 +374,79 @@ FORMATS: dict[str, tuple[Callable[..., dict[str, str]], Callable[[Path, Argument
     "pt2": (_write_pt2, _read_pt2),
 }
 OF_ANY = ("onnx", "pt2")  # formats that take any network
+
+
+def need_packages(what: str, *names: str) -> None:
+    """Refuse ``what`` without packages of the extra ``export``.
+
+    Example:
+        >>> need_packages("`--to onnx`", "torch")
+    """
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{what} needs {', '.join(missing)}: pip install 'vitlab[export]'")
+
+
+class Graph(nn.Module):
+    """A graph of ``vitlab export --to onnx`` in onnxruntime, which says in one line which images it was made for.
+
+    Args:
+        path: The file; FILE.json beside it is its card.
+
+    Raises:
+        UsageError: When called with images that it was not made for.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        card = json.loads(Path(f"{path}.json").read_text())["images"]
+        self.path, (_, self.in_chans, *size) = path, card["shape"]
+        self.sides = [Side(**card[name]) for name in ("height", "width")] if "height" in card else None
+        h, w = card.get("trained_at", size)
+        self.img_size: tuple[int, int] = (h, w)
+        self._outputs = _read_onnx(path, {})
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map ``(B, C, H, W)`` images to ``(B, K)`` outputs."""
+        check_images(tuple(images.shape), self.in_chans, self.img_size, self.sides, self.path)
+        return self._outputs(images)
+
+
+def check_images(
+    shape: tuple[int, ...], in_chans: int, img_size: Sequence[int], sides: Sequence[Side] | None, path: Path | str
+) -> None:
+    """Refuse images of a shape that the graph in ``path`` was not made for.
+
+    Example:
+        >>> check_images((1, 3, 32, 32), 3, (32, 32), None, "net.onnx")
+        >>> check_images((1, 3, 40, 32), 3, (32, 32), None, "net.onnx")
+        Traceback (most recent call last):
+        vitlab.errors.UsageError: net.onnx takes images of 3 x 32 x 32, got 3 x 40 x 32; export it with --dynamic size
+    """
+    got = " x ".join(map(str, shape[1:]))
+    if len(shape) != 4:
+        raise UsageError(f"{path} takes a batch of images, (B, C, H, W), got {len(shape)} dimensions")
+    if sides is None:
+        if tuple(shape[1:]) != (in_chans, *img_size):
+            way_out = "; export it with --dynamic size" if shape[1] == in_chans else ""
+            raise UsageError(f"{path} takes images of {in_chans} x {img_size[0]} x {img_size[1]}, got {got}{way_out}")
+        return
+    fits = (
+        n % side.multiple_of == 0 and side.least <= n <= side.most for n, side in zip(shape[2:], sides, strict=True)
+    )
+    if shape[1] != in_chans or not all(fits):
+        raise UsageError(f"{path} takes images of {in_chans} channels, {sides_text(sides)}, got {got}")
+
+
+def sides_text(sides: Sequence[Side]) -> str:
+    """Return which heights and widths a graph of any size takes.
+
+    Example:
+        >>> sides_text([Side(4, 8, 8192), Side(1, 8, 8192)])
+        'heights of 8 to 8192 in steps of 4 and widths of 8 to 8192'
+    """
+    words = [
+        f"{name}s of {side.least} to {side.most}" + (f" in steps of {side.multiple_of}" if side.multiple_of > 1 else "")
+        for name, side in zip(("height", "width"), sides, strict=True)
+    ]
+    return " and ".join(words)

@@ -17,6 +17,7 @@ from vitlab.data.files.decode import ImageError, decode, to_srgb
 from vitlab.data.loading.pipeline import Pipeline
 from vitlab.errors import UsageError
 from vitlab.interface import transform_of
+from vitlab.jobs.formats import Graph, need_packages
 from vitlab.jobs.restore import network_of, restore
 from vitlab.jobs.terminal import say
 from vitlab.models.create import timm_model
@@ -68,8 +69,11 @@ def _load_timm(net: nn.Module) -> Loaded:
 
 
 def _load_exported(path: Path, beside: Path) -> Loaded:
-    """Read what ``vitlab export --to safetensors`` wrote."""
+    """Read what ``vitlab export --to safetensors`` or ``--to onnx`` wrote."""
     facts = json.loads(beside.read_text())
+    if facts.get("format") == "onnx" and "native_size" in facts["images"]:
+        need_packages(str(path), "onnxruntime")
+        return _prepared(Graph(path), facts["images"])
     if facts.get("format") != "safetensors":
         raise UsageError(f"{path} is exported for other programs ({facts.get('format')}): load its run instead")
     import_parts(facts.get("network") or {})

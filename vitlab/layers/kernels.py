@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitlab.layers.precision import product_dtype
+from vitlab.layers.precision import EMULATED, product_dtype
 
 HAS_TILES = torch.cpu._is_amx_tile_supported()  # of this machine's processor; torch has no public name for it
 
@@ -61,8 +61,12 @@ def prefers_sdpa(
     """Return whether the fused kernel is faster than :func:`products` for ``(B, A, L)`` queries.
 
     It is, except in two cases on a CPU: in half precision its backward pass is slow, without matrix tiles (AMX) its
-    forward pass, too, and it has to store the logits for the gradient of a bias. ``vitlab bench attention`` measures
-    this. It is also preferred where the logits would take more than 1 GiB.
+    forward pass, too, unless the processor lacks such products (:data:`~vitlab.layers.precision.EMULATED`), and it has
+    to store the logits for the gradient of a bias. ``vitlab bench attention`` measures this, and ``vitlab doctor`` the
+    processor at hand. It is also preferred where the logits would take more than 1 GiB.
+
+    Features of the processor decide, not a measurement: the two round differently, so a run that is resumed, or trained
+    by several processes, must take one way, however busy the machine is.
 
     Example:
         >>> prefers_sdpa("cpu", torch.float32, (8, 6, 197), gradient=True)
@@ -71,5 +75,5 @@ def prefers_sdpa(
     B, A, L = queries
     if device != "cpu" or B * A * L * L * dtype.itemsize > 2**30:
         return True
-    is_slow = dtype.itemsize < 4 and L < 1024 and (gradient or not HAS_TILES)
+    is_slow = dtype.itemsize < 4 and L < 1024 and (gradient or not HAS_TILES) and dtype not in EMULATED
     return not bias_gradient and not is_slow

@@ -8,6 +8,27 @@ from torch import Tensor
 ROUNDING = ("cuda",)  # devices that may round float32 operands to TensorFloat-32, 10 bits
 
 
+def _emulated() -> frozenset[torch.dtype]:
+    """Return the types whose products this machine's CPU lacks, as torch tells; none where its build does not tell."""
+    asked = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    mkldnn = torch.ops.mkldnn
+    return frozenset(dtype for dtype, name in asked.items() if hasattr(mkldnn, name) and not getattr(mkldnn, name)())
+
+
+EMULATED = _emulated()  # half precision that this CPU multiplies number by number, tens of times slower than float32
+
+
+def half_precision(precision: str) -> torch.dtype | None:
+    """Return the half-precision type that a value of Lightning's ``trainer.precision`` asks for; None if none.
+
+    Example:
+        >>> half_precision("bf16-mixed"), half_precision("32-true")
+        (torch.bfloat16, None)
+    """
+    name = str(precision).partition("-")[0]
+    return {"bf16": torch.bfloat16, "16": torch.float16}.get(name)
+
+
 def without_autocast(x: Tensor) -> torch.autocast:
     """Return a context without autocast for the device of ``x``; the meta device has none, and gets the CPU's.
 

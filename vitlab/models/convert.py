@@ -30,7 +30,7 @@ def from_timm(state_dict: State, num_patches: int | None = None, num_heads: int 
     state = rename_positions(state_dict, num_heads)
     if (weight := state.get("patch_embed.proj.weight")) is not None:  # CLIP has no bias here
         state.setdefault("patch_embed.proj.bias", weight.new_zeros(len(weight)))
-    return _fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
+    return fold_prefix_positions(_rename(state, "patch_embed.", "tokenizer."), num_patches)
 
 
 def to_timm(state_dict: State, pos_embed: Tensor | None = None, no_embed_class: bool = False) -> State:
@@ -80,7 +80,7 @@ def from_t2t(state_dict: State) -> State:
         ['cls_token']
     """
     state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
-    state = _fold_prefix_positions(state, state["pos_embed"].shape[1] - 1)
+    state = fold_prefix_positions(state, state["pos_embed"].shape[1] - 1)
     table = state["pos_embed.weight"][0]
     formula = SinCos1d((1, len(table)), table.shape[1]).table()
     if same_table(table, formula, 1e-6):
@@ -109,7 +109,7 @@ def convert_layout(
     rows = state_dict["pos_embed"].shape[1] if "pos_embed" in state_dict else 0
     if any(name.startswith("tokens_to_token.") for name in state_dict):
         state = rename_blocks(_rename(state_dict, "tokens_to_token.", "tokenizer."))
-        state = _fold_prefix_positions(state, rows - 1)
+        state = fold_prefix_positions(state, rows - 1)
         return state, ["layout: converted from the official T2T-ViT"]
     if any(name.startswith(("patch_embed.", "embeds.")) for name in state_dict):
         if rows and rows - num_patches not in (0, 1, num_prefix_tokens):
@@ -165,8 +165,14 @@ def _rename(state_dict: State, old: str, new: str) -> State:
     return {new + name.removeprefix(old) if name.startswith(old) else name: value for name, value in state_dict.items()}
 
 
-def _fold_prefix_positions(state: State, num_patches: int | None) -> State:
-    """Add the rows of ``pos_embed`` for prefix tokens to these tokens; the other rows become our table."""
+def fold_prefix_positions(state: State, num_patches: int | None) -> State:
+    """Add the rows of ``pos_embed`` for prefix tokens to these tokens; the other rows become our table.
+
+    Example:
+        >>> state = {"cls_token": torch.zeros(1, 1, 8), "pos_embed": torch.ones(1, 1 + 4, 8)}
+        >>> list(fold_prefix_positions(state, 4))
+        ['cls_token', 'pos_embed.weight']
+    """
     state = dict(state)
     if "pos_embed" not in state:
         return state

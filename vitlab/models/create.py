@@ -14,6 +14,7 @@ from vitlab.errors import did_you_mean
 from vitlab.layers.pool import PoolName
 from vitlab.layers.resample import ResizePolicy
 from vitlab.models.arguments import ModelArgs
+from vitlab.models.convert_peers import PEERS, peer_file, peer_model, peer_outputs
 from vitlab.models.convert_pos import timm_positions
 from vitlab.models.load import load_weights, outputs_of
 from vitlab.models.old_names import OLD, upgrade
@@ -57,11 +58,12 @@ def create_model(
     """Build a network by name, with any argument overridden, and optionally load weights.
 
     Args:
-        name: A size of ``SIZES``, a network that vitlab ships trained, or ``timm:NAME``; None builds from ``arguments``
-            only.
+        name: A size of ``SIZES``, a network that vitlab ships trained, ``timm:NAME``, ``hf:NAME`` (or ``hf:FOLDER``) of
+            Hugging Face's transformers, or ``torchvision:NAME``; None builds from ``arguments`` only.
         weights: A local file of vitlab, timm or the official T2T-ViT, ``vitlab:NAME``, which is part of the package, or
-            ``timm:NAME``, which timm downloads. A network ``timm:NAME`` has timm's weights by default. The head has as
-            many outputs as the weights, unless ``num_classes`` is given: if that differs, the head is new.
+            ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, which these libraries download. A network of theirs has
+            their weights by default. The head has as many outputs as the weights, unless ``num_classes`` is given: if
+            that differs, the head is new.
         resize: How to resample the positions of the weights for another grid; ``usual`` is the method's default.
         grid: Rows and columns of tokens that the positions of a file were trained on, if it does not say so.
         **arguments: Arguments of :class:`VisionTransformer`.
@@ -83,15 +85,21 @@ def create_model(
         if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
     names = [*SIZES, *shipped_weights()]
-    if name is not None and name not in names and not name.startswith("timm:"):
-        raise ValueError(
-            f"a network is called {', '.join(names)} or timm:NAME, got {name!r}{did_you_mean(name, names)}"
-        )
+    if name is not None and name not in names and not name.startswith(("timm:", *PEERS)):
+        others = "timm:NAME, hf:NAME or torchvision:NAME"
+        raise ValueError(f"a network is called {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
     theirs: nn.Module | None = None
     if name is not None and name.startswith("timm:"):
         file = timm_file(theirs := timm_model(name, pretrained=weights is None), name)
         same_network(theirs, file, {})
         base = file.arguments  # the arguments follow from the name
+        if weights is not None:
+            file = read_weights(weights)
+            file.arguments = file.arguments or base
+    elif name is not None and name.startswith(PEERS):
+        file = peer_file(peer := peer_model(name, pretrained=weights is None), name)
+        same_network(peer, file, {})
+        base = file.arguments
         if weights is not None:
             file = read_weights(weights)
             file.arguments = file.arguments or base
@@ -102,6 +110,9 @@ def create_model(
         if isinstance(weights, str) and weights.startswith("timm:"):
             file = timm_file(theirs := timm_model(weights, pretrained=True), weights)
             same_network(theirs, file, upgrade({**base, **arguments}))
+        elif isinstance(weights, str) and weights.startswith(PEERS):
+            file = peer_file(peer := peer_model(weights, pretrained=True), weights)
+            same_network(peer, file, upgrade({**base, **arguments}))
         else:
             file = read_weights(weights)
     net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
@@ -243,7 +254,7 @@ def _known_layers(theirs: Any) -> tuple[str, str]:
 
 
 def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, Any]) -> VisionTransformer:
-    """Build our network from a timm file, with its blocks as in ``arguments``, and check that outputs are equal.
+    """Build our network from another library's file, with blocks as in ``arguments``; check that outputs are equal.
 
     Example:
         >>> same_network(vit := timm_model("timm:test_vit", False), timm_file(vit, "timm:test_vit"), {}).grid_size
@@ -258,11 +269,11 @@ def same_network(theirs: nn.Module, file: WeightsFile, arguments: Mapping[str, A
     load_weights(ours, file)
     images = torch.randn(1, ours.in_chans, *ours.img_size, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        expected, outputs = theirs(images), ours(images)
+        expected, outputs = peer_outputs(theirs, images), ours(images)
     if (expected - outputs).abs().max() > 1e-4 * expected.abs().max().clamp(min=1.0):
         built = {k: built.get(k, defaults[k].default) for k in asked}
         changes = ", ".join(f"{k}={built[k]} and not {v}" for k, v in asked.items() if built[k] != v)
         reason = f"build yours with {changes}" if changes else "it has parts that do not exist here"
-        what = f"{file.path} of timm computes something else than this network with its weights"
+        what = f"{file.path} computes something else than this network with its weights"
         raise NoCounterpart(f"{what}: {reason}", theirs)
     return ours

@@ -7,6 +7,7 @@ import torch
 from vitlab.class_paths import choice_text
 from vitlab.data.base import ImageData
 from vitlab.interface import path_of, recipe
+from vitlab.jobs.processor import slow_half
 from vitlab.jobs.train.facts import has_grid
 from vitlab.jobs.train.job import Job
 from vitlab.layers.precision import float32_precision
@@ -25,6 +26,8 @@ def header(job: Job) -> str:
     if isinstance(job.task, Distillation):
         lines["from"] = _teacher_line(job.task)
     lines["run"] = str(job.run.path) + (" (continued)" if job.resumed else "")
+    if slow := slow_half(job.trainer.precision, job.trainer.strategy.root_device.type):
+        lines["slow"] = slow
     if job.wandb_line:
         lines["W&B"] = job.wandb_line
     return "\n".join(f"{name:<6} {text}" for name, text in lines.items())

@@ -1,0 +1,133 @@
+"""ViTs of Hugging Face's transformers and of torchvision compute the same here, with random weights."""
+
+import pytest
+import torch
+
+from vitlab.models import create_model
+from vitlab.models.convert_peers import hf_state, peer_file, peer_outputs
+from vitlab.models.load import load_weights
+from vitlab.models.vit import VisionTransformer
+
+SIZE = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 8}
+WIDE = SIZE | {"intermediate_size": 48, "image_size": (32, 48)}  # ViT and DeiT take other heights than widths
+MLP = SIZE | {"intermediate_size": 48}
+EQUAL = {
+    "ViTModel": ("ViT", WIDE),
+    "ViTForImageClassification": ("ViT", MLP | {"qkv_bias": False, "num_labels": 5}),
+    "DeiTModel": ("DeiT", MLP),
+    "DeiTForImageClassification": ("DeiT", WIDE | {"num_labels": 5, "hidden_act": "relu"}),
+    "Dinov2Model": ("Dinov2", SIZE | {"use_swiglu_ffn": True}),
+    "Dinov2WithRegistersModel": ("Dinov2WithRegisters", SIZE | {"num_register_tokens": 3}),
+    "DINOv3ViTModel": ("DINOv3ViT", MLP | {"num_register_tokens": 4, "use_gated_mlp": True, "hidden_act": "silu"}),
+    "SiglipVisionModel": ("SiglipVision", MLP | {"image_size": 36}),  # as 384 pixels in patches of 14
+    "SiglipForImageClassification": ("Siglip", {"vision_config": MLP, "text_config": {}, "num_labels": 5}),
+}
+
+
+def random_net(name, config, more):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    options = dict(more)
+    if name == "SiglipForImageClassification":
+        options["text_config"] = {"hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 48}
+        options["text_config"] |= {"num_attention_heads": 2, "vocab_size": 10}
+    net = getattr(transformers, name)(getattr(transformers, f"{config}Config")(**options)).eval()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return net
+
+
+def assert_equal(theirs, name="hf:random"):
+    file = peer_file(theirs, name)
+    ours = VisionTransformer(**file.arguments).eval()
+    load_weights(ours, file)
+    images = torch.randn(2, 3, *ours.img_size, generator=torch.Generator().manual_seed(1))
+    expected = peer_outputs(theirs, images)
+    with torch.no_grad():
+        outputs = ours(images)
+    assert expected.std() > 0.05
+    torch.testing.assert_close(outputs, expected, atol=1e-5 * float(expected.abs().max().clamp(min=1)), rtol=0)
+    return ours
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_a_vit_of_transformers_computes_the_same(name):
+    assert_equal(random_net(name, *EQUAL[name]))
+
+
+def test_a_model_without_layer_biases_and_with_a_plain_mlp_computes_the_same():
+    assert_equal(random_net("DINOv3ViTModel", "DINOv3ViT", MLP | {"proj_bias": False, "key_bias": True}))
+    assert_equal(random_net("Dinov2Model", "Dinov2", SIZE))
+
+
+def test_the_names_of_files_before_version_5_are_read():
+    theirs = random_net("ViTModel", "ViT", MLP)
+    rest = {"attention.q_proj": "attention.attention.query", "attention.k_proj": "attention.attention.key"}
+    rest |= {"attention.v_proj": "attention.attention.value", "attention.o_proj": "attention.output.dense"}
+    rest |= {"mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense", "layers.": "encoder.layer."}
+    old = {}
+    for key, value in theirs.state_dict().items():
+        for new, before in rest.items():
+            key = key.replace(new, before)
+        old[f"vit.{key}"] = value
+    assert "vit.encoder.layer.1.attention.attention.query.bias" in old
+    now, then = hf_state(theirs.state_dict()), hf_state(old)
+    assert now.keys() == then.keys() and all(torch.equal(now[key], then[key]) for key in now)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "more", "reason"),
+    [
+        ("Dinov2ForImageClassification", "Dinov2", SIZE, "its head reads the class token and the mean of the patches"),
+        ("DeiTForImageClassificationWithTeacher", "DeiT", MLP, "it has two heads"),
+        ("SiglipVisionModel", "SiglipVision", MLP | {"vision_use_head": False}, "it has no head that pools"),
+        ("ViTModel", "ViT", MLP | {"hidden_act": "tanh"}, "it has hidden_act=tanh"),
+        ("ViTMAEModel", "ViTMAE", MLP, "ViTMAEModel has no counterpart here: ViTModel, .* have one"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(name, config, more, reason):
+    with pytest.raises(ValueError, match=reason) as refused:
+        peer_file(random_net(name, config, more), "hf:random")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_transformers_is_read_by_name_and_fine_tuned(tmp_path):
+    theirs = random_net("ViTForImageClassification", "ViT", MLP | {"num_labels": 5})
+    theirs.save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    net = create_model(f"hf:{tmp_path}").eval()
+    torch.testing.assert_close(net(images), theirs(images).logits, atol=1e-5, rtol=0)
+    new = create_model(f"hf:{tmp_path}", num_classes=7, img_size=48)
+    assert new(torch.randn(2, 3, 48, 48)).shape == (2, 7)
+    into = create_model("vit_ti16", weights=f"hf:{tmp_path}", **net_arguments()).eval()
+    torch.testing.assert_close(into(images), theirs(images).logits, atol=1e-5, rtol=0)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"has no weights to give: .*") as refused:
+        create_model(f"hf:{tmp_path}")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(ValueError, match=r"transformers has no configuration of hf:.*/none"):
+        create_model(f"hf:{tmp_path}/none")
+
+
+def net_arguments():
+    return {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio": 2.0} | {
+        "norm_eps": 1e-12
+    }
+
+
+@pytest.mark.parametrize("representation_size", [None, 12])
+def test_a_vit_of_torchvision_computes_the_same(representation_size):
+    from torchvision.models import VisionTransformer as TorchvisionViT
+
+    torch.manual_seed(0)
+    theirs = TorchvisionViT(32, 8, 2, 2, 24, 48, num_classes=5, representation_size=representation_size).eval()
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    assert_equal(theirs, "torchvision:random")
+
+
+def test_a_name_that_torchvision_lacks_is_told_with_the_closest():
+    with pytest.raises(ValueError, match=r"torchvision has the ViTs vit_b_16, .*, got 'vit_b_17'; did you mean \"vit"):
+        create_model("torchvision:vit_b_17")
