@@ -16,7 +16,7 @@ import torch
 from PIL import Image, ImageFont
 
 import vitlab
-from vitlab.analysis.attribution.maps import METHODS, occlusion
+from vitlab.analysis.attribution.maps import METHODS, analyze_attribution, methods_of, occlusion
 from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import token_layer_maps
@@ -208,6 +208,42 @@ def test_the_viewer_has_occlusion_and_attention_once():
     assert (
         packed(torch.tensor([-3.0, -1.0]))["high"] == -1.0 and unpacked(packed(torch.zeros(3)), 3).tolist() == [0] * 3
     )
+
+
+class Convolution(torch.nn.Module):
+    """A block without attention."""
+
+    def __init__(self, dim, num_prefix_tokens):
+        super().__init__()
+        self.prefix, self.conv = num_prefix_tokens, torch.nn.Conv2d(dim, dim, 3, padding=1)
+
+    def forward(self, x, pos_embed, layer):
+        y = self.conv(x[:, self.prefix :].transpose(1, 2).unflatten(2, pos_embed.grid_size)).flatten(2).transpose(1, 2)
+        return x + torch.cat([y.mean(dim=1, keepdim=True), y], dim=1)
+
+
+class LinearAttention(torch.nn.Module):
+    """An attention that has heads and no weights."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads, self.qkv = num_heads, torch.nn.Linear(dim, 3 * dim)
+
+    def forward(self, x, pos_embed, layer):
+        q, k, v = self.qkv(x).softmax(dim=-1).chunk(3, dim=-1)
+        return q @ (k.transpose(-2, -1) @ v)
+
+
+@pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
+def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
+    subject = small_subject(**words)
+    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == ["integrated gradients", "occlusion"]
+    page = render("own", {}, [subject], 1)
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    (one,) = shown["pictures"]
+    assert "cells" not in one and list(one["maps"]) == ["integrated gradients", "occlusion"] and one["colors"]
+    finding = analyze_attribution(subject)
+    assert set(finding.table["map"]) == {"integrated gradients", "occlusion"}
 
 
 @pytest.mark.slow

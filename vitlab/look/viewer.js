@@ -282,9 +282,9 @@ function buildViewer() {
   const names = [...(nets.some((net) => net.shape.depth > 0) ? [ATTENTION] : []), ...all("maps")];
   for (let i = 1; i <= splits; i++) names.push(SPLIT + i);
   if (nets.some((net) => net.moments?.positions)) names.push(POSITIONS);
-  state.map = names[0] ?? ATTENTION;
   for (const name of names) el("option", select, { value: name, textContent: name });
   for (const name of all("colors")) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
+  state.map = select.options[0]?.value ?? ATTENTION;
   select.onchange = () => { state.map = select.value; draw(); };
   const layer = document.getElementById("layer");
   layer.max = Math.max(1, ...nets.map((net) => net.shape.depth)) - 1;
@@ -292,6 +292,7 @@ function buildViewer() {
   for (let i = -1; i < most; i++) el("option", head, { value: i, textContent: i < 0 ? "mean of heads" : i });
   head.onchange = () => { state.head = Number(head.value); draw(); };
   const target = document.getElementById("target"), epoch = document.getElementById("epoch"), lines = document.getElementById("lines");
+  if (most === 0) for (const control of [layer, head, ...(splits > 0 ? [] : [lines])]) control.parentElement.hidden = true; // of attention alone
   target.onchange = () => { state.target = Number(target.value); draw(); };
   epoch.max = epochList().length;
   epoch.oninput = () => { state.epoch = epochList()[Number(epoch.value)] ?? -1; draw(); };
