@@ -1,4 +1,5 @@
 import base64
+import html
 import io
 import json
 import re
@@ -26,7 +27,7 @@ from vitlab.data import Digits
 from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
-from vitlab.look.facts import first_words, outcome_facts, paired
+from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
@@ -82,9 +83,13 @@ def measured(folder, right, names=("a", HOSTILE)):
     return run
 
 
+def outcome(run):
+    return outcome_facts(run, predictions_of(run))
+
+
 def test_a_thousand_classes_are_a_table_of_the_most_frequent_confusions(tmp_path):
     names = [f"class {k}" for k in range(998)]
-    shown = outcome_facts(measured(tmp_path / "run", [True] * 9 + [False] * 6, ["cat", HOSTILE, *names]))["matrix"]
+    shown = outcome(measured(tmp_path / "run", [True] * 9 + [False] * 6, ["cat", HOSTILE, *names]))["matrix"]
     assert "<svg" not in shown and "<img" not in shown
     assert shown.count("<td>cat</td>") == 2 and "<td>3 of 8</td>" in shown and "<td>3 of 7</td>" in shown
     assert "2 of 2 pairs of classes that are confused" in shown
@@ -357,13 +362,78 @@ def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
 def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
     b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
-    found = paired(a, b)
+    found = paired(predictions_of(a), predictions_of(b))
     assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
-    assert outcome_facts(a)["accuracy"] == 0.7 and len(outcome_facts(a)["wrong"]) == 6
+    assert outcome(a)["accuracy"] == 0.7 and len(outcome(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory):
+    """Runs with predictions and curves, run k with 5 + k of 24 right and one not measured, and their page."""
+    place, runs = tmp_path_factory.mktemp("twenty"), {}
+    for k in range(20):
+        name = f"run {k}" if k else HOSTILE
+        run = runs[name] = measured(place / f"{k}", [True] * (5 + k) + [False] * (19 - k))
+        rows = [{"step": step, "train/loss": 2 / (step + k + 1), "val/loss": 3.0 - k / 10} for step in range(3)]
+        run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (place / "7" / "predictions" / "val.parquet").unlink()
+    return runs, render("20 runs", runs)
+
+
+def test_twenty_runs_begin_with_a_table_of_them_and_each_is_compared_with_one(twenty):
+    runs, page = twenty
+    at = [page.index(text) for text in ('id="overview"', 'id="plots"', 'id="against"', 'id="each"', 'id="run0"')]
+    assert at == sorted(at) and page.count('<details class="card each">') == 20 and "<img src=x" not in page
+    head, body = page[at[0] : at[1]].split("<tbody>")
+    assert re.findall('button">([^<]*)<', head)[-1] == "depth" and body.count("<tr ") == 20
+    assert '<a href="#run4">run 4</a></td><td data-value="0.375">37.50 %</td>' in body
+    lines = json.loads(re.search(r'id="metrics">(.*?)</script>', page, re.S)[1])
+    assert list(lines) == ["train/loss", "val/loss"] and all(list(each) == list(runs) for each in lines.values())
+    pairs = json.loads(re.search(r'id="pairsof">(.*?)</script>', page, re.S)[1])
+    assert len(pairs) == 19 * 18 / 2 and "bootstrap" not in page
+    few = render("3 runs", dict(list(runs.items())[:3]))
+    assert 'id="overview"' not in few and '<h2 id="run2">run 2</h2>' in few
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser_the_table_of_twenty_runs_sorts_and_points_and_opens_cards(twenty, tmp_path):
+    work = """<script>
+onerror = (text) => { document.body.dataset.failed = text; };
+setTimeout(() => {
+  const at = (id) => document.getElementById(id), first = (id) => at(id).tBodies[0].rows[0].cells[0].textContent;
+  const facts = [innerHeight * 2 > at("plots").getBoundingClientRect().top];
+  const heads = at("overview").querySelectorAll("th button");
+  heads[1].click(); facts.push(first("overview"));
+  heads[1].click(); facts.push(first("overview"));
+  facts.push(at("overview").tBodies[0].rows[19].cells[0].textContent); // what was not measured is last both ways
+  facts.push(first("paired"), at("paired").tBodies[0].rows[0].cells[1].textContent);
+  at("against").value = "run 19"; at("against").onchange();
+  facts.push(at("paired").tBodies[0].rows[0].cells[1].textContent, at("paired").tBodies[0].rows.length);
+  at("overview").tBodies[0].rows[3].onpointerenter();
+  facts.push(document.querySelectorAll("#overview tr.on").length);
+  facts.push(plots.every((one) => one.made.series.filter((s) => s._focus).length === 2));
+  at("keys").querySelector("button").click();
+  facts.push(plots.every((one) => !one.made.series[1].show && one.made.series[2].show));
+  facts.push(document.querySelectorAll("#plots .u-legend").length);
+  location.hash = "#run5";
+  setTimeout(() => {
+    facts.push(Array.from(document.querySelectorAll(".each"), (each) => each.open).indexOf(true));
+    document.body.dataset.said = JSON.stringify(facts);
+  }, 100);
+}, 300);
+</script></body>"""
+    (tmp_path / "page.html").write_text(twenty[1].replace("</body>", work))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900"]
+    words = [str(CHROMIUM), *flags, "--dump-dom", (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert "data-failed" not in done.stdout
+    said = json.loads(html.unescape(re.search('data-said="([^"]*)"', done.stdout)[1]))
+    assert said == [True, "run 19", HOSTILE, "run 7", "run 19", "+0.7917", "-0.0417", 18, 1, True, True, 0, 5]
 
 
 def with_table(run, name, table, note="12 images"):

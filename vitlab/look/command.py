@@ -64,6 +64,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
     from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
+    from vitlab.look.facts import MANY
     from vitlab.look.page import render
 
     named = [source for source in sources if is_elsewhere(source)]
@@ -86,9 +87,8 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
         if source not in named:
             runs[subject.name] = find_run(source)[0]
         subjects.append(subject)
-    return render(
-        ", ".join({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)}), runs, subjects, view.shown
-    )
+    names = list({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)})
+    return render(", ".join(names) if len(names) < MANY else f"{len(names)} runs", runs, subjects, view.shown)
 
 
 def _place(sources: list[str]) -> str:

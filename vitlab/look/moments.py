@@ -170,7 +170,9 @@ def _files(run: Path) -> list[Path]:
     return sorted(path for path in (run / FOLDER).glob("*.npz") if path.stem.isdigit())
 
 
-def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, Any]) -> dict[str, Any] | None:
+def moments_of(
+    run: RunDir, images: int, names: list[str], shape: Mapping[str, Any], most: int = SHOWN
+) -> dict[str, Any] | None:
     """Return what a run kept, for the viewer; None if there is nothing of these images and this network.
 
     Args:
@@ -178,6 +180,7 @@ def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, A
         images: How many validation images there are: of others, other eight were kept.
         names: Of the classes.
         shape: The network's, as of :func:`vitlab.look.viewer.shape_of`.
+        most: Validations that are returned at most, the first and the last among them.
     """
     size = (shape["depth"], shape["heads"], shape["grid"][0] * shape["grid"][1])
     found: dict[int, dict[str, np.ndarray]] = {}  # by epoch: the last validation of each
@@ -190,7 +193,7 @@ def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, A
         except (OSError, ValueError, KeyError, EOFError):  # cut off, or of something else
             continue
     epochs = sorted(found)
-    places = np.linspace(0, len(epochs) - 1, min(SHOWN, len(epochs))).round().astype(int)
+    places = np.linspace(0, len(epochs) - 1, min(most, len(epochs))).round().astype(int)
     chosen = [epochs[i] for i in np.unique(places)]
     if not chosen:
         return None
