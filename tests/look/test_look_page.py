@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -28,9 +29,11 @@ from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
+from vitlab.look.growing import GrowingPage
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
+from vitlab.look.written import MARK
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir, write_text
@@ -475,6 +478,62 @@ def test_charts_show_every_point_and_a_flat_line_does_not_fail():
     assert "cat predicted as dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
 
 
+class _Trainer:
+    """What a page that grows asks of a trainer."""
+
+    is_global_zero, sanity_checking, state = True, False, SimpleNamespace(fn="fit")
+
+    def __init__(self, folder):
+        self.default_root_dir = str(folder)
+
+
+def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
+    clock, cost, wrote = [0.0], [2.0], []
+    monkeypatch.setattr("vitlab.look.growing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("vitlab.look.growing.is_small", lambda *_: True)
+
+    def write(page, trainer, task, is_last):
+        clock[0] += cost[0]
+        wrote.append((clock[0], is_last))
+        write_text(tmp_path / "look.html", MARK)
+
+    monkeypatch.setattr("vitlab.look.live.LivePage.write", write)
+    page, trainer = GrowingPage(share=0.01), _Trainer(tmp_path)
+
+    def validate(seconds):
+        clock[0] += seconds
+        page.on_validation_start(trainer, None)
+        page.on_validation_end(trainer, None)
+
+    for _ in range(3000):
+        validate(1.0)
+    page.on_fit_end(trainer, None)
+    times = [at for at, _ in wrote]
+    assert 499 < times[0] < 510 and 90 < times[1] - times[0] < 110  # what it cost is known then
+    assert all(2.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times[:-1])) and len(times) > 10
+    assert [is_last for _, is_last in wrote] == [False] * (len(wrote) - 1) + [True]
+    (tmp_path / "look.html").write_text("<html>a page of vitlab look</html>")
+    validate(1e6)
+    assert len(wrote) == len(times)
+    (tmp_path / "look.html").unlink()
+    monkeypatch.setattr("vitlab.look.live.LivePage.write", lambda *_: 1 / 0)
+    validate(1e6)  # an error ends the page, and not the training
+    assert page.share == 0
+    with pytest.raises(ValueError, match=r"`share` of GrowingPage must lie in 0..1, got 2"):
+        GrowingPage(share=2)
+
+
+def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path):
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n')
+    subject = small_subject()
+    subject.pictures = torch.zeros(1, 1, 8, 8)
+    page = render("one", {"one": run}, [subject], 1)
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1], parse_constant=pytest.fail)  # no NaN
+    assert unpacked(shown["pictures"][0]["maps"]["integrated gradients"], 16).tolist() == [0] * 16
+    assert "not measured yet" in page and '"train/loss"' in page and "listed-images" not in page
+
+
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -498,15 +557,21 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     rows = [json.loads(line) for line in Path("runs/live/metrics.jsonl").read_text().splitlines()]
     accuracy = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]
     assert f'<div class="big">{100 * accuracy:.2f} %</div>' in page
-    assert main(["fit", "--config", config, "--run_dir", "runs/alone", *words, "--quiet"]) == 0
-    two = [
-        torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("live", "alone")
-    ]
-    assert all(torch.equal(two[0][key], two[1][key]) for key in two[0])  # training does not notice the page
+    monkeypatch.setattr("vitlab.look.growing.FIRST", 0.0)  # a page without being asked for, in a run that short
+    halfway.clear()
+    assert main(["fit", "--config", config, "--run_dir", "runs/grown", *words, "--quiet"]) == 0
+    grown = Path("runs/grown/look.html").read_text()
+    assert "http-equiv" in halfway["page"] and "http-equiv" not in grown and 'id="data"' in grown
+    off = "--trainer.callbacks=[{class_path: vitlab.look.moments.Moments, init_args: {share: 0}}]"
+    assert main(["fit", "--config", config, "--run_dir", "runs/off", *words, "--quiet", off]) == 0
+    assert not Path("runs/off/look.html").exists() and not Path("runs/off/moments").exists()
+    path = "runs/{}/checkpoints/last.ckpt"
+    of = [torch.load(path.format(name), weights_only=True)["state_dict"] for name in ("live", "grown", "off")]
+    assert all(torch.equal(one[key], of[2][key]) for one in of[:2] for key in one)  # training does not notice a page
+    assert main(["look", "live", "--pictures", "3"]) == 0  # a page that training wrote is replaced
+    assert ' class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "live"]) == 2
     assert "runs/live/look.html exists; replace it with --overwrite" in capsys.readouterr().err
-    assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0
-    assert ' class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0
     assert "3 x 64 x 64" in Path("drawing.svg").read_text()
 

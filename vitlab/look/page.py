@@ -32,6 +32,7 @@ from vitlab.look.listed import listed
 from vitlab.look.moments import SHOWN, moments_of
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
+from vitlab.look.written import MARK
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 
@@ -66,50 +67,55 @@ def render(
     differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
     is_many = len(runs) >= MANY
     pairs = [(a, b, paired(said[a], said[b])) for a, b in combinations(runs, 2)]
-    share = (BUDGET if live is None else BUDGET // 8) // max(1, len(subjects))
-    maps = [
-        (subject, pictures_of(subject, share, pictures, live is None))
-        for subject in subjects
-        if pictures and subject.has_pictures
-    ]
-    shown: list[dict[str, Any]] = [
-        {"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps
-    ]
-    for one, (subject, _) in zip(shown, maps, strict=True):
-        one["moments"] = _moments(
-            runs.get(subject.name), subject, one["shape"], max(3, SHOWN // max(1, len(maps) // 2))
-        )
     content: dict[str, Any] = {
         "runs": facts,
         "overview": overview_of(facts, differs) if is_many else None,
         "differs": [] if is_many else differs,
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
-        "viewer": shown,
+        "viewer": _viewed(runs, subjects, pictures, live is None),
         "listed": _listed(runs, said, by_name) if live is None else None,
         "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
-    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
-    sections = [("runs", "runs")] if is_many else [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
-    order = ("curves", "pairs", "viewer", "listed") if is_many else ("differs", "pairs", "curves", "viewer", "listed")
-    sections += [(key, names.get(key, key)) for key in order if content[key]]
-    sections += [("drawings", "architecture")] if subjects else []
-    sections += [("analyses", "analyses")] if content["analyses"] else []
-    sections += [("each", "each run")] if is_many else []
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # curves and menus in their own order
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
     script = "".join((HOME / name).read_text() for name in SCRIPTS)
     plot = {kind: (HOME / "uplot" / f"uPlot.{kind}").read_text() for kind in ("iife.min.js", "min.css")}
-    version = own_version()
     files = [{"runs": one["files"], "differences": one["differences"]} for one in content["analyses"]]
     for one in files:
         one["differences"] = one["differences"] and one["differences"]["csv"]
-    facts_of_page = {"title": title, "sections": sections, "script": script, "version": version, "reload": reload}
-    facts_of_page |= {"many": is_many, "plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
+    facts_of_page = {"title": title, "sections": _sections(content), "script": script, "reload": reload}
+    facts_of_page |= {"version": own_version(), "many": is_many, "mark": "" if live is None else MARK}
+    facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
     return page.render(**content, **facts_of_page, files=files)
+
+
+def _sections(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return id and name of each section, in their order."""
+    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
+    names["drawings"], is_many = "architecture", content["overview"] is not None
+    first = [("runs", "runs")] if is_many else [(f"run{i}", one["name"]) for i, one in enumerate(content["runs"])]
+    order = ("curves", "pairs") if is_many else ("differs", "pairs", "curves")
+    shown = [key for key in (*order, "viewer", "listed", "drawings", "analyses") if content[key]]
+    return [*first, *((key, names.get(key, key)) for key in shown), *([("each", "each run")] if is_many else [])]
+
+
+def _viewed(
+    runs: dict[str, RunDir], subjects: Sequence[Subject], pictures: int, has_gradients: bool
+) -> list[dict[str, Any]]:
+    """Return shape, pictures and moments of each network that has pictures."""
+    share = (BUDGET if has_gradients else BUDGET // 8) // max(1, len(subjects))
+    shown: list[dict[str, Any]] = []
+    for subject in subjects:
+        if pictures and subject.has_pictures:
+            found = pictures_of(subject, share, pictures, has_gradients)
+            one: dict[str, Any] = {"shape": shape_of(subject, len(found), share), "pictures": found}
+            most = max(3, SHOWN // max(1, len(subjects) // 2))
+            shown.append(one | {"moments": _moments(runs.get(subject.name), subject, one["shape"], most)})
+    return shown
 
 
 def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
