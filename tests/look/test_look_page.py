@@ -562,6 +562,9 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     assert main(["fit", "--config", config, "--run_dir", "runs/grown", *words, "--quiet"]) == 0
     grown = Path("runs/grown/look.html").read_text()
     assert "http-equiv" in halfway["page"] and "http-equiv" not in grown and 'id="data"' in grown
+    rows = [json.loads(line) for line in Path("runs/grown/metrics.jsonl").read_text().splitlines()]
+    last = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]  # not written by itself: the first page took long
+    assert f'<div class="big">{100 * last:.2f} %</div>' in grown
     off = "--trainer.callbacks=[{class_path: vitlab.look.moments.Moments, init_args: {share: 0}}]"
     assert main(["fit", "--config", config, "--run_dir", "runs/off", *words, "--quiet", off]) == 0
     assert not Path("runs/off/look.html").exists() and not Path("runs/off/moments").exists()

@@ -46,19 +46,21 @@ class GrowingPage(Callback):
         return self.spent + 2 * self._cost <= self.share * (now - self.begun)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Decide whether this validation is written, which needs its predictions."""
+        """Decide whether this validation is written; of any after the first page the predictions may be the last."""
         begun = time.monotonic()
         self._is_due = self._may_write(trainer, pl_module) and self.has_time(begun)
-        if self._is_due:
+        if self._is_due or self.written:
             self._made().on_validation_start(trainer, pl_module)
             self.spent += time.monotonic() - begun  # imports, the first time
 
     def on_validation_batch_end(
         self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Collect the predictions of a validation that is written."""
-        if self._is_due:
+        """Collect the predictions of a validation that is written, or may be what the last page tells."""
+        if self._is_due or self.written:
+            begun = time.monotonic()
             self._made().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+            self.spent += time.monotonic() - begun
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the page."""
