@@ -1,4 +1,5 @@
 import base64
+import html
 import io
 import json
 import re
@@ -6,6 +7,7 @@ import shutil
 import subprocess
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -16,7 +18,7 @@ import torch
 from PIL import Image, ImageFont
 
 import vitlab
-from vitlab.analysis.attribution.maps import METHODS, occlusion
+from vitlab.analysis.attribution.maps import METHODS, analyze_attribution, methods_of, occlusion
 from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import token_layer_maps
@@ -26,10 +28,12 @@ from vitlab.data import Digits
 from vitlab.errors import UsageError
 from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
-from vitlab.look.facts import first_words, outcome_facts, paired
+from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
+from vitlab.look.growing import GrowingPage
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
+from vitlab.look.written import MARK
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir, write_text
@@ -82,9 +86,13 @@ def measured(folder, right, names=("a", HOSTILE)):
     return run
 
 
+def outcome(run):
+    return outcome_facts(run, predictions_of(run))
+
+
 def test_a_thousand_classes_are_a_table_of_the_most_frequent_confusions(tmp_path):
     names = [f"class {k}" for k in range(998)]
-    shown = outcome_facts(measured(tmp_path / "run", [True] * 9 + [False] * 6, ["cat", HOSTILE, *names]))["matrix"]
+    shown = outcome(measured(tmp_path / "run", [True] * 9 + [False] * 6, ["cat", HOSTILE, *names]))["matrix"]
     assert "<svg" not in shown and "<img" not in shown
     assert shown.count("<td>cat</td>") == 2 and "<td>3 of 8</td>" in shown and "<td>3 of 7</td>" in shown
     assert "2 of 2 pairs of classes that are confused" in shown
@@ -210,6 +218,42 @@ def test_the_viewer_has_occlusion_and_attention_once():
     )
 
 
+class Convolution(torch.nn.Module):
+    """A block without attention."""
+
+    def __init__(self, dim, num_prefix_tokens):
+        super().__init__()
+        self.prefix, self.conv = num_prefix_tokens, torch.nn.Conv2d(dim, dim, 3, padding=1)
+
+    def forward(self, x, pos_embed, layer):
+        y = self.conv(x[:, self.prefix :].transpose(1, 2).unflatten(2, pos_embed.grid_size)).flatten(2).transpose(1, 2)
+        return x + torch.cat([y.mean(dim=1, keepdim=True), y], dim=1)
+
+
+class LinearAttention(torch.nn.Module):
+    """An attention that has heads and no weights."""
+
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.num_heads, self.qkv = num_heads, torch.nn.Linear(dim, 3 * dim)
+
+    def forward(self, x, pos_embed, layer):
+        q, k, v = self.qkv(x).softmax(dim=-1).chunk(3, dim=-1)
+        return q @ (k.transpose(-2, -1) @ v)
+
+
+@pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
+def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
+    subject = small_subject(**words)
+    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == ["integrated gradients", "occlusion"]
+    page = render("own", {}, [subject], 1)
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
+    (one,) = shown["pictures"]
+    assert "cells" not in one and list(one["maps"]) == ["integrated gradients", "occlusion"] and one["colors"]
+    finding = analyze_attribution(subject)
+    assert set(finding.table["map"]) == {"integrated gradients", "occlusion"}
+
+
 @pytest.mark.slow
 def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
     splits = {"t2t_kernels": [3, 3, 3], "t2t_strides": [1, 2, 1], "t2t_dim": 16, "t2t_attn": "performer"}
@@ -321,13 +365,78 @@ def test_names_of_classes_and_runs_are_text_whatever_they_hold(tmp_path):
 def test_runs_are_compared_image_by_image_and_by_what_differs(tmp_path):
     a = measured(tmp_path / "a", [True] * 14 + [False] * 6)
     b = measured(tmp_path / "b", [True] * 4 + [False] * 10 + [True] * 4 + [False] * 2)
-    found = paired(a, b)
+    found = paired(predictions_of(a), predictions_of(b))
     assert (found["only_a"], found["only_b"], found["difference"]) == (10, 4, pytest.approx(-0.3))
     assert found["low"] < -0.3 < found["high"] and 0.1 < found["p"] < 0.3
     page = render("both", {"a": a, "b": b})
     assert "McNemar" in page and "<td>model.depth</td><td>14</td><td>8</td>" in page
-    assert outcome_facts(a)["accuracy"] == 0.7 and len(outcome_facts(a)["wrong"]) == 6
+    assert outcome(a)["accuracy"] == 0.7 and len(outcome(a)["wrong"]) == 6
     assert differences([{"x": "1"}, {"x": "1", "y": "2"}]) == [("y", ["-", "2"])]
+
+
+@pytest.fixture(scope="module")
+def twenty(tmp_path_factory):
+    """Runs with predictions and curves, run k with 5 + k of 24 right and one not measured, and their page."""
+    place, runs = tmp_path_factory.mktemp("twenty"), {}
+    for k in range(20):
+        name = f"run {k}" if k else HOSTILE
+        run = runs[name] = measured(place / f"{k}", [True] * (5 + k) + [False] * (19 - k))
+        rows = [{"step": step, "train/loss": 2 / (step + k + 1), "val/loss": 3.0 - k / 10} for step in range(3)]
+        run.metrics.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (place / "7" / "predictions" / "val.parquet").unlink()
+    return runs, render("20 runs", runs)
+
+
+def test_twenty_runs_begin_with_a_table_of_them_and_each_is_compared_with_one(twenty):
+    runs, page = twenty
+    at = [page.index(text) for text in ('id="overview"', 'id="plots"', 'id="against"', 'id="each"', 'id="run0"')]
+    assert at == sorted(at) and page.count('<details class="card each">') == 20 and "<img src=x" not in page
+    head, body = page[at[0] : at[1]].split("<tbody>")
+    assert re.findall('button">([^<]*)<', head)[-1] == "depth" and body.count("<tr ") == 20
+    assert '<a href="#run4">run 4</a></td><td data-value="0.375">37.50 %</td>' in body
+    lines = json.loads(re.search(r'id="metrics">(.*?)</script>', page, re.S)[1])
+    assert list(lines) == ["train/loss", "val/loss"] and all(list(each) == list(runs) for each in lines.values())
+    pairs = json.loads(re.search(r'id="pairsof">(.*?)</script>', page, re.S)[1])
+    assert len(pairs) == 19 * 18 / 2 and "bootstrap" not in page
+    few = render("3 runs", dict(list(runs.items())[:3]))
+    assert 'id="overview"' not in few and '<h2 id="run2">run 2</h2>' in few
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_in_a_browser_the_table_of_twenty_runs_sorts_and_points_and_opens_cards(twenty, tmp_path):
+    work = """<script>
+onerror = (text) => { document.body.dataset.failed = text; };
+setTimeout(() => {
+  const at = (id) => document.getElementById(id), first = (id) => at(id).tBodies[0].rows[0].cells[0].textContent;
+  const facts = [innerHeight * 2 > at("plots").getBoundingClientRect().top];
+  const heads = at("overview").querySelectorAll("th button");
+  heads[1].click(); facts.push(first("overview"));
+  heads[1].click(); facts.push(first("overview"));
+  facts.push(at("overview").tBodies[0].rows[19].cells[0].textContent); // what was not measured is last both ways
+  facts.push(first("paired"), at("paired").tBodies[0].rows[0].cells[1].textContent);
+  at("against").value = "run 19"; at("against").onchange();
+  facts.push(at("paired").tBodies[0].rows[0].cells[1].textContent, at("paired").tBodies[0].rows.length);
+  at("overview").tBodies[0].rows[3].onpointerenter();
+  facts.push(document.querySelectorAll("#overview tr.on").length);
+  facts.push(plots.every((one) => one.made.series.filter((s) => s._focus).length === 2));
+  at("keys").querySelector("button").click();
+  facts.push(plots.every((one) => !one.made.series[1].show && one.made.series[2].show));
+  facts.push(document.querySelectorAll("#plots .u-legend").length);
+  location.hash = "#run5";
+  setTimeout(() => {
+    facts.push(Array.from(document.querySelectorAll(".each"), (each) => each.open).indexOf(true));
+    document.body.dataset.said = JSON.stringify(facts);
+  }, 100);
+}, 300);
+</script></body>"""
+    (tmp_path / "page.html").write_text(twenty[1].replace("</body>", work))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--window-size=1200,900"]
+    words = [str(CHROMIUM), *flags, "--dump-dom", (tmp_path / "page.html").as_uri()]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert "data-failed" not in done.stdout
+    said = json.loads(html.unescape(re.search('data-said="([^"]*)"', done.stdout)[1]))
+    assert said == [True, "run 19", HOSTILE, "run 7", "run 19", "+0.7917", "-0.0417", 18, 1, True, True, 0, 5]
 
 
 def with_table(run, name, table, note="12 images"):
@@ -369,6 +478,62 @@ def test_charts_show_every_point_and_a_flat_line_does_not_fail():
     assert "cat predicted as dog: 3 of 4" in matrix_chart([[1, 3], [0, 2]], ["cat", "dog"])
 
 
+class _Trainer:
+    """What a page that grows asks of a trainer."""
+
+    is_global_zero, sanity_checking, state = True, False, SimpleNamespace(fn="fit")
+
+    def __init__(self, folder):
+        self.default_root_dir = str(folder)
+
+
+def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_somebody(tmp_path, monkeypatch):
+    clock, cost, wrote = [0.0], [2.0], []
+    monkeypatch.setattr("vitlab.look.growing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("vitlab.look.growing.is_small", lambda *_: True)
+
+    def write(page, trainer, task, is_last):
+        clock[0] += cost[0]
+        wrote.append((clock[0], is_last))
+        write_text(tmp_path / "look.html", MARK)
+
+    monkeypatch.setattr("vitlab.look.live.LivePage.write", write)
+    page, trainer = GrowingPage(share=0.01), _Trainer(tmp_path)
+
+    def validate(seconds):
+        clock[0] += seconds
+        page.on_validation_start(trainer, None)
+        page.on_validation_end(trainer, None)
+
+    for _ in range(3000):
+        validate(1.0)
+    page.on_fit_end(trainer, None)
+    times = [at for at, _ in wrote]
+    assert 499 < times[0] < 510 and 90 < times[1] - times[0] < 110  # what it cost is known then
+    assert all(2.0 * (i + 1) <= 0.01 * at for i, at in enumerate(times[:-1])) and len(times) > 10
+    assert [is_last for _, is_last in wrote] == [False] * (len(wrote) - 1) + [True]
+    (tmp_path / "look.html").write_text("<html>a page of vitlab look</html>")
+    validate(1e6)
+    assert len(wrote) == len(times)
+    (tmp_path / "look.html").unlink()
+    monkeypatch.setattr("vitlab.look.live.LivePage.write", lambda *_: 1 / 0)
+    validate(1e6)  # an error ends the page, and not the training
+    assert page.share == 0
+    with pytest.raises(ValueError, match=r"`share` of GrowingPage must lie in 0..1, got 2"):
+        GrowingPage(share=2)
+
+
+def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path):
+    run = RunDir(tmp_path)
+    run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n')
+    subject = small_subject()
+    subject.pictures = torch.zeros(1, 1, 8, 8)
+    page = render("one", {"one": run}, [subject], 1)
+    (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1], parse_constant=pytest.fail)  # no NaN
+    assert unpacked(shown["pictures"][0]["maps"]["integrated gradients"], 16).tolist() == [0] * 16
+    assert "not measured yet" in page and '"train/loss"' in page and "listed-images" not in page
+
+
 @pytest.mark.slow
 def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -392,15 +557,24 @@ def test_a_run_writes_its_page_while_it_trains_and_look_adds_pictures(tmp_path, 
     rows = [json.loads(line) for line in Path("runs/live/metrics.jsonl").read_text().splitlines()]
     accuracy = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]
     assert f'<div class="big">{100 * accuracy:.2f} %</div>' in page
-    assert main(["fit", "--config", config, "--run_dir", "runs/alone", *words, "--quiet"]) == 0
-    two = [
-        torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"] for name in ("live", "alone")
-    ]
-    assert all(torch.equal(two[0][key], two[1][key]) for key in two[0])  # training does not notice the page
+    monkeypatch.setattr("vitlab.look.growing.FIRST", 0.0)  # a page without being asked for, in a run that short
+    halfway.clear()
+    assert main(["fit", "--config", config, "--run_dir", "runs/grown", *words, "--quiet"]) == 0
+    grown = Path("runs/grown/look.html").read_text()
+    assert "http-equiv" in halfway["page"] and "http-equiv" not in grown and 'id="data"' in grown
+    rows = [json.loads(line) for line in Path("runs/grown/metrics.jsonl").read_text().splitlines()]
+    last = [row["val/acc1"] for row in rows if "val/acc1" in row][-1]  # not written by itself: the first page took long
+    assert f'<div class="big">{100 * last:.2f} %</div>' in grown
+    off = "--trainer.callbacks=[{class_path: vitlab.look.moments.Moments, init_args: {share: 0}}]"
+    assert main(["fit", "--config", config, "--run_dir", "runs/off", *words, "--quiet", off]) == 0
+    assert not Path("runs/off/look.html").exists() and not Path("runs/off/moments").exists()
+    path = "runs/{}/checkpoints/last.ckpt"
+    of = [torch.load(path.format(name), weights_only=True)["state_dict"] for name in ("live", "grown", "off")]
+    assert all(torch.equal(one[key], of[2][key]) for one in of[:2] for key in one)  # training does not notice a page
+    assert main(["look", "live", "--pictures", "3"]) == 0  # a page that training wrote is replaced
+    assert ' class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "live"]) == 2
     assert "runs/live/look.html exists; replace it with --overwrite" in capsys.readouterr().err
-    assert main(["look", "live", "--overwrite", "--pictures", "3"]) == 0
-    assert ' class="vl"' in Path("runs/live/look.html").read_text()
     assert main(["look", "t2t_vit_7", "--img_size", "64", "--diagram", "drawing.svg"]) == 0
     assert "3 x 64 x 64" in Path("drawing.svg").read_text()
 

@@ -1,7 +1,7 @@
 """Axes, colors and maps that the figures share, distinguishable without color vision and in gray."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito 2008
+T = TypeVar("T")
 MARKERS = "osD^vPX"
 LINES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (7, 3)))
 
@@ -17,6 +18,17 @@ def grid_of_axes(rows: int, columns: int, size: float = 1.5, bar: bool = False) 
     """Return a figure and its ``(rows, columns)`` axes, ``size`` inches each, with room for a color bar."""
     figure = Figure(figsize=(max(columns * size, 2.5) + bar, max(rows * size, 1.8)), layout="constrained")
     return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def by_cell(values: Iterable[T], width: int) -> Iterator[tuple[dict[str, int], T]]:
+    """Yield row and column in a grid, as columns of a table, with each value: what a figure shows of a map as numbers.
+
+    Example:
+        >>> list(by_cell("abc", width=2))
+        [({'row': 0, 'column': 0}, 'a'), ({'row': 0, 'column': 1}, 'b'), ({'row': 1, 'column': 0}, 'c')]
+    """
+    for n, value in enumerate(values):
+        yield {"row": n // width, "column": n % width}, value
 
 
 def one_axes(width: float = 5.0, height: float = 3.4, columns: int = 1) -> tuple[Figure, np.ndarray]:

@@ -9,7 +9,17 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
-from vitlab.analysis.figures import COLORS, beside, dots_per_head, finish, grid_of_axes, one_axes, overlay, picture
+from vitlab.analysis.figures import (
+    COLORS,
+    beside,
+    by_cell,
+    dots_per_head,
+    finish,
+    grid_of_axes,
+    one_axes,
+    overlay,
+    picture,
+)
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
@@ -235,10 +245,10 @@ def maps_of_images(
     """Return named ``(B, N)`` maps as a table, and a figure: over their images, or beside them if they have a sign."""
     h, w = subject.net.grid_size
     rows = [
-        {"image": i, "map": name, "row": n // w, "column": n % w, "weight": float(value)}
+        {"image": i, "map": name, **at, "weight": float(value)}
         for name, maps in named.items()
         for i, values in enumerate(maps)
-        for n, value in enumerate(values)
+        for at, value in by_cell(values, w)
     ]
     figure, axes = grid_of_axes(len(images), 1 + len(named))
     for i, pixels in enumerate(subject.pixels(images).numpy()):
@@ -280,8 +290,8 @@ def analyze_heads(subject: Subject) -> Finding:
         for head, values in enumerate(heads[:, token, net.num_prefix_tokens :].view(-1, h, w).cpu()):
             overlay(axes[layer, head + 1], pixels, values.numpy(), f"head {head}" if layer == 0 else "")
             rows += [
-                {"layer": layer, "head": head, "row": n // w, "column": n % w, "weight": float(value)}
-                for n, value in enumerate(values.flatten())
+                {"layer": layer, "head": head, **at, "weight": float(value)}
+                for at, value in by_cell(values.flatten(), w)
             ]
     note = f"attention of the {token_name(subject)} in one image; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve, Drawing, Tables
-from vitlab.analysis.figures import finish, grid_of_axes, heat, one_axes
+from vitlab.analysis.figures import by_cell, finish, grid_of_axes, heat, one_axes
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.scramble import shuffled_tokens
 from vitlab.analysis.subject import Finding, Subject
@@ -144,9 +144,9 @@ def analyze_position(subject: Subject) -> Finding:
     axes[0, 0].set_axis_off()
     figure.colorbar(shown, ax=axes, shrink=0.8, label="cosine similarity")
     rows = [
-        {"row": n // w, "column": n % w, "other_row": m // w, "other_column": m % w, "cosine": float(value)}
-        for n, values in enumerate(cosines.view(h * w, h * w))
-        for m, value in enumerate(values)
+        {**at, "other_row": to["row"], "other_column": to["column"], "cosine": float(value)}
+        for at, values in by_cell(cosines.view(h * w, h * w), w)
+        for to, value in by_cell(values, w)
     ]
     where = f"table of layer {layer}" if pos_embed.join == "every_layer" else "the table"
     low, high = ratios["norm_ratio_low"], ratios["norm_ratio_high"]

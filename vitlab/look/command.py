@@ -8,6 +8,7 @@ from vitlab.config.arguments import CommandParser, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
+from vitlab.look.written import is_of_training
 from vitlab.runs.directory import RunDir, find_run, write_text
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> int:
     drawing = Path(options.diagram) if options.diagram else None
     page = Path(options.output or _place(options.sources))
     for path in (drawing,) if drawing else (page,):
-        if path.exists() and not options.overwrite:
+        if path.exists() and not options.overwrite and not is_of_training(path):
             raise UsageError(f"{path} exists; replace it with --overwrite, or choose another file with -o FILE")
         if not path.absolute().parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.absolute().parent}")
@@ -64,6 +65,7 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
     """Return the page about runs, files and named networks; ``rest`` changes values of the runs' configurations."""
     from vitlab.jobs.find_subject import CannotBeAsked, is_elsewhere, subject_at
     from vitlab.jobs.terminal import say
+    from vitlab.look.facts import MANY
     from vitlab.look.page import render
 
     named = [source for source in sources if is_elsewhere(source)]
@@ -86,9 +88,8 @@ def page_about(sources: list[str], view: "View", rest: list[str]) -> str:
         if source not in named:
             runs[subject.name] = find_run(source)[0]
         subjects.append(subject)
-    return render(
-        ", ".join({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)}), runs, subjects, view.shown
-    )
+    names = list({**dict.fromkeys(runs), **dict.fromkeys(one.name for one in subjects)})
+    return render(", ".join(names) if len(names) < MANY else f"{len(names)} runs", runs, subjects, view.shown)
 
 
 def _place(sources: list[str]) -> str:
@@ -106,7 +107,7 @@ def _parser() -> CommandParser:
     add = parser.add_argument
     add("sources", metavar="RUN|FILE|NAME", nargs="+", help="runs, checkpoints, safetensors files, names as in analyze")
     add("-o", "--output", metavar="FILE", help="file to write (default: look.html in the run, or here)")
-    add("--overwrite", action="store_true", help="replace an existing page")
+    add("--overwrite", action="store_true", help="replace an existing page; one that training wrote is replaced anyway")
     add("--images", metavar="DIR", help="folder or file of images for the viewer (default: validation images)")
     add("--pictures", type=int, default=12, help="largest number of images (default: %(default)s)")
     add("--weights", metavar="FILE", help="weights of a named network")

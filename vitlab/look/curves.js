@@ -1,6 +1,7 @@
 // Curves, drawn by uPlot: hover, zoom, log axis, smoothing.
 const plots = [];
-const curve = { smooth: 0, log: false };
+const curve = { smooth: 0, log: false, names: [], hidden: new Set(), focus: null };
+const LEGEND = 8; // lines of a chart; of more, or of many runs, one legend serves all charts
 const DASHED = [[], [6, 3], [2, 2], [8, 2, 2, 2]];
 function smoothed(values, weight) { // exponential mean without the bias of its start
   let mean = 0, total = 0;
@@ -18,7 +19,8 @@ function aligned(lines) { // all steps, and of each line its values there, or nu
     return row;
   })];
 }
-function lineStyle(i) { return { stroke: OKABE[i % OKABE.length], dash: DASHED[Math.floor(i / OKABE.length) % DASHED.length] }; }
+function isCrowded() { return curve.names.length > 0; } // the names of all lines, where one legend serves all charts
+function lineStyle(name, names) { const i = (isCrowded() ? curve.names : names).indexOf(name); return { stroke: OKABE[i % OKABE.length], dash: DASHED[Math.floor(i / OKABE.length) % DASHED.length] }; }
 function plotted(data) { // what is drawn: points as they are and, if asked for, smoothed lines
   const values = data.slice(1).map((row) => (curve.log ? row.map((v) => (v > 0 ? v : null)) : row));
   return curve.smooth > 0 ? [data[0], ...values.map((row) => smoothed(row, curve.smooth)), ...values] : [data[0], ...values];
@@ -26,16 +28,53 @@ function plotted(data) { // what is drawn: points as they are and, if asked for,
 function plot(place, kind, names, data) {
   const style = getComputedStyle(document.body), ink = style.getPropertyValue("--ink"), line = style.getPropertyValue("--line");
   const value = (_, v) => (v === null || v === undefined ? "" : number(v));
-  const series = names.map((label, i) => ({ label, width: 1.6, spanGaps: true, value, points: { size: 5 }, ...lineStyle(i) }));
-  const raw = curve.smooth > 0 ? names.map((label, i) => ({ label: label + ", as it is", width: 0.6, alpha: 0.4, spanGaps: true, value, points: { show: false }, ...lineStyle(i) })) : [];
+  const series = names.map((label) => ({ label, width: 1.6, spanGaps: true, value, points: { size: 5, ...(isCrowded() ? { show: false } : {}) }, show: !curve.hidden.has(label), ...lineStyle(label, names) }));
+  const raw = curve.smooth > 0 ? names.map((label) => ({ label: label + ", as it is", width: 0.6, alpha: 0.4, spanGaps: true, value, points: { show: false }, show: !curve.hidden.has(label), ...lineStyle(label, names) })) : [];
   const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui" };
   const options = {
     title: kind, width: Math.max(200, place.clientWidth), height: 240,
     scales: { x: { time: false }, y: { distr: curve.log ? 3 : 1 } },
     axes: [{ ...axis, label: "step", labelSize: 18, labelFont: "11px system-ui" }, { ...axis, size: 64, values: (_, ticks) => ticks.map((v) => (v === null ? null : String(Number(v.toPrecision(3))))) }],
     series: [{ label: "step" }, ...series, ...raw],
+    ...(isCrowded() ? { legend: { show: false }, focus: { alpha: 0.12 }, cursor: { focus: { prox: 24 } }, hooks: { setCursor: [(made) => sayPoint(place.nextSibling, made, names)], setSeries: [(made, i, how) => { if (how.focus) nearLine(place, i ? names[(i - 1) % names.length] : null); }] } } : {}),
   };
   return new uPlot(options, plotted(data), place);
+}
+function nearLine(place, name) { // the line that the pointer is near is near in every chart
+  if (curve.near || place !== curve.over) return;
+  curve.near = true; focusOn(name); curve.near = false;
+}
+function focusOn(name) { // of that run, in every chart; null for all alike
+  if (!isCrowded() || curve.focus === name) return;
+  curve.focus = name;
+  for (const { made, names } of plots) { const i = names.indexOf(name); made?.setSeries(i < 0 ? null : i + 1, { focus: true }); }
+  for (const row of document.querySelectorAll("tr[data-run]")) row.classList.toggle("on", row.dataset.run === name);
+  for (const key of document.querySelectorAll("#keys button")) key.style.borderColor = key.dataset.run === name ? "var(--mark)" : "";
+}
+function sayPoint(output, made, names) { // the value of the line in focus, at the step under the pointer or the last one before
+  const i = names.indexOf(curve.focus);
+  let k = made.cursor.idx ?? -1;
+  while (k >= 0 && i >= 0 && (made.data[i + 1][k] ?? null) === null) k--;
+  output.textContent = k >= 0 && i >= 0 ? curve.focus + ": " + number(made.data[i + 1][k]) + " at step " + made.data[0][k] : "";
+}
+function buildKeys() { // one legend for all charts: points a run out, or takes it away
+  const place = document.getElementById("keys");
+  place.hidden = !isCrowded();
+  if (!isCrowded()) return;
+  for (const name of curve.names) {
+    const { stroke, dash } = lineStyle(name, curve.names), key = el("button", place, { type: "button" });
+    key.dataset.run = name;
+    key.innerHTML = '<svg viewBox="0 0 22 8"><path d="M0 4H22" stroke="' + stroke + '" stroke-width="2" stroke-dasharray="' + dash.join(" ") + '"/></svg>';
+    el("span", key, { textContent: name });
+    key.setAttribute("aria-pressed", String(!curve.hidden.has(name)));
+    key.onpointerenter = key.onfocus = () => focusOn(name);
+    key.onpointerleave = key.onblur = () => focusOn(null);
+    key.onclick = () => {
+      if (!curve.hidden.delete(name)) curve.hidden.add(name);
+      key.setAttribute("aria-pressed", String(!curve.hidden.has(name)));
+      drawPlots();
+    };
+  }
 }
 function plotDrawing(kind, names, data, made) { // the part that is shown, as SVG with text
   const rows = plotted(data), { min, max } = made.scales.x, { min: low, max: high } = made.scales.y;
@@ -48,11 +87,12 @@ function plotDrawing(kind, names, data, made) { // the part that is shown, as SV
   }
   parts.push('<text x="60" y="216">' + Number(min.toPrecision(6)) + '</text><text x="220" y="216" text-anchor="middle">step</text><text x="380" y="216" text-anchor="end">' + Number(max.toPrecision(6)) + "</text>");
   rows.slice(1).forEach((row, i) => {
-    const { stroke, dash } = lineStyle(i % names.length), is_raw = i >= names.length;
+    if (curve.hidden.has(names[i % names.length])) return;
+    const { stroke, dash } = lineStyle(names[i % names.length], names), is_raw = i >= names.length;
     const points = row.map((v, k) => (v === null || rows[0][k] < min || rows[0][k] > max ? null : x(rows[0][k]).toFixed(1) + " " + y(v).toFixed(1))).filter(Boolean);
     if (points.length) parts.push('<path d="M' + points.join("L") + '" fill="none" stroke="' + stroke + '" stroke-dasharray="' + dash.join(" ") + '" stroke-width="' + (is_raw ? 0.5 : 1.5) + '"/>');
   });
-  names.forEach((name, i) => parts.push('<text x="60" y="' + (236 + 14 * i) + '" fill="' + lineStyle(i).stroke + '">' + escaped(name) + "</text>"));
+  names.forEach((name, i) => parts.push('<text x="60" y="' + (236 + 14 * i) + '" fill="' + lineStyle(name, names).stroke + '">' + escaped(name) + "</text>"));
   return parts.join("") + "</svg>\n";
 }
 function plotRows(names, data) {
@@ -73,9 +113,15 @@ function buildCurves() {
   curve.smooth = Math.min(0.98, Math.max(0, Number(shown.smooth) || 0));
   curve.log = shown.log === "1";
   smooth.value = curve.smooth; log.checked = curve.log;
-  for (const [kind, lines] of Object.entries(content("metrics"))) {
+  const metrics = Object.entries(content("metrics"));
+  const is_crowded = document.getElementById("overview") || metrics.some(([, lines]) => Object.keys(lines).length > LEGEND);
+  curve.names = is_crowded ? [...new Set(metrics.flatMap(([, lines]) => Object.keys(lines)))] : [];
+  for (const [kind, lines] of metrics) {
     const card = el("div", document.getElementById("plots"), { className: "card" }), names = Object.keys(lines), data = aligned(Object.values(lines));
     const one = { kind, names, data, place: el("div", card, { className: "plot" }) };
+    el("output", card, { className: "note under", hidden: !isCrowded() });
+    one.place.onpointerenter = () => { curve.over = one.place; };
+    one.place.onpointerleave = () => { curve.over = null; focusOn(null); };
     plots.push(one);
     const every = Math.max(...Object.values(lines).map((line) => line.every));
     if (every > 1) el("p", card, { className: "note", textContent: "one point of " + every + " is shown" });
@@ -89,6 +135,7 @@ function buildCurves() {
     if (now !== width) { width = now; for (const one of plots) one.made?.setSize({ width: Math.max(200, one.place.clientWidth), height: 240 }); }
   }).observe(document.getElementById("plots"));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawPlots);
+  buildKeys();
   drawPlots();
 }
 if (typeof module === "undefined" && content("metrics")) buildCurves();

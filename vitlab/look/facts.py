@@ -1,7 +1,7 @@
 """Facts about a run for the page, from the files in its directory."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from vitlab.analysis.outcomes.calibration import calibration_error, reliability
 from vitlab.class_metrics import confusion
 from vitlab.class_paths import choice_text
 from vitlab.config.keys import dotted
+from vitlab.data.files.splits import SplitName
 from vitlab.look.charts import confusions_table, line_chart, matrix_chart
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import read_manifest
@@ -21,7 +22,9 @@ from vitlab.stats import mcnemar, paired_interval
 
 CURVES = ("loss", "acc1", "lr", "grad_norm")
 SAID = {"tokenizer": "tokenizer", "pos_embed": "positions"}  # arguments of a network that are said first
+MANY = 4  # runs from which on a page begins with a table of them
 MOST_CLASSES = 60  # largest confusion matrix on a page
+Said = tuple[SplitName, pd.DataFrame]  # a split, and what was predicted on it
 
 
 def config_of(run: RunDir) -> dict[str, str]:
@@ -41,20 +44,23 @@ Points = list[tuple[float, float]]
 def logged_curves(runs: dict[str, RunDir]) -> dict[str, dict[str, Points]]:
     """Return loss, accuracy, learning rate and gradient norm, as far as any run has them: for each the points by name.
 
+    Of :data:`MANY` runs and more, what is logged has a chart of its own, in which a line is a run.
+
     Example:
         >>> list(logged_curves({"first": RunDir("runs/first")})["loss"])
         ['train/loss', 'val/loss']
     """
-    found: dict[str, dict[str, Points]] = {}
+    found: dict[tuple[int, str], dict[str, Points]] = {}
     for name, run in runs.items():
         for row in run.rows():
             at = row.get("step", row.get("epoch"))
             for key, value in row.items():
                 kind = next((c for c in CURVES if c in key.rpartition("/")[2] and isinstance(value, int | float)), None)
                 if kind and at is not None and math.isfinite(value):
-                    line = f"{name} {key}" if len(runs) > 1 else key
-                    found.setdefault(kind, {}).setdefault(line, []).append((float(at), float(value)))
-    return {kind: found[kind] for kind in CURVES if kind in found}
+                    chart, line = (kind, f"{name} {key}" if len(runs) > 1 else key) if len(runs) < MANY else (key, name)
+                    lines = found.setdefault((CURVES.index(kind), chart), {})
+                    lines.setdefault(line, []).append((float(at), float(value)))
+    return {chart: found[at, chart] for at, chart in sorted(found)}
 
 
 def curves_of(runs: dict[str, RunDir]) -> list[str]:
@@ -71,9 +77,10 @@ def environment(run: RunDir) -> list[tuple[str, str]]:
     return [(name, value["text"] if name == "ending" else str(value)) for name, value in rows]
 
 
-def predictions_of(run: RunDir) -> tuple[str, pd.DataFrame] | None:
+def predictions_of(run: RunDir) -> Said | None:
     """Return a split and its predictions with the present weights, of test if possible; None if there is none."""
-    for split in ("test", "val"):
+    splits: tuple[SplitName, ...] = ("test", "val")
+    for split in splits:
         path = run.path / "predictions" / f"{split}.parquet"
         if path.is_file():
             table = pd.read_parquet(path)
@@ -99,7 +106,8 @@ def numbers_of(run: RunDir) -> dict[str, Any] | None:
             others = ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != first)
             name = "accuracy" if first == "acc1" else first
             n = f"{result['n']:.0f} " if "n" in result else ""
-            return {"split": split, "head": head, "name": name, "n": n, "others": others, "of": _weights(run, result)}
+            facts = {"split": split, "head": head, "name": name, "n": n, "others": others, "value": metrics[first]}
+            return {**facts, "of": _weights(run, result)}
     return None
 
 
@@ -145,7 +153,7 @@ def _weights(run: RunDir, result: Mapping[str, Any]) -> str:
     return f", of {name}, saved in epoch {entry['epoch'] + 1}" if known else f", of {name}" if name else ""
 
 
-def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) -> dict[str, Any] | None:
+def outcome_facts(run: RunDir, found: Said | None = None) -> dict[str, Any] | None:
     """Return accuracy, confusion, calibration and the worst mistakes of given or stored predictions."""
     found = found or predictions_of(run)
     if found is None:
@@ -175,17 +183,54 @@ def outcome_facts(run: RunDir, found: tuple[str, pd.DataFrame] | None = None) ->
     }  # fmt: skip
 
 
-def paired(a: RunDir, b: RunDir) -> dict[str, Any] | None:
+def overview_of(facts: Sequence[Mapping[str, Any]], differs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+    """Return a table of runs: what they reached, how large they are, how they ended, and in which values they differ.
+
+    Args:
+        facts: Of each run, with its name, first words, parameters, and its ``outcome`` or its ``numbers``.
+        differs: Keys of the configurations with the value of each run.
+
+    Example:
+        >>> facts = [{"name": "a", "outcome": None, "numbers": None, "first": ["running"], "size": 7}]
+        >>> table = overview_of(facts, [("model.depth", ["3"])])
+        >>> [head for head, _ in table["heads"]][3:], [text for text, _ in table["rows"][0]]
+        (['of', 'status', 'parameters', 'depth'], ['a', '', '', '', 'running', '7', '3'])
+    """
+    heads = [(name, "") for name in ("run", "result", "95 % over images", "of", "status", "parameters")]
+    heads += [(key.rpartition(".")[2], key) for key, _ in differs]
+    rows = []
+    for i, run in enumerate(facts):
+        outcome, numbers = run["outcome"], run["numbers"]
+        value, result, ends, of = None, "", "", ""
+        if outcome:
+            value, result = outcome["accuracy"], f"{100 * outcome['accuracy']:.2f} %"
+            ends = f"{100 * outcome['low']:.2f} to {100 * outcome['high']:.2f} %"
+            of = f"accuracy, {outcome['n']} of {outcome['split']}"
+        elif numbers:
+            value, result = numbers["value"], numbers["head"]
+            of = f"{numbers['name']}, {numbers['n']}of {numbers['split']}"
+        first = [(run["name"], None), (result, value), (ends, value), (of, None)]
+        size = (f"{run['size']:,}", run["size"]) if run["size"] else ("", None)
+        status = run["first"][0].partition(":")[0]
+        rows.append([*first, (status, None), size, *((values[i], None) for _, values in differs)])
+    return {"heads": heads, "rows": rows}
+
+
+def paired(one: Said | None, other: Said | None) -> dict[str, Any] | None:
     """Compare two runs image by image: McNemar's exact p, and the difference with its interval over images."""
-    tables = [predictions_of(run) for run in (a, b)]
-    if any(table is None for table in tables):
+    if one is None or other is None:
         return None
-    (split, one), (other_split, other) = tables  # type: ignore[misc]
-    both = one.merge(other, on=["index", "target"], suffixes=("", "_b"))
-    if split != other_split or len(both) < max(len(one), len(other)):
+    (images, right), (images_b, right_b) = (_rights(table) for _, table in (one, other))
+    if one[0] != other[0] or not np.array_equal(images, images_b):
         return None
-    right, right_b = ((both[name] == both["target"]).to_numpy() for name in ("prediction", "prediction_b"))
     only_a, only_b = int((right & ~right_b).sum()), int((right_b & ~right).sum())
-    low, high = paired_interval(only_b, only_a, len(both))
-    facts = {"split": split, "n": len(both), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
-    return {**facts, "difference": (only_b - only_a) / len(both), "low": low, "high": high}
+    low, high = paired_interval(only_b, only_a, len(right))
+    facts = {"split": one[0], "n": len(right), "only_a": only_a, "only_b": only_b, "p": mcnemar(only_a, only_b)}
+    return {**facts, "difference": (only_b - only_a) / len(right), "low": low, "high": high}
+
+
+def _rights(table: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images in order, index and class ``(2, n)``, and whether each was right, ``(n,)``."""
+    index, target, said = (table[name].to_numpy() for name in ("index", "target", "prediction"))
+    order = np.argsort(index, kind="stable")
+    return np.stack([index, target])[:, order], (said == target)[order]

@@ -1,8 +1,10 @@
 // Predictions image by image, and the map of images by their features; each shows what is pointed at in the other.
 const list = { data: null, rows: [], sort: "image", up: true, filter: "all", of: -1, run: 0, map: "PCA", color: "class", over: -1, most: 60 };
-const LIST = ["filter", "of", "color"];
+const LIST = ["filter", "of", "color", "run"];
+const SIDE_BY_SIDE = 3; // runs; of more, one has columns, and the others are counted
 function nameOf(k) { return list.data.classes[k] ?? "class " + k; }
 function runsOf() { return Object.keys(list.data.runs); }
+function listedRuns() { return runsOf().length > SIDE_BY_SIDE ? [runsOf()[list.run]] : runsOf(); } // those with columns
 function isWrong(run, i) { return list.data.runs[run].prediction[i] !== list.data.target[i]; }
 function passes(i) {
   const { target, runs } = list.data, said = runsOf().map((run) => runs[run].prediction[i]), wrong = runsOf().filter((run) => isWrong(run, i));
@@ -14,7 +16,8 @@ function passes(i) {
 }
 function columns() { // heads and the value that each sorts by
   const { index, target, runs } = list.data, found = [["image", (i) => index[i]], ["class", (i) => nameOf(target[i])]];
-  for (const run of runsOf()) {
+  if (runsOf().length > SIDE_BY_SIDE) found.push(["runs wrong", (i) => runsOf().filter((run) => isWrong(run, i)).length]);
+  for (const run of listedRuns()) {
     const before = runsOf().length > 1 ? run + " " : "";
     found.push([before + "predicts", (i) => nameOf(runs[run].prediction[i])], [before + "probability", (i) => runs[run].probability[i]]);
   }
@@ -43,8 +46,8 @@ function drawRows() {
     const row = el("tr", body, { tabIndex: 0, onpointerenter: () => pointAt(i), onfocus: () => pointAt(i), onpointerleave: () => pointAt(-1) });
     row.dataset.row = i;
     if (list.data.sheet) thumb(el("td", row), i, 32);
-    for (const [name, value] of columns()) el("td", row, { textContent: typeof value(i) === "number" && name !== "image" ? value(i).toFixed(3) : value(i) });
-    runsOf().forEach((run, n) => { if (isWrong(run, i)) row.children[(list.data.sheet ? 3 : 2) + 2 * n].className = "bad"; });
+    for (const [name, value] of columns()) el("td", row, { textContent: name.endsWith("probability") ? value(i).toFixed(3) : value(i) });
+    listedRuns().forEach((run, n, all) => { if (isWrong(run, i)) row.children[row.children.length - 2 * (all.length - n)].className = "bad"; });
   }
   const more = document.getElementById("more"), left = list.rows.length - list.most;
   more.hidden = left <= 0;
@@ -90,10 +93,15 @@ function pointAt(i, scroll = false) { // in both, the list and the map
   said.replaceChildren();
   if (i >= 0) {
     thumb(said, i, 64);
-    const words = runsOf().map((run) => (runsOf().length > 1 ? run + ": " : "") + nameOf(list.data.runs[run].prediction[i]) + ", " + (100 * list.data.runs[run].probability[i]).toFixed(0) + " %");
+    const words = runsOf().length > SIDE_BY_SIDE ? votes(i) : runsOf().map((run) => (runsOf().length > 1 ? run + ": " : "") + nameOf(list.data.runs[run].prediction[i]) + ", " + (100 * list.data.runs[run].probability[i]).toFixed(0) + " %");
     el("span", said, { textContent: " image " + list.data.index[i] + ", " + nameOf(list.data.target[i]) + "; predicted " + words.join("; ") });
   } else el("span", said, { textContent: "point at an image, here or in the list" });
   drawMap();
+}
+function votes(i) { // how many runs say what, the most first
+  const counts = new Map();
+  for (const run of runsOf()) { const k = list.data.runs[run].prediction[i]; counts.set(k, (counts.get(k) ?? 0) + 1); }
+  return [...counts].sort((a, b) => b[1] - a[1]).map(([k, n]) => nameOf(k) + " by " + n);
 }
 function nearest(event) {
   const box = event.currentTarget.getBoundingClientRect(), places = placesShown();
@@ -111,7 +119,7 @@ function drawList() {
   drawMap();
   const map = list.data.runs[runsOf()[list.run]].maps[list.map];
   document.getElementById("projection").textContent = map ? map.said : "of this run there is no map";
-  remember({ filter: list.filter === "all" ? null : list.filter, of: list.of < 0 ? null : list.of, color: list.color === "class" ? null : list.color });
+  remember({ run: list.run === 0 ? null : list.run, filter: list.filter === "all" ? null : list.filter, of: list.of < 0 ? null : list.of, color: list.color === "class" ? null : list.color });
 }
 function listRows() {
   const rows = list.rows.map((i) => Object.fromEntries(columns().map(([name, value]) => [name, value(i)])));

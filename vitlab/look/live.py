@@ -15,6 +15,7 @@ from torch import Tensor
 from vitlab.analysis.subject import Subject
 from vitlab.errors import UsageError
 from vitlab.look.charts import sparkline
+from vitlab.look.facts import Said
 from vitlab.look.moments import can_be_shown
 from vitlab.look.page import RELOAD, render
 from vitlab.models.vit import VisionTransformer
@@ -29,7 +30,7 @@ class LivePage(Callback):
 
     The page reloads itself during training. Besides curves, configuration and environment it shows the results of the
     latest validation, a confusion matrix, the worst mistakes, and attention on a few validation images; after training
-    `vitlab look RUN --overwrite` adds the maps that need gradients. Training does not change, including its random
+    `vitlab look RUN` adds the maps that need gradients. Training does not change, including its random
     numbers. Pictures are left out if they would take more than a twentieth of the time, if weights are sharded or
     compiled, and for networks that are not vitlab's::
 
@@ -48,7 +49,7 @@ class LivePage(Callback):
     def __init__(self, pictures: int = 4) -> None:
         if pictures < 0:
             raise ValueError(f"`pictures` must be at least 0, got {pictures}")
-        self.pictures, self.losses = pictures, list[float]()
+        self.pictures, self.losses, self.share = pictures, list[float](), SHARE
         self._predictions: list[Tensor] = []  # target, prediction and probability of each image, (B, 3) each
         self._shown: Tensor | None = None
         self._cost, self._last = 0.0, time.monotonic()
@@ -74,21 +75,23 @@ class LivePage(Callback):
         if (loss := trainer.callback_metrics.get("val/loss")) is not None:
             self.losses.append(float(loss))
             LOG.info("val/loss         %s %.4f", sparkline(self.losses), self.losses[-1])
-        self._write(trainer, pl_module, RELOAD)
+        self.write(trainer, pl_module, is_last=False)
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Write the final page, which does not reload."""
         if trainer.is_global_zero:
-            self._write(trainer, pl_module, 0)
+            self.write(trainer, pl_module, is_last=True)
 
-    def _write(self, trainer: L.Trainer, pl_module: Any, reload: int) -> None:
+    def write(self, trainer: L.Trainer, pl_module: Any, is_last: bool) -> None:
+        """Write the page; the last one does not reload."""
+        reload = 0 if is_last else RELOAD
         path, begun = Path(trainer.default_root_dir), time.monotonic()
         if not (path / "config.yaml").is_file():
             return  # not a run directory
         runs, live = {path.name: RunDir(path)}, self._table(trainer)
-        found = {path.name: ("val", live)} if live is not None else {}
+        found: dict[str, Said] = {path.name: ("val", live)} if live is not None else {}
         text = None
-        if self.pictures and self._cost <= SHARE * (begun - self._last) and can_be_shown(trainer, pl_module):
+        if self.pictures and self._cost <= self.share * (begun - self._last) and can_be_shown(trainer, pl_module):
             net = pl_module.net
             modes = [(module, module.training) for module in net.modules()]
             try:

@@ -90,12 +90,7 @@ class Moments(Callback):
     def _is_due(self, trainer: L.Trainer, pl_module: Any, now: float) -> bool:
         if not trainer.is_global_zero or self.spent + self._last > self.share * (now - self._begun) or not self.share:
             return False
-        if not can_be_shown(trainer, pl_module) or not (Path(trainer.default_root_dir) / "config.yaml").is_file():
-            return False
-        net, data = pl_module.net, trainer.datamodule  # type: ignore[attr-defined]
-        heads, cells = heads_of(net), net.grid_size[0] * net.grid_size[1]
-        is_small = 2 * (IMAGES * sum(heads) * cells + cells**2) <= MOST_BYTES
-        return len(set(heads)) == 1 and heads[0] > 0 and is_small and not data.pipeline.native
+        return is_small(trainer, pl_module) and len(set(heads := heads_of(pl_module.net))) == 1 and heads[0] > 0
 
     def _keep(self, trainer: L.Trainer, net: VisionTransformer) -> None:
         run = next((c.run for c in trainer.callbacks if isinstance(getattr(c, "run", None), RunDir)), None)  # type: ignore[attr-defined]
@@ -166,11 +161,22 @@ def can_be_shown(trainer: L.Trainer, pl_module: Any) -> bool:
     return whole and ours and not any(getattr(part, "_compiled_call_impl", None) for part in pl_module.modules())
 
 
+def is_small(trainer: L.Trainer, pl_module: Any) -> bool:
+    """Return whether a run has a network so small that it is looked at while it trains without being asked."""
+    if not can_be_shown(trainer, pl_module) or not (Path(trainer.default_root_dir) / "config.yaml").is_file():
+        return False
+    net, data = pl_module.net, trainer.datamodule  # type: ignore[attr-defined]
+    cells = net.grid_size[0] * net.grid_size[1]
+    return 2 * (IMAGES * sum(heads_of(net)) * cells + cells**2) <= MOST_BYTES and not data.pipeline.native
+
+
 def _files(run: Path) -> list[Path]:
     return sorted(path for path in (run / FOLDER).glob("*.npz") if path.stem.isdigit())
 
 
-def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, Any]) -> dict[str, Any] | None:
+def moments_of(
+    run: RunDir, images: int, names: list[str], shape: Mapping[str, Any], most: int = SHOWN
+) -> dict[str, Any] | None:
     """Return what a run kept, for the viewer; None if there is nothing of these images and this network.
 
     Args:
@@ -178,6 +184,7 @@ def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, A
         images: How many validation images there are: of others, other eight were kept.
         names: Of the classes.
         shape: The network's, as of :func:`vitlab.look.viewer.shape_of`.
+        most: Validations that are returned at most, the first and the last among them.
     """
     size = (shape["depth"], shape["heads"], shape["grid"][0] * shape["grid"][1])
     found: dict[int, dict[str, np.ndarray]] = {}  # by epoch: the last validation of each
@@ -190,7 +197,7 @@ def moments_of(run: RunDir, images: int, names: list[str], shape: Mapping[str, A
         except (OSError, ValueError, KeyError, EOFError):  # cut off, or of something else
             continue
     epochs = sorted(found)
-    places = np.linspace(0, len(epochs) - 1, min(SHOWN, len(epochs))).round().astype(int)
+    places = np.linspace(0, len(epochs) - 1, min(most, len(epochs))).round().astype(int)
     chosen = [epochs[i] for i in np.unique(places)]
     if not chosen:
         return None

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import yaml
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
@@ -16,6 +15,8 @@ from vitlab.config.keys import differences, dotted
 from vitlab.look.analysis_page import as_html
 from vitlab.look.diagram import explorer
 from vitlab.look.facts import (
+    MANY,
+    Said,
     config_of,
     doubts_of,
     environment,
@@ -23,20 +24,22 @@ from vitlab.look.facts import (
     logged_curves,
     numbers_of,
     outcome_facts,
+    overview_of,
     paired,
     predictions_of,
 )
 from vitlab.look.listed import listed
-from vitlab.look.moments import moments_of
+from vitlab.look.moments import SHOWN, moments_of
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, data_url, packed, pictures_of, shape_of
+from vitlab.look.written import MARK
 from vitlab.runs.directory import RunDir
 from vitlab.runs.machine import own_version
 
 HOME = Path(__file__).parent
 WRONG = 12  # largest number of mistakes shown
 POINTS = 2000  # of a curve
-SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "drawings.js")
+SCRIPTS = ("common.js", "viewer.js", "analyses.js", "curves.js", "listed.js", "drawings.js", "overview.js")
 RELOAD = 20  # seconds
 
 
@@ -46,7 +49,7 @@ def render(
     subjects: Sequence[Subject] = (),
     pictures: int = 12,
     reload: int = 0,
-    live: dict[str, tuple[str, pd.DataFrame]] | None = None,
+    live: dict[str, Said] | None = None,
 ) -> str:
     """Return the page.
 
@@ -59,55 +62,79 @@ def render(
         live: Split and predictions of runs that go on, in place of what they measured last; then maps are few, small.
     """
     by_name = {subject.name: subject for subject in subjects}
-    facts = [_run(name, run, by_name.get(name), (live or {}).get(name)) for name, run in runs.items()]
-    pairs = [(a, b, paired(runs[a], runs[b])) for a, b in combinations(runs, 2)]
-    share = (BUDGET if live is None else BUDGET // 8) // max(1, len(subjects))
-    maps = [
-        (subject, pictures_of(subject, share, pictures, live is None))
-        for subject in subjects
-        if pictures and subject.has_pictures
-    ]
-    shown: list[dict[str, Any]] = [
-        {"shape": shape_of(subject, len(found), share), "pictures": found} for subject, found in maps
-    ]
-    for one, (subject, _) in zip(shown, maps, strict=True):
-        one["moments"] = _moments(runs.get(subject.name), subject, one["shape"])
+    said = {name: (live or {}).get(name) or predictions_of(run) for name, run in runs.items()}
+    facts = [_run(name, run, by_name.get(name), said[name]) for name, run in runs.items()]
+    differs = differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else []
+    is_many = len(runs) >= MANY
+    pairs = [(a, b, paired(said[a], said[b])) for a, b in combinations(runs, 2)]
     content: dict[str, Any] = {
         "runs": facts,
-        "differs": differences([config_of(run) for run in runs.values()]) if len(runs) > 1 else [],
+        "overview": overview_of(facts, differs) if is_many else None,
+        "differs": [] if is_many else differs,
         "pairs": [{"a": a, "b": b, **found} for a, b, found in pairs if found],
         "curves": _thinned(logged_curves(runs)),
-        "viewer": shown,
-        "listed": _listed(runs, by_name) if live is None else None,
-        "drawings": [explorer(subject.net, subject.name, f"net{i}") for i, subject in enumerate(subjects)],
+        "viewer": _viewed(runs, subjects, pictures, live is None),
+        "listed": _listed(runs, said, by_name) if live is None else None,
+        "drawings": _drawings(subjects),
         "analyses": findings_of(runs),
     }
-    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
-    sections = [(f"run{i}", one["name"]) for i, one in enumerate(facts)]
-    sections += [
-        (key, names.get(key, key)) for key in ("differs", "pairs", "curves", "viewer", "listed") if content[key]
-    ]
-    sections += [("drawings", "architecture")] if subjects else []
-    sections += [("analyses", "analyses")] if content["analyses"] else []
     templates = Environment(loader=FileSystemLoader(HOME), autoescape=True, trim_blocks=True)
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False}  # curves and menus in their own order
     templates.filters["code"] = lambda text: Markup(as_html(text))
     page = templates.get_template("page.html")
     script = "".join((HOME / name).read_text() for name in SCRIPTS)
     plot = {kind: (HOME / "uplot" / f"uPlot.{kind}").read_text() for kind in ("iife.min.js", "min.css")}
-    version = own_version()
     files = [{"runs": one["files"], "differences": one["differences"]} for one in content["analyses"]]
     for one in files:
         one["differences"] = one["differences"] and one["differences"]["csv"]
-    facts_of_page = {"title": title, "sections": sections, "script": script, "version": version, "reload": reload}
+    facts_of_page = {"title": title, "sections": _sections(content), "script": script, "reload": reload}
+    facts_of_page |= {"version": own_version(), "many": is_many, "mark": "" if live is None else MARK}
     facts_of_page |= {"plot_script": plot["iife.min.js"], "plot_style": plot["min.css"]}
     return page.render(**content, **facts_of_page, files=files)
 
 
-def _listed(runs: dict[str, RunDir], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+def _sections(content: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return id and name of each section, in their order."""
+    names = {"differs": "what differs", "pairs": "image by image", "viewer": "pictures", "listed": "predictions"}
+    names["drawings"], is_many = "architecture", content["overview"] is not None
+    first = [("runs", "runs")] if is_many else [(f"run{i}", one["name"]) for i, one in enumerate(content["runs"])]
+    order = ("curves", "pairs") if is_many else ("differs", "pairs", "curves")
+    shown = [key for key in (*order, "viewer", "listed", "drawings", "analyses") if content[key]]
+    return [*first, *((key, names.get(key, key)) for key in shown), *([("each", "each run")] if is_many else [])]
+
+
+def _viewed(
+    runs: dict[str, RunDir], subjects: Sequence[Subject], pictures: int, has_gradients: bool
+) -> list[dict[str, Any]]:
+    """Return shape, pictures and moments of each network that has pictures."""
+    share = (BUDGET if has_gradients else BUDGET // 8) // max(1, len(subjects))
+    shown: list[dict[str, Any]] = []
+    for subject in subjects:
+        if pictures and subject.has_pictures:
+            found = pictures_of(subject, share, pictures, has_gradients)
+            one: dict[str, Any] = {"shape": shape_of(subject, len(found), share), "pictures": found}
+            most = max(3, SHOWN // max(1, len(subjects) // 2))
+            shown.append(one | {"moments": _moments(runs.get(subject.name), subject, one["shape"], most)})
+    return shown
+
+
+def _drawings(subjects: Sequence[Subject]) -> list[tuple[str, str]]:
+    """Return drawings of the networks and, where several are drawn alike and share one, whose it is."""
+    found: dict[str, list[int]] = {}
+    for i, subject in enumerate(subjects):
+        found.setdefault(explorer(subject.net, "", "") if len(subjects) > 1 else "", []).append(i)
+    drawn = []
+    for first, *others in found.values():
+        names = ", ".join(subjects[i].name for i in (first, *others)) if others else ""
+        drawn.append((names, explorer(subjects[first].net, subjects[first].name, f"net{first}")))
+    return drawn
+
+
+def _listed(
+    runs: dict[str, RunDir], given: dict[str, Said | None], subjects: dict[str, Subject]
+) -> dict[str, Any] | None:
     """Return the predictions of all runs with the names of classes."""
-    given = {name: predictions_of(run) for name, run in runs.items()}
-    found = listed({name: one for name, one in given.items() if one}, subjects)  # type: ignore[misc]
+    found = listed({name: one for name, one in given.items() if one}, subjects)
     if found:
         most = max(max(found["target"]), *(max(one["prediction"]) for one in found["runs"].values()))
         names = list(runs[next(iter(found["runs"]))].data.get("class_names") or [])
@@ -115,33 +142,33 @@ def _listed(runs: dict[str, RunDir], subjects: dict[str, Subject]) -> dict[str, 
     return found
 
 
-def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any]) -> dict[str, Any] | None:
+def _moments(run: RunDir | None, subject: Subject, shape: dict[str, Any], most: int) -> dict[str, Any] | None:
     """Return what a run kept of the viewer's first pictures while it trained; None if there is nothing."""
     if run is None or subject.pictures is not None or "val" not in getattr(subject.data, "splits", {}):
         return None
-    found = moments_of(run, len(subject.data.splits["val"]), subject.class_names, shape)
+    found = moments_of(run, len(subject.data.splits["val"]), subject.class_names, shape, most)
     if found:
         found |= {name: packed(found[name]) for name in ("token", "positions") if name in found}
     return found
 
 
 def _thinned(metrics: dict[str, dict[str, list[tuple[float, float]]]]) -> dict[str, dict[str, Any]]:
-    """Return curves with up to ``POINTS`` points each, every n-th one and the last, and steps apart from values."""
+    """Return curves with up to ``POINTS`` points each, many curves with fewer: every n-th point and the last."""
     found: dict[str, dict[str, Any]] = {}
     for kind, lines in metrics.items():
         for name, points in lines.items():
-            apart = -(-len(points) // POINTS)
+            apart = -(-len(points) // max(POINTS // max(1, len(lines) // MANY), 100))
             kept = [*points[:-1:apart], *points[-1:]]
             found.setdefault(kind, {})[name] = {"x": [x for x, _ in kept], "y": [y for _, y in kept], "every": apart}
     return found
 
 
-def _run(name: str, run: RunDir, subject: Subject | None, found: tuple[str, pd.DataFrame] | None) -> dict[str, Any]:
-    outcome, changed = outcome_facts(run, found), run.path / "overrides.yaml"
+def _run(name: str, run: RunDir, subject: Subject | None, found: Said | None) -> dict[str, Any]:
+    outcome, changed = outcome_facts(run, found) if found else None, run.path / "overrides.yaml"
     recipe = list(dotted(yaml.safe_load(changed.read_text()) or {}).items()) if changed.is_file() else []
     facts = {"name": name, "path": run.path, "outcome": outcome, "recipe": recipe, "environment": environment(run)}
     facts |= {"numbers": None if outcome else numbers_of(run), "doubts": doubts_of(run)}
-    facts["first"] = first_words(run)
+    facts |= {"first": first_words(run), "size": run.read("model.json").get("parameters")}
     return {**facts, "config": list(config_of(run).items()), "wrong": _mistakes(outcome, subject)}
 
 

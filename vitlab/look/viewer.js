@@ -1,5 +1,6 @@
 "use strict";
-let nets = [];
+let nets = [], loaded = []; // those that are drawn, and all of the page
+const SHOWN = 3; // networks side by side; of more, two are chosen
 const ATTENTION = "attention"; // of every layer and head; the other maps have one for each picture
 const VIRIDIS = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
 const PUOR = [[45, 0, 75], [153, 142, 195], [247, 247, 247], [241, 163, 64], [127, 59, 8]]; // white is 0
@@ -270,8 +271,8 @@ function buildDifference(stages) {
   between.number = el("output", card, { className: "number" });
 }
 function buildViewer() {
-  nets = content("data");
-  const thumbs = document.getElementById("thumbs"), stages = document.getElementById("stages"), select = document.getElementById("map");
+  loaded = nets = content("data");
+  const thumbs = document.getElementById("thumbs"), select = document.getElementById("map");
   nets[0].pictures.forEach((one, i) => {
     const button = el("button", thumbs, { type: "button", onclick: () => { state.picture = i; draw(); } });
     button.setAttribute("aria-label", "picture " + (i + 1));
@@ -282,9 +283,9 @@ function buildViewer() {
   const names = [...(nets.some((net) => net.shape.depth > 0) ? [ATTENTION] : []), ...all("maps")];
   for (let i = 1; i <= splits; i++) names.push(SPLIT + i);
   if (nets.some((net) => net.moments?.positions)) names.push(POSITIONS);
-  state.map = names[0] ?? ATTENTION;
   for (const name of names) el("option", select, { value: name, textContent: name });
   for (const name of all("colors")) el("option", select, { value: name, textContent: "PCA colors, " + name + " blocks passed" });
+  state.map = select.options[0]?.value ?? ATTENTION;
   select.onchange = () => { state.map = select.value; draw(); };
   const layer = document.getElementById("layer");
   layer.max = Math.max(1, ...nets.map((net) => net.shape.depth)) - 1;
@@ -292,13 +293,38 @@ function buildViewer() {
   for (let i = -1; i < most; i++) el("option", head, { value: i, textContent: i < 0 ? "mean of heads" : i });
   head.onchange = () => { state.head = Number(head.value); draw(); };
   const target = document.getElementById("target"), epoch = document.getElementById("epoch"), lines = document.getElementById("lines");
+  if (most === 0) for (const control of [layer, head, ...(splits > 0 ? [] : [lines])]) control.parentElement.hidden = true; // of attention alone
   target.onchange = () => { state.target = Number(target.value); draw(); };
-  epoch.max = epochList().length;
   epoch.oninput = () => { state.epoch = epochList()[Number(epoch.value)] ?? -1; draw(); };
   lines.onchange = () => { state.lines = lines.checked; draw(); };
   saveButtons(document.getElementById("saves"), "map", rowsShown, drawingShown);
   restore();
   layer.oninput = () => { state.layer = Number(layer.value); draw(); };
+  offerNets();
+  buildStages();
+}
+function offerNets() { // of many networks two are drawn, which menus choose
+  if (loaded.length <= SHOWN) return;
+  const menus = ["left", "right"].map((id) => document.getElementById(id));
+  menus.forEach((menu, n) => {
+    loaded.forEach(({ shape }, i) => el("option", menu, { value: i, textContent: shape.name }));
+    menu.value = Number(shown[menu.id]) in loaded ? Number(shown[menu.id]) : n;
+    menu.parentElement.hidden = false;
+    menu.onchange = () => { choose(); buildStages(); };
+  });
+  function choose() {
+    nets = menus.map((menu) => loaded[menu.value]).filter((net, n, both) => both.indexOf(net) === n);
+    menus.forEach((menu, n) => remember({ [menu.id]: Number(menu.value) === n ? null : menu.value }));
+    cache.clear();
+  }
+  choose();
+}
+function buildStages() {
+  const stages = document.getElementById("stages"), epoch = document.getElementById("epoch");
+  stages.replaceChildren();
+  between.card = null;
+  epoch.max = epochList().length;
+  if (!epochList().includes(state.epoch)) state.epoch = -1;
   nets.forEach((net, n) => {
     const card = el("div", stages, { className: "card" });
     el("b", card, { textContent: net.shape.name });

@@ -9,14 +9,13 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitlab.analysis.attribution.maps import SIGNED, caught_maps, methods_of, occlusion
+from vitlab.analysis.attribution.maps import SIGNED, methods_of, occlusion
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.pca import pca_colors
 from vitlab.analysis.views.token_layers import token_layer_maps
 from vitlab.layers.resample import Grid
-from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, heads_of, outputs, placed_tokens
+from vitlab.models.walk import Asked, all_attention_maps, heads_of, outputs, placed_tokens
 from vitlab.tokenizers.t2t import T2TTokenizer
 
 BUDGET = 4_500_000  # bytes of the maps between patches in a page, two each, before they become text
@@ -124,21 +123,18 @@ def _attention(net: Asked, image: Tensor) -> Tensor | None:
     if not seen_heads(net):
         return None
     with torch.no_grad():
-        if isinstance(net, AnyNetwork):
-            return torch.stack([maps[0] for maps in net.attention(image)])
-        with caught_maps(net) as caught:
-            net(image)
-    return torch.stack([each[0] for each in caught])
+        return torch.stack([maps[0] for maps in all_attention_maps(net, image)])
 
 
 def seen_heads(net: Asked) -> list[int]:
-    """Return the number of heads of each layer; empty where layers differ, which the viewer does not show.
+    """Return the number of heads of each layer; empty where layers differ or have none, which is not shown.
 
     Example:
         >>> seen_heads(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
         [3, 3]
     """
-    return found if len(set(found := heads_of(net))) == 1 else []
+    found = set(heads_of(net))
+    return heads_of(net) if len(found) == 1 and found != {0} else []
 
 
 def _colors(net: Asked, images: Tensor) -> dict[str, Tensor]:
@@ -166,8 +162,11 @@ def _maps(
     names = [name for name in names if not (of_class_alone and name == "rollout")]
     found = {name: methods[name](net, images, classes) for name in names if name not in ("attention", "occlusion")}
     if (
-        isinstance(net, VisionTransformer) and net.global_pool != "token" and not of_class_alone
-    ):  # the class token's row is not what it reads
+        "attention" in methods
+        and isinstance(net, VisionTransformer)
+        and net.global_pool != "token"
+        and not of_class_alone
+    ):  # not the class token's row
         found = {"attention that the head reads": methods["attention"](net, images, classes)} | found
     if has_gradients:
         h, w = net.grid_size

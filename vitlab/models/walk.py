@@ -202,7 +202,7 @@ def pooled_features(net: Asked, images: Tensor) -> Tensor:
 
 
 def heads_of(net: Asked) -> list[int]:
-    """Return the number of heads of each layer whose attention can be seen.
+    """Return the number of heads of each layer whose attention can be seen; 0 for a block that shows none.
 
     Example:
         >>> heads_of(VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3))
@@ -211,7 +211,7 @@ def heads_of(net: Asked) -> list[int]:
     if isinstance(net, AnyNetwork):
         return net.attention_heads
     attentions = [getattr(block, "attn", None) for block in net.blocks]  # a block of one's own may have none
-    return [0 if attn is None else int(getattr(attn, "num_heads", net.num_heads)) for attn in attentions]
+    return [int(getattr(attn, "num_heads", net.num_heads)) if hasattr(attn, "weights") else 0 for attn in attentions]
 
 
 def outputs(net: Asked, images: Tensor) -> Tensor:

@@ -187,14 +187,17 @@ SIGNED = ("integrated gradients", "occlusion")  # a patch can speak against the 
 
 
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
-    """Return the maps that a network has: all six of a Vision Transformer, those that need outputs alone of others.
+    """Return the maps that a network has: those that need outputs alone if a block has no attention to be caught.
 
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
         ['integrated gradients', 'occlusion']
     """
-    return {name: method for name, method in METHODS.items() if name in OF_ANY or isinstance(net, VisionTransformer)}
+    attends = isinstance(net, VisionTransformer) and all(
+        isinstance(getattr(block, "attn", None), Attention) for block in net.blocks
+    )
+    return {name: method for name, method in METHODS.items() if attends or name in OF_ANY}
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis
-from vitlab.analysis.figures import grid_of_axes, picture
+from vitlab.analysis.figures import by_cell, grid_of_axes, picture
 from vitlab.analysis.probes import centered
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
@@ -67,9 +67,8 @@ def analyze_pca(subject: Subject) -> Finding:
             title = f"{layer} blocks passed\n{float(shares.sum()):.0%} of variance" if i == 0 else ""
             picture(axes[i, j], each.view(h, w, 3).numpy(), title)
             rows += [
-                {"image": i, "layer": layer, "row": n // w, "column": n % w, "red": r, "green": g, "blue": b}
-                | {"share": float(shares.sum())}
-                for n, (r, g, b) in enumerate(each.tolist())
+                {"image": i, "layer": layer, **at, "red": r, "green": g, "blue": b, "share": float(shares.sum())}
+                for at, (r, g, b) in by_cell(each.tolist(), w)
             ]
     note = (
         f"{len(images)} pictures together, each layer with components of its own: colors of two layers do not compare"

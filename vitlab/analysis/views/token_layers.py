@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from vitlab.analysis.catalogue import Analysis, Curve
-from vitlab.analysis.figures import grid_of_axes, heat, picture
+from vitlab.analysis.figures import by_cell, grid_of_axes, heat, picture
 from vitlab.analysis.head_attention import distances, uniform_distance
 from vitlab.analysis.intervals import over_images
 from vitlab.analysis.subject import Finding, Subject
@@ -107,9 +107,8 @@ def analyze_token_layers(subject: Subject) -> Finding:
             heat(axes[i, layer + 1], values.numpy(), title if i == 0 else "")
             axes[i, layer + 1].plot(x, y, "+", color="white", markeredgecolor="#D55E00", markersize=7)
             rows += [
-                {"image": i, "layer": layer + 1, "row": n // w, "column": n % w, "weight": float(value)}
-                | {**far, "uniform": uniform}
-                for n, value in enumerate(values.flatten())
+                {"image": i, "layer": layer + 1, **at, "weight": float(value), **far, "uniform": uniform}
+                for at, value in by_cell(values.flatten(), w)
             ]
     note = "attention of the cell at the cross; layers add values, not inputs, to it; colors span each map's own range"
     return Finding(pd.DataFrame(rows), figure, note)

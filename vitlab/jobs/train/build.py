@@ -49,7 +49,11 @@ from vitlab.runs.manifest import check_whole
 from vitlab.tasks.base import Task
 from vitlab.tasks.distillation import Distillation
 
-MOMENTS = "vitlab.look.moments.Moments"  # by its path, as a configuration names it: what shows runs stands above
+LOOK = {  # by their paths, as a configuration names them: what shows runs stands above
+    "moments": "vitlab.look.moments.Moments",
+    "page": "vitlab.look.growing.GrowingPage",
+    "asked": "vitlab.look.live.LivePage",
+}
 
 
 def build_job(arguments: list[str], options: FitOptions) -> Job:
@@ -227,7 +231,7 @@ class FitCLI(VitlabCLI):
             console,
             StopOnSignal(keeper),
             *([keeper] if keeper else []),
-            *self._moments(),
+            *self._looks(),
         ]
         trainer = super().instantiate_trainer(default_root_dir=str(self.run.path), **kwargs)
         for logger in trainer.loggers:
@@ -239,11 +243,18 @@ class FitCLI(VitlabCLI):
         check_strategy(self.config.trainer.strategy, trainer, recipe(self._get(self.config_init, "model")).get("opt"))
         return trainer
 
-    def _moments(self) -> list[Any]:
-        """Return the callback that keeps what a small network sees, unless the configuration names it."""
+    def _looks(self) -> list[Any]:
+        """Return what looks at a small network while it trains, its moments and its page, unless named or left out."""
         given = self.config.trainer.get("callbacks")
-        named = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Namespace)]
-        return [] if any(part.class_path == MOMENTS for part in named) else [class_at(MOMENTS)()]
+        parts = [part for part in (given if isinstance(given, list) else [given]) if isinstance(part, Namespace)]
+        named = {part.class_path: part.get("init_args") or {} for part in parts}
+        share, found = named.get(LOOK["moments"], {}).get("share"), list[Any]()
+        with suppress(ModuleNotFoundError):  # the core trains without what shows runs
+            if LOOK["moments"] not in named:
+                found.append(class_at(LOOK["moments"])())
+            if LOOK["asked"] not in named and LOOK["page"] not in named:
+                found.append(class_at(LOOK["page"])(**({} if share is None else {"share": share})))
+        return found
 
     def _defaults_among(self, values: dict[str, Any]) -> dict[str, Any]:
         """Return the values that are defaults; an older run that lacks a key was trained with its default."""

@@ -1,0 +1,103 @@
+"""The page of a small network that grows while it trains, without being asked for and for a hundredth of the time."""
+
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+
+from vitlab.look.moments import SHARE, is_small
+from vitlab.look.written import is_of_training, stand_still
+
+if TYPE_CHECKING:
+    from vitlab.look.live import LivePage
+
+FIRST = 2.5  # seconds that the first page is taken to cost, imports among them, until it has been measured
+
+
+class GrowingPage(Callback):
+    """Write the page of :class:`vitlab.look.live.LivePage` after validations, as often as a small share of time allows.
+
+    A page is written when all pages so far, this one and the last one together cost at most ``share`` of the time
+    since the training was built, so a short run has none. Nothing is written for large networks, over a page that
+    `vitlab look` made, and where :class:`~vitlab.look.moments.Moments` keep nothing. ``vitlab fit`` adds this callback
+    itself unless the configuration names ``LivePage``; its share is that of ``Moments``: 0 there leaves both out.
+
+    Args:
+        share: Largest share of the run's time.
+
+    Example:
+        >>> page = GrowingPage(share=0.01)
+        >>> page.has_time(page.begun + 499), page.has_time(page.begun + 501)  # two pages of 2.5 seconds each
+        (False, True)
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"`share` of GrowingPage must lie in 0..1, got {share}")
+        self.share, self.begun, self.spent, self.written = share, time.monotonic(), 0.0, 0
+        self._cost, self._is_due = FIRST, False
+        self._page: LivePage | None = None
+
+    def has_time(self, now: float) -> bool:
+        """Return whether a page, and the last one after it, fit into the share at a time of the monotonic clock."""
+        return self.spent + 2 * self._cost <= self.share * (now - self.begun)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Decide whether this validation is written; of any after the first page the predictions may be the last."""
+        begun = time.monotonic()
+        self._is_due = self._may_write(trainer, pl_module) and self.has_time(begun)
+        if self._is_due or self.written:
+            self._made().on_validation_start(trainer, pl_module)
+            self.spent += time.monotonic() - begun  # imports, the first time
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Collect the predictions of a validation that is written, or may be what the last page tells."""
+        if self._is_due or self.written:
+            begun = time.monotonic()
+            self._made().on_validation_batch_end(trainer, pl_module, outputs, batch, batch_idx, dataloader_idx)
+            self.spent += time.monotonic() - begun
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the page."""
+        if self._is_due:
+            self._write(trainer, pl_module, is_last=False)
+
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Write the last page, which does not reload, if there was one before."""
+        if self.written:
+            self._write(trainer, pl_module, is_last=True)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
+        """Leave a page that does not reload."""
+        if self.written:
+            stand_still(Path(trainer.default_root_dir) / "look.html")
+
+    def _may_write(self, trainer: L.Trainer, pl_module: Any) -> bool:
+        if not self.share or trainer.sanity_checking or not trainer.is_global_zero or trainer.state.fn != "fit":
+            return False
+        page = Path(trainer.default_root_dir) / "look.html"
+        return is_small(trainer, pl_module) and (not page.exists() or is_of_training(page))
+
+    def _made(self) -> "LivePage":
+        if self._page is None:
+            from vitlab.look.live import LivePage
+
+            self._page = LivePage()
+            self._page.share = float("inf")  # pictures, too, are paid from the share of the whole page
+        return self._page
+
+    def _write(self, trainer: L.Trainer, pl_module: Any, is_last: bool) -> None:
+        begun = time.monotonic()
+        try:
+            self._made().write(trainer, pl_module, is_last)
+            self.written += 1
+        except Exception as error:  # a page that nobody asked for must not stop the training
+            self.share = 0.0
+            logging.getLogger("vitlab").warning("look.html is not continued: %s: %s", type(error).__name__, error)
+        self._cost = time.monotonic() - begun
+        self.spent += self._cost
