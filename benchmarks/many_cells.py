@@ -4,11 +4,13 @@
     python benchmarks/many_cells.py --cells 1000 --workers 10 --latency 0
 
 The workers are processes with the queue of `vitlab ablate run`; a cell sleeps instead of training, and leaves the files
-of a cell that was trained. Each call that opens, looks at, renames or removes a file waits as over a network.
+of a cell that was trained. Each call that opens, looks at, locks, renames or removes a file waits as over a network,
+and so do those that read or write a claim.
 """
 
 import argparse
 import builtins
+import fcntl
 import io
 import multiprocessing
 import os
@@ -34,8 +36,12 @@ baseline: {{size: a0}}
 metric: {{primary: acc1}}
 """
 CALLS = {
-    os: ("stat", "lstat", "open", "rename", "replace", "unlink", "mkdir", "scandir", "listdir", "utime"),
+    os: (
+        *("stat", "lstat", "open", "rename", "replace", "unlink", "mkdir", "scandir", "listdir", "utime"),
+        *("pread", "pwrite"),
+    ),
     io: ("open",),
+    fcntl: ("flock",),
 }
 
 
@@ -51,10 +57,15 @@ def main() -> int:
         os.chdir(folder)
         levels = ", ".join(f"a{i}: {{model.embed_dim: {2 * i + 2}}}" for i in range(100))
         Path("queue.yaml").write_text(FILE.format(levels=levels, seeds=options.cells // 100))
+        ablation = read_ablation("queue.yaml")
+        known = [Resolved(a, {"model": dict(a.overrides), "data": {}}, {}, {}, (), 1.0, "code") for a in ablation.arms]
+        cells = [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in known]
+        for cell in cells:  # their identities are no work of the queue
+            cell.name  # noqa: B018
         context = multiprocessing.get_context("fork")
         rows: multiprocessing.Queue[dict[str, float]] = context.Queue()
         began = time.monotonic()
-        workers = [context.Process(target=_work, args=(options, rows)) for _ in range(options.workers)]
+        workers = [context.Process(target=_work, args=(options, cells, rows)) for _ in range(options.workers)]
         for worker in workers:
             worker.start()
         found = [rows.get() for _ in workers]
@@ -80,15 +91,12 @@ def main() -> int:
     return int(len(taken) != options.cells or max(taken.values()) > 1)
 
 
-def _work(options: argparse.Namespace, rows: "multiprocessing.Queue[dict[str, float]]") -> None:
+def _work(options: argparse.Namespace, cells: list[Cell], rows: "multiprocessing.Queue[dict[str, float]]") -> None:
     calls = Counter[str]()
     for module, names in CALLS.items():
         for name in names:
             _delay(module, name, options.latency, calls)
     builtins.open = io.open
-    ablation = read_ablation("queue.yaml")
-    arms = [Resolved(arm, {"model": dict(arm.overrides), "data": {}}, {}, {}, (), 1.0, "code") for arm in ablation.arms]
-    cells = [Cell(ablation, arm, seed) for seed in ablation.seeds for arm in arms]
     began = time.monotonic()
     pool = Pool(cells, 1, None, Interrupts(print))
     row = {"start": time.monotonic() - began, "takes": 0.0, "seconds": 0.0, "calls": 0.0, "cpu": 0.0}
@@ -103,9 +111,9 @@ def _work(options: argparse.Namespace, rows: "multiprocessing.Queue[dict[str, fl
         row["takes"] += 1
         cell, claim = taken
         time.sleep(options.work)
-        result = {"acc1": 0.5, "checkpoint": f"{ablation.checkpoint}.ckpt", "n": 1}
-        cell.run.write("results.json", {ablation.evaluate: result})
-        chain.append(ablation.directory, "cell", cell=cell.name, id=cell.id)
+        result = {"acc1": 0.5, "checkpoint": f"{cell.ablation.checkpoint}.ckpt", "n": 1}
+        cell.run.write("results.json", {cell.ablation.evaluate: result})
+        chain.append(cell.ablation.directory, "cell", cell=cell.name, id=cell.id)
         cell.run.write("done.json", {"cell": cell.name, "parts": cell.parts})
         claim.release()
     rows.put(row)

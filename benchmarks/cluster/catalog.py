@@ -331,6 +331,28 @@ def two_nodes(lab: Lab) -> Seen:
     return seen(lab, "two nodes x two processes over the time limit", {"wide": still}, [job], extra, "requeued")
 
 
+def lacking_node(lab: Lab) -> Seen:
+    """Nodes that cannot read the config, and nodes on which vitlab does not start, end a job before it trains."""
+    (lab.folder / "away.yaml").write_text("{}")
+    site: dict[str, object] = {"nodes": 2, "time": "30:00"}
+    jobs = {
+        "config": lab.submit("config", "--config", "away.yaml", **site, sbatch={"hold": True}),
+        "absent": lab.submit("absent", **site, setup=["export PATH=/usr/bin:/bin"]),
+    }
+    (lab.folder / "away.yaml").unlink()
+    lab.cluster.ask("scontrol", "release", jobs["config"])
+    told = 0
+    for name, job in jobs.items():
+        lab.wait(job, "FAILED", 300)
+        log = (lab.folder / "runs" / "slurm" / f"{name}-{job}.out").read_text()
+        lines = re.findall(r"^vitlab: node [ab]: (?:cannot read away.yaml|`vitlab` does not start).*$", log, re.M)
+        code = lab.cluster.job(job)["ExitCode"]
+        told += len(lines) == 2 and code == "2:0" and not (lab.folder / "runs" / name).exists()
+    counts = (told, lab.restarts([*jobs.values()])), (2, 0)
+    texts = [f"{n} of 2 ended with 2 and a line from each node, requeued {again} times" for n, again in counts]
+    return Seen("nodes without the config, without vitlab", 2, 2, *texts)
+
+
 def torchrun(lab: Lab) -> Seen:
     """Two machines without Slurm: network namespaces that only a cable joins, and the lines of docs/cluster.md."""
     recipe = ["-m", "vitlab", "fit", "--config", "recipe.yaml", "--trust_imports", "pace", "--trainer.strategy=ddp"]
@@ -407,6 +429,7 @@ CATALOG: dict[str, Callable[[Lab], Seen]] = {
         silent_node,
         array,
         two_nodes,
+        lacking_node,
         torchrun,
     )
 }

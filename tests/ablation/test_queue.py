@@ -5,7 +5,7 @@ import json
 import pytest
 
 from vitlab.ablation.evidence import chain
-from vitlab.ablation.execution.cells import Cell, Resolved
+from vitlab.ablation.execution.cells import Cell, Resolved, begun
 from vitlab.ablation.execution.pool import Interrupts, Pool
 from vitlab.ablation.file.spec import read_ablation
 
@@ -79,4 +79,16 @@ def test_twenty_workers_take_every_cell_once_and_look_at_few(cells, monkeypatch)
             names.append(cell.name)
             _finish(cell, claim)
     assert sorted(names) == sorted(cell.name for cell in cells)
-    assert len(looks) < 12 * len(cells)  # 40 a cell where every take begins with the first
+    assert len(looks) < 7 * len(cells)  # 40 a cell where every take begins with the first
+
+
+def test_a_start_reads_no_files_of_cells_that_have_none(cells, monkeypatch):
+    looks, real = [], Cell.is_done
+    monkeypatch.setattr(Cell, "is_done", lambda cell: looks.append(cell.name) or real(cell))
+    pool = Pool(cells, 1, None, Interrupts(print))
+    assert not looks and set(pool.progress.update().values()) == {"missing"}
+    _finish(*pool._take())
+    looks.clear()
+    states = Pool(cells, 1, None, Interrupts(print)).progress.update()
+    assert set(looks) == {cells[0].name} and states[cells[0].name] == "done"
+    assert [cell.name for cell in begun(cells)] == [cells[0].name]

@@ -122,6 +122,59 @@ def test_sharded_training_is_that_of_one_process(sharded, tmp_path, monkeypatch,
         assert f"-> {strategy}" in capsys.readouterr().err
 
 
+UNEVEN = """import sys
+import lightning as L, torch
+from vitlab.config import strategies
+from vitlab.interface import Weighted
+from vitlab.packed_batch import PackedBatch
+from vitlab.tasks import Classifier
+
+def train(devices):
+    torch.manual_seed(0)
+    net = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2, "init_std": 0.2}
+    task = Classifier(**net, num_classes=3, opt="sgd", lr=0.5, lr_scheduler="constant", warmup_epochs=0)
+    sizes = [(16, 16), (8, 24), (32, 8), (16, 8), (8, 8)]
+    images, targets = [torch.randn(3, *sizes[i % 5]) for i in range(38)], torch.randint(3, (38,))
+    weights = torch.rand(38) * 2
+    shares = [(1, 4), (3, 2), (5, 1), (2, 2), (1, 1), (4, 3), (2, 3), (3, 1)]  # images of each process in each batch
+
+    def batches():
+        first, found = 0, []
+        for one, other in shares:
+            whole = first, first + one + other
+            own = slice(*(whole if devices == 1 else [(first, first + one), (first + one, whole[1])][task.global_rank]))
+            found.append(Weighted(PackedBatch.of(images[own], 8), targets[own], weights[own]))
+            first = whole[1]
+        return torch.utils.data.DataLoader(found, batch_size=None)
+
+    task.train_dataloader = batches
+    trainer = L.Trainer(
+        max_epochs=2, devices=devices, strategy="auto" if devices == 1 else "ddp", accumulate_grad_batches=2,
+        accelerator="cpu", gradient_clip_val=0.5, use_distributed_sampler=False, barebones=True)
+    trainer.fit(task)
+    assert trainer.global_step == 8
+    return task.net.state_dict()
+
+if __name__ == "__main__":
+    torch.save(train(2), sys.argv[1])"""
+
+
+@pytest.mark.rare
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's: no validation, few workers
+def test_accumulated_weighted_batches_of_uneven_processes_are_those_of_one(tmp_path):
+    (tmp_path / "uneven.py").write_text(UNEVEN)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "uneven.py", "two.pt"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    exec(UNEVEN, space := {"__name__": "uneven"})
+    one, two = space["train"](1), torch.load(tmp_path / "two.pt", weights_only=True)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=0, atol=1e-5)
+
+
 STOPPING = """import os, signal, sys
 from vitlab.cli.main import main
 from vitlab.config.strategies import Replicate

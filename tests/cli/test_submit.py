@@ -48,6 +48,7 @@ STAND_INS = {
         exit $worst""",
     # Trains until it is told to stop or until `plan` holds the exit code to end with.
     "vitlab": """
+        [ "$1" = --version ] && exit
         trap 'exit 75' USR1 TERM
         printf '%s|' "$SLURM_PROCID" "$@" >> "$DESK/fit.$SLURM_PROCID"; echo >> "$DESK/fit.$SLURM_PROCID"
         [ "$SLURM_PROCID" = 0 ] && mkdir -p "$RUN" && touch "$RUN/config.yaml"
@@ -191,6 +192,46 @@ def test_the_third_attempt_in_a_row_without_progress_ends_the_job(slurm):
     assert codes == [0] * 6 + [1]
     assert "three attempts in a row saved no new step" in errors[-1]
     assert slurm.said("scontrol") == ["requeue 4711"] * 6
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("lacks", "told"),
+    [
+        ("folder", "there is no folder /nowhere, from which the job was submitted; nothing was started"),
+        ("config", "cannot read own.yaml, in {desk}; nothing was started"),
+        ("vitlab", "`vitlab` does not start: ModuleNotFoundError: No module named 'vitlab'; nothing was started"),
+    ],
+)
+def test_a_node_that_lacks_what_the_job_needs_ends_it_with_one_line(slurm, monkeypatch, lacks, told, nodes):
+    own = slurm.desk / "own.yaml"
+    own.write_text(Path(RECIPE).read_text())
+    words = ["--config", "own.yaml", "--slurm", SITE, f"--nodes={nodes}", f"--gpus={2 // nodes}", "--name", "n"]
+    assert main(["submit", "fit", *words]) == 0
+    monkeypatch.setenv("SLURM_SUBMIT_DIR", "/nowhere" if lacks == "folder" else str(slurm.desk))
+    monkeypatch.setenv("SLURMD_NODENAME", "n7")
+    if lacks == "config":
+        own.unlink()
+    if lacks == "vitlab":
+        broken = "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'vitlab'\" >&2; exit 1"
+        (slurm.desk / "bin" / "vitlab").write_text(f"#!/bin/bash\n{broken}\n")
+    slurm.start("n", ready=lambda: False)
+    line = f"vitlab: node n7: {told.format(desk=slurm.desk)}\n"
+    assert slurm.end() == (2, line * nodes)  # a line for each node
+    assert not slurm.said("fit.0") and not slurm.said("scontrol")
+
+
+def test_a_run_that_has_begun_needs_the_file_of_its_config_no_more(slurm):
+    own = slurm.desk / "own.yaml"
+    own.write_text(Path(RECIPE).read_text())
+    assert main(["submit", "fit", "--config", "own.yaml", "--slurm", SITE, "--gpus=1", "--name", "n"]) == 0
+    (slurm.desk / "plan").write_text("75")
+    slurm.start("n", ready=lambda: False)
+    assert slurm.end() == (0, "")
+    own.unlink()
+    (slurm.desk / "plan").write_text("0")
+    slurm.start("n", ready=lambda: False)
+    assert slurm.end() == (0, "") and len(slurm.said("fit.0")) == 2
 
 
 @pytest.mark.parametrize("code", [1, 2, 130, 137])

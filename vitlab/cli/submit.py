@@ -51,20 +51,20 @@ def main(argv: list[str]) -> int:
     from vitlab.jobs.sbatch import read_site, script_text
 
     site = read_site(options.slurm, nodes=options.nodes, gpus=options.gpus, time=options.time)
-    run, words = plan(rest, site.nodes * site.gpus)
+    run, words, files = plan(rest, site.nodes * site.gpus)
     script = FOLDER / (re.sub(r"[^A-Za-z0-9._-]+", "-", run.name)[:64] + ".sbatch")
-    text = script_text(site, words, script, _folder_of_vitlab(), run)
+    text = script_text(site, words, script, _folder_of_vitlab(), run, files)
     if options.dry_run:
         sys.stdout.write(text)
         return 0
     return hand_over(text, script, run, again="--resume" in words)
 
 
-def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
+def plan(args: list[str], processes: int) -> tuple[Path, list[str], list[Path]]:
     """Check the arguments of ``vitlab fit`` without building anything.
 
     Returns:
-        The run directory, and the arguments that start the run or continue it.
+        The run directory, the arguments that start the run or continue it, and the files of the user that it reads.
     """
     options, rest = options_parser().parse_known_args(args)
     _check_arguments(options, rest)
@@ -72,7 +72,7 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     more += ["--deadline", f"{options.deadline:g}"] if options.deadline != FitOptions.deadline else []
     more += ["--quiet"] if options.quiet else []
     if options.resume and (begun := run_to_continue(options)):
-        return begun.path, ["--resume", str(begun.path), *rest, *more]
+        return begun.path, ["--resume", str(begun.path), *rest, *more], [begun.config]
     paths = config_paths(rest)
     if not paths:
         raise UsageError("missing: --config; give a complete config, or --resume RUN")
@@ -88,7 +88,8 @@ def plan(args: list[str], processes: int) -> tuple[Path, list[str]]:
     for flag in ("init_from", "resize", "init_grid"):
         if getattr(options, flag):
             start += [f"--{flag}", getattr(options, flag)]
-    return run.path, [*rest, *start, "--auto_resume", *more]
+    own = [Path(text) for text in (*paths, options.init_from) if text and Path(text).is_file()]
+    return run.path, [*rest, *start, "--auto_resume", *more], own
 
 
 def _check_arguments(options: argparse.Namespace, rest: list[str]) -> None:

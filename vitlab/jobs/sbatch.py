@@ -8,6 +8,7 @@ import dataclasses
 import re
 import shlex
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,16 @@ job="${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY
 place() {{ grep -rhso '"step": *[0-9]*' --include=manifest.json {run} | sort | cksum; }}
 stalled={folder}/.stalled-$job
 before=$(place)
+"""
+CHECK = """\
+# What only a node can know: it must see the folder and the files, and vitlab must start there. Else one line tells.
+check() {{
+    tell() {{ echo "vitlab: node ${{SLURMD_NODENAME:-$(hostname)}}: $1; nothing was started" >&2; exit 2; }}
+    cd -- "$1" 2> /dev/null || tell "there is no folder $1, from which the job was submitted"
+    for file in "${{@:2}}"; do [ -r "$file" ]{unless} || tell "cannot read $file, in $PWD"; done
+    said=$({start} --version 2>&1) || tell "\\`{start}\\` does not start: ${{said##*$'\\n'}}"
+}}
+{run} || exit 2
 """
 REQUEUE = """
 # Three attempts in a row without progress, as on a node that always hangs, end the job.
@@ -64,6 +75,7 @@ SCRIPT = """\
 # Requeued or submitted again, this command continues the same run with its configuration.
 fit=(vitlab fit {fit})
 
+{check}
 # Slurm warns the ranks, which save and end with 75. This shell survives its own signal to see that code.
 ended=
 trap 'ended=1' TERM
@@ -200,7 +212,27 @@ def attempts_text(run: Path, folder: Path) -> str:
     return ATTEMPTS.format(run=shlex.quote(str(run)), folder=shlex.quote(str(folder)))
 
 
-def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None, run: Path) -> str:
+def check_text(site: Site, start: Sequence[str], files: Iterable[str | Path], run: Path | None = None) -> str:
+    """Return the shell lines that end a job with 2 and one line where a node lacks what it needs.
+
+    Args:
+        site: What the job asks of the cluster; a task on each node checks where there are several.
+        start: The command that is vitlab.
+        files: What the job reads, each relative to the folder of submission or absolute.
+        run: The run directory; once that has a configuration, the files are not read again.
+    """
+    unless = f" || [ -r {shlex.quote(str(run / 'config.yaml'))} ]" if run else ""
+    folder = shlex.quote(str(site.sbatch["chdir"])) if "chdir" in site.sbatch else '"${SLURM_SUBMIT_DIR:-$PWD}"'
+    words = " ".join([folder, *(shlex.quote(str(file)) for file in files)])
+    many = f"srun --ntasks={site.nodes} --ntasks-per-node=1 \\\n"
+    many += f'    bash -c "$(declare -f check); check \\"\\$@\\"" check {words}'
+    alone = f"(check {words})"
+    return CHECK.format(start=shlex.join(start), unless=unless, run=many if site.nodes > 1 else alone)
+
+
+def script_text(
+    site: Site, fit: list[str], script: Path, extra_path: str | None, run: Path, files: Iterable[str | Path] = ()
+) -> str:
     """Return the batch script of a run.
 
     Args:
@@ -209,6 +241,7 @@ def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None
         script: Where the script will lie, relative to the directory of submission.
         extra_path: Folder of the ``vitlab`` command where the search path lacks it.
         run: The run directory, whose checkpoints tell whether an attempt has made progress.
+        files: What the run reads, each relative to the directory of submission or absolute.
     """
     lines = [f"export PATH={shlex.quote(extra_path)}:$PATH"] if extra_path else []
     setup = "\n".join(["", *lines, *site.setup, ""]) if lines or site.setup else ""
@@ -217,6 +250,7 @@ def script_text(site: Site, fit: list[str], script: Path, extra_path: str | None
         header=site.header(script.stem, script.with_name(f"{script.stem}-%j.out")),
         setup=setup,
         fit=shlex.join(fit),
+        check=check_text(site, ["vitlab"], files, run),
         cpus=site.cpus_per_task,
         gpus=site.gpus,
         nodes=site.nodes,

@@ -26,6 +26,7 @@ UNSIGNED = 2.0  # seconds that a new claim may lack its owner's name
 LOOK = 1.0  # seconds between two looks at the own claim
 TOUCH = 10.0  # seconds between two signs of life
 DEAD = 60.0  # seconds without one after which another machine may take over
+LONGEST = 1 << 16  # bytes of a claim that are read
 
 
 class HeldLock:
@@ -130,10 +131,9 @@ def take(
     on_loss: Callable[[RunGone, threading.Event], None] = lambda error, released: None,
 ) -> HeldLock | None:
     """Return a claim on ``path``; None if a live worker has it. See :class:`HeldLock` for the other arguments."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
-            fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o644)
+            fd = _create(path)
         except FileExistsError:
             if not _take_over(path):
                 return None
@@ -152,15 +152,32 @@ def take(
     return None
 
 
+def _create(path: Path) -> int:
+    """Create a claim and open it; its folder, too, if that is missing."""
+    flags = os.O_CREAT | os.O_EXCL | os.O_RDWR
+    try:
+        return os.open(path, flags, 0o644)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, flags, 0o644)
+
+
 def read(path: Path) -> dict[str, Any] | None:
     """Return the facts in a claim and its age in seconds; None if there is none."""
     try:
-        facts = json.loads(path.read_text() or "{}")
+        text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    return {**_parsed(text), "age": _age(path)}
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    """Return the facts in the text of a claim; none if a power failure has left it empty or torn."""
+    try:
+        facts = json.loads(text or "{}")
     except (ValueError, RecursionError):
-        facts = {}
-    return {**(facts if isinstance(facts, dict) else {}), "age": _age(path)}
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _age(path: Path) -> float:
@@ -182,7 +199,7 @@ def is_alive(path: Path) -> bool:
     except OSError:
         return False
     try:
-        return not _is_dead(path, fd, watched=False)
+        return not _is_dead(path, fd, _parsed(os.pread(fd, LONGEST, 0)), watched=False)
     finally:
         os.close(fd)
 
@@ -190,10 +207,15 @@ def is_alive(path: Path) -> bool:
 _watched: dict[Path, tuple[tuple[int, int], float]] = {}  # of each claim its last touch, and when it was first seen so
 
 
-def silence_of(path: Path) -> float:
-    """Return the seconds, by this process's own clock, for which it has seen a claim untouched."""
+def silence_of(path: Path, status: os.stat_result | None = None) -> float:
+    """Return the seconds, by this process's own clock, for which it has seen a claim untouched.
+
+    Args:
+        path: The claim's file.
+        status: Of the file, where it is known.
+    """
     try:
-        status = path.stat()
+        status = status or path.stat()
     except OSError:
         return 0.0
     now, touch = time.monotonic(), (status.st_ino, status.st_mtime_ns)
@@ -231,27 +253,28 @@ def is_here(facts: dict[str, Any]) -> bool:
     return all(facts.get(name, value) == value for name, value in _place().items()) and bool(facts.get("host"))
 
 
-def _is_dead(path: Path, fd: int, watched: bool = True) -> bool:
+def _is_dead(path: Path, fd: int, facts: dict[str, Any], watched: bool = True) -> bool:
     """Return whether a claim is dead; if so, ``fd`` now has its lock, so no other process concludes the same.
 
-    An old date alone does not suffice if ``watched``: the clock may have jumped since the owner's last touch.
+    An old date alone does not suffice if ``watched``: the clock may have jumped since the owner's last touch. Whoever
+    looks at a claim that is locked asks no more of the file system than that: a worker of many does so at every take.
     """
-    facts = read(path) or {}
     if _is_earlier_attempt(facts):
         return True
-    here = is_here(facts)
-    age, silence = facts.get("age", 0), silence_of(path)
-    if not facts.get("host"):  # a power failure leaves an empty one
-        old = age > UNSIGNED or silence > UNSIGNED
-    else:
-        old = silence > DEAD or (age > DEAD and (silence > 1.5 * TOUCH or not watched))
+    silence, locks = silence_of(path, os.fstat(fd)), True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # no locks here
-        return (here and not is_running(facts.get("pid", 0))) or old
-    return here or old
+        locks = False
+    here = is_here(facts)
+    if here and (locks or not is_running(facts.get("pid", 0))):
+        return True
+    age = _age(path)
+    if not facts.get("host"):  # a power failure leaves an empty one
+        return age > UNSIGNED or silence > UNSIGNED
+    return silence > DEAD or (age > DEAD and (silence > 1.5 * TOUCH or not watched))
 
 
 def _take_over(path: Path) -> bool:
@@ -260,8 +283,9 @@ def _take_over(path: Path) -> bool:
     except FileNotFoundError:
         return True
     try:
-        _end_orphan(read(path) or {})
-        if not _is_dead(path, fd):
+        facts = _parsed(os.pread(fd, LONGEST, 0))
+        _end_orphan(facts)
+        if not _is_dead(path, fd, facts):
             return False
         aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         if path.stat().st_ino != os.fstat(fd).st_ino:

@@ -1,7 +1,9 @@
 """Cells: one arm with one seed, and their state, read from files."""
 
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +25,8 @@ from vitlab.runs import lock
 from vitlab.runs.directory import RunDir
 from vitlab.runs.records import read_json
 
+FEW = 100  # cells whose files are looked at one after another, and each time
+AT_ONCE = 16  # cells of more that are looked at at once
 State = Literal["done", "running", "failed", "diverged", "missing", "stale", "damaged"]
 
 
@@ -94,7 +98,7 @@ class Cell:
         """The identity."""
         return json_digest(self.parts)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The readable name: arm, seed and identity."""
         return f"{self.arm.name}/s{self.seed}-{self.id}"
@@ -202,6 +206,24 @@ class Cell:
             if same and parts != self.parts:
                 return run
         return None
+
+
+def begun(cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of whose arm and seed there is a file; each arm's folder is listed once, and no file is read."""
+    folders = {cell.arm.name: cell.run.path.parent for cell in {cell.arm.name: cell for cell in cells}.values()}
+    seeds: dict[str, set[str]] = {}
+    for arm, folder in folders.items():
+        with suppress(FileNotFoundError):
+            seeds[arm] = {name.partition("-")[0] for name in os.listdir(folder)}
+    return [cell for cell in cells if f"s{cell.seed}" in seeds.get(cell.arm.name, ())]
+
+
+def for_each(look: Callable[[Cell], Any], cells: Sequence[Cell]) -> list[Any]:
+    """Call a function for each cell and return what it returns; for many cells in threads, as files are waited for."""
+    if len(cells) <= FEW:
+        return [look(cell) for cell in cells]
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        return list(threads.map(look, cells))
 
 
 def others(ablation: Ablation, resolved: Sequence[Resolved | None]) -> dict[str, str]:

@@ -6,10 +6,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, TracebackType
+from typing import Literal
 
 from vitlab.ablation.evidence import chain
-from vitlab.ablation.execution.cells import Cell
+from vitlab.ablation.execution.cells import Cell, begun, for_each
 from vitlab.ablation.execution.gpus import slot, visible_devices
 from vitlab.ablation.execution.progress import Board, Progress
 from vitlab.ablation.execution.worker import CellOutcome, process_cell
@@ -17,7 +19,7 @@ from vitlab.errors import UsageError
 from vitlab.runs import lock
 
 Say = Callable[[str], None]
-RETRY = 30.0  # seconds after which a cell that another worker had is tried again before the others
+RETRY = 30.0  # seconds after which a cell that another worker had, or that failed, is tried again before the others
 
 
 class Interrupts:
@@ -60,8 +62,7 @@ class Pool:
         self, cells: list[Cell], workers: int, say: Say | None, interrupts: Interrupts, fail_fast: bool = False
     ) -> None:
         self.cells, self.workers, self.interrupts, self.fail_fast = cells, workers, interrupts, fail_fast
-        for cell in cells:
-            _set_aside_damaged(cell, say)
+        for_each(partial(_set_aside_damaged, say=say), begun(cells))
         self.progress = Progress(cells, workers)
         self.board = Board(self.progress, say)
         self.failures: list[tuple[Cell, CellOutcome]] = []
@@ -69,8 +70,9 @@ class Pool:
         per_gpu = cells[0].ablation.run.per_gpu if cells else 1
         self._shares = max(per_gpu, math.ceil(workers / max(1, len(visible_devices()))))
         self._news = chain.Reader(cells[0].ablation.directory) if cells else None
-        self._through: set[str] = set()  # names of cells that are not looked at again
-        self._seen_held: dict[str, float] = {}  # of a cell that another worker has, when that was seen
+        self._through = set(self.progress.values)  # names of finished cells, which are not looked at again
+        self._seen: dict[str, float] = {}  # of a cell that another worker has, or that failed, when that was seen
+        self._stretch = 1  # cells among which the search for the next begins
 
     def run_all(self) -> None:
         """Train until every cell is done or has failed, or until a signal."""
@@ -88,7 +90,7 @@ class Pool:
 
     def _worker(self) -> None:
         while not self.interrupts.count and not (self.fail_fast and self.failures):
-            with slot(self._shares, lambda: self.interrupts.count > 0 or all(map(self._is_over, self.cells))) as place:
+            with slot(self._shares, lambda: self.interrupts.count > 0 or self._all_over()) as place:
                 taken = self._take() if place else None
                 if taken is None or place is None:
                     return
@@ -106,44 +108,55 @@ class Pool:
     def _take(self) -> tuple[Cell, lock.HeldLock] | None:
         """Claim a cell that is not running, done or failed.
 
-        It is the first, for one worker. After each cell that another worker has, a random number of cells is passed
-        over, out of twice as many as the time before, so that a hundred workers do not try a hundred cells each; what
-        was passed over is looked at in the end. Cells that others have finished are known from the chain, and one that
-        another was seen to have is not tried again at once.
+        It is the first, for one worker. Where others have been met, the search begins at random, in a stretch that
+        doubles with each cell that another worker has and halves with each that is free: about half of it is free then,
+        and a take of one of a hundred workers tries two or three cells. What was passed over is looked at in the end.
+        Cells that others have finished are known from the chain, and one that another was seen to have, or that has
+        failed, is not tried again at once.
         """
         self._read_news()
         left = [cell for cell in self.cells if cell.name not in self._through]
-        passed: list[Cell] = []
-        i, most = 0, 2
+        i = random.randrange(min(self._stretch, max(1, len(left))))
+        passed = left[:i]
         while i < len(left):
             jump = 0
-            if self._seen_held.get(left[i].name, -RETRY) > time.monotonic() - RETRY:
+            if self._seen.get(left[i].name, -RETRY) > time.monotonic() - RETRY:
                 passed.append(left[i])
-            elif claim := self._claim(left[i]):
+            elif isinstance(claim := self._claim(left[i]), lock.HeldLock):
+                self._stretch = max(1, self._stretch // 2)
                 return left[i], claim
-            elif left[i].name in self._seen_held:
-                jump, most = random.randrange(most), 2 * most
+            elif claim == "held":
+                self._stretch = min(2 * self._stretch, len(left))
+                jump = random.randrange(self._stretch)
                 passed += left[i + 1 : i + 1 + jump]
             i += 1 + jump
-        return next(((cell, claim) for cell in passed if (claim := self._claim(cell))), None)
+        for cell in passed:
+            if isinstance(claim := self._claim(cell), lock.HeldLock):
+                return cell, claim
+        return None
 
-    def _claim(self, cell: Cell) -> lock.HeldLock | None:
-        """Return the claim of a cell, or None if it is over or another worker has it, which is noted."""
-        self._seen_held.pop(cell.name, None)
+    def _claim(self, cell: Cell) -> lock.HeldLock | Literal["over", "held"]:
+        """Return the claim of a cell, or why there is none, which is noted: it is over, or another worker has it."""
+        self._seen[cell.name] = time.monotonic()
         if self._is_over(cell):
-            return None
+            return "over"
         claim = lock.take(cell.claim)
         if claim is None:
-            self._seen_held[cell.name] = time.monotonic()
-        elif self._is_over(cell):  # another worker has just finished it
+            return "held"
+        if self._is_over(cell):  # another worker has just finished it
             claim.release()
-            return None
+            return "over"
+        del self._seen[cell.name]
         return claim
 
     def _read_news(self) -> None:
         for record in self._news.new() if self._news else ():
             if record.get("kind") == ("analyses" if self.cells[0].ablation.analyses else "cell"):
                 self._through.add(str(record.get("cell")))
+
+    def _all_over(self) -> bool:
+        self._read_news()
+        return all(self._is_over(cell) for cell in self.cells if cell.name not in self._through)
 
     def _is_over(self, cell: Cell) -> bool:
         if cell.is_finished():

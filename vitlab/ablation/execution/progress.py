@@ -11,11 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from vitlab.ablation.execution.cells import Cell, State
+from vitlab.ablation.execution.cells import FEW, Cell, State, begun, for_each
 from vitlab.ablation.execution.status import running_text
 from vitlab.runs import lock
 
-FEW = 100  # cells whose files are looked at each time
 SHOWN: tuple[State, ...] = ("done", "running", "failed", "diverged", "missing")
 
 
@@ -47,14 +46,13 @@ class Progress:
         return self._states
 
     def _look(self) -> dict[str, State]:
-        states: dict[str, State] = {}
-        for cell in self.cells:
-            if cell.name not in self.values:
-                states[cell.name] = _state(cell)
-                if cell.is_finished():
-                    value = (cell.result() or {}).get(cell.ablation.primary)
-                    self.values[cell.name] = float("nan") if value is None else float(value)
-        return {cell.name: states.get(cell.name, "done") for cell in self.cells}
+        states: dict[str, State] = {cell.name: "missing" for cell in self.cells}
+        left = [cell for cell in begun(self.cells) if cell.name not in self.values]
+        for cell, (state, value) in zip(left, for_each(_seen, left), strict=True):
+            states[cell.name] = state
+            if value is not None:
+                self.values[cell.name] = value
+        return {name: "done" if name in self.values else state for name, state in states.items()}
 
     def best(self) -> tuple[str, float] | None:
         """Return name and value of the best cell so far."""
@@ -89,6 +87,14 @@ class Progress:
             table.add_row(arm, *(str(counts[state] or "") for state in SHOWN), mean)
         runs = [Text(f"{c.name}: {running_text(c)}") for c in self.cells if states[c.name] == "running"]
         return Group(table, *runs, Text(self.line(states), style="bold"))
+
+
+def _seen(cell: Cell) -> tuple[State, float | None]:
+    """Return the state of a cell, and the primary metric of one that is finished; None for the others."""
+    if cell.is_finished():
+        value = (cell.result() or {}).get(cell.ablation.primary)
+        return "done", float("nan") if value is None else float(value)
+    return _state(cell), None
 
 
 def _state(cell: Cell) -> State:

@@ -11,15 +11,14 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.ablation.execution.resolve import command
+from vitlab.ablation.execution.resolve import VITLAB, command
 from vitlab.ablation.file.spec import Ablation
 from vitlab.errors import UsageError, did_you_mean
-from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text
+from vitlab.jobs.sbatch import REQUEUE, Site, ask_sbatch, attempts_text, check_text
 from vitlab.runs.directory import write_text
 
 OWN = ("array_parallelism", *(field.name for field in dataclasses.fields(Site)))
@@ -34,6 +33,7 @@ SCRIPT = """\
 # Written by `vitlab ablate run`. Each worker takes cells that no other worker has, until none is left.
 {header}
 {setup}
+{check}
 # Slurm warns the worker: its cells save, and it exits with 75. This shell survives its own signal.
 ended=
 trap 'ended=1' TERM
@@ -49,7 +49,7 @@ def needs_submission(ablation: Ablation) -> bool:
 
 def task_command(ablation: Ablation, more: Sequence[str] = ()) -> list[str]:
     """Return the command of one task of the array; it takes cells that other tasks have not claimed."""
-    own = command(ablation) if not ablation.run.command else [sys.executable, "-m", "vitlab"]
+    own = command(ablation) if not ablation.run.command else VITLAB
     trust = ["--trust_command"] if ablation.run.command else []
     return [*own, "ablate", "run", str(ablation.file.path.resolve()), *more, *trust]
 
@@ -93,6 +93,7 @@ def batch_script(ablation: Ablation, tasks: int, more: Sequence[str] = ()) -> st
         header=asked.header(ablation.name, _folder(ablation) / "%A_%a.out", **own),
         setup="\n".join(["", *asked.setup, ""]) if asked.setup else "",
         cpus=asked.cpus_per_task,
+        check=check_text(asked, VITLAB, [ablation.file.path.resolve()]),
         words=shlex.join(task_command(ablation, more)),
         attempts=attempts_text(ablation.directory, _folder(ablation)),
         requeue=REQUEUE.format(script=_folder(ablation) / "workers.sbatch"),
