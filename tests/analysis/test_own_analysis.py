@@ -109,7 +109,7 @@ def test_one_file_of_the_package_is_found_without_importing_it(tmp_path):
     (tmp_path / "vitlab" / "analysis" / "views" / "norms.py").write_text(MINE)
     code = (
         "import sys; from vitlab.cli.main import main\n"
-        "from vitlab.analysis import ANALYSES, names_of; assert names_of('norms') == ['norms'] == [*ANALYSES][27:]\n"
+        "from vitlab.analysis import ANALYSES, names_of; assert names_of('norms') == ['norms'] == [*ANALYSES][29:]\n"
         "from vitlab.ablation import Lab; assert Lab('own.yaml').ablation.analyses == ('norms',)\n"
         "assert not {'torch', 'vitlab.analysis.views.norms'} & {*sys.modules}\n"
         "main(['analyze', '--help'])"
