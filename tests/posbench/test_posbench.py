@@ -23,7 +23,7 @@ from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol, registered_protocol
-from vitlab.position_bench.training import answers_of, batches_of, bench_network_of, check_method
+from vitlab.position_bench.training import Rate, answers_of, batches_of, bench_network_of, check_method, train_network
 
 HERE = __name__
 
@@ -68,6 +68,7 @@ def tiny():
         "shift": {"images": 10, "pixels": [2], "fill": "reflect"},
     }  # fmt: skip
     protocol["tuning"] = {"seed": 100, "rates": {"photos": [0.01, 0.02], "glyphs": [0.01, 0.02]}, "most": 2}
+    protocol["tuning"]["outside"] = {"photos": [1.0], "glyphs": [0.03, 1.0]}
     return protocol
 
 
@@ -184,8 +185,18 @@ def edit_rate(folder):
     edit(folder / "photos-0.json", rate=0.5)
 
 
+def edit_share(folder):
+    kept = json.loads((folder / "glyphs-0.json").read_text())["outside"]
+    edit(folder / "glyphs-0.json", outside={0.03: 1.0, 1.0: 0.03}[kept])
+
+
+def drop_share(folder):
+    next(folder.glob("tune-glyphs-*-1.json")).unlink()
+
+
 CHEATS = {drop_seed: "is missing", edit_score: "its predictions give", edit_predictions: "were edited",
-          edit_recipe: "another protocol", edit_rate: "is best in validation"}  # fmt: skip
+          edit_recipe: "another protocol", edit_rate: "is best in validation",
+          edit_share: "is best in validation", drop_share: "of the grid were not tried"}  # fmt: skip
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
@@ -293,6 +304,20 @@ def test_published_cells_are_verified_and_the_page_says_their_scores(name):
     assert f"{len(PUBLISHED)} of {len(POS_EMBEDS)} methods are measured" in page
 
 
+def test_what_lies_outside_of_the_blocks_learns_at_its_share(small):
+    train, _ = small.splits("glyphs")
+    begun = bench_network_of("learned", tiny(), "glyphs", 0)
+    moved = []
+    for share in (1.0, 0.5, 0.0):
+        net = train_network("learned", tiny(), "glyphs", 0, Rate(0.001, share), train)
+        moved.append([(p - q).abs().mean() for p, q in zip(*map(_outside, (net, begun)), strict=True)])
+    assert all(x > 1.5 * y > 0 and z == 0 for x, y, z in zip(*moved, strict=True))
+
+
+def _outside(net):
+    return [net.pos_embed.weight, net.head.weight]
+
+
 @pytest.fixture
 def photos_of_three_classes(tmp_path):
     """Flat photos, of another shade in each class, of several sizes."""
@@ -336,7 +361,7 @@ def test_a_method_is_measured_under_another_protocol_on_photos_of_a_folder(photo
     settings["recipe"] |= {"batch_size": 10}
     settings["test"] |= {"photos": 12}
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
-    kept = bench.run_cell("learned", "learned", "photos", 0, 0.01)
+    kept = bench.run_cell("learned", "learned", "photos", 0, Rate(0.01, 1.0))
     assert set(kept["scores"]) == {"accuracy", "sizes", "shift"} and 0 <= kept["scores"]["accuracy"] <= 1
     assert max(x.max() for x in bench.predictions("learned", "photos-0").values()) < 3
     assert chance_of_tasks(settings)["few"] == 1 / 3 and chance_of_tasks(settings)["far"] == 0.5
@@ -353,7 +378,7 @@ def test_the_protocol_for_gpus_has_14_tokens_a_side_and_a_price_that_can_be_adde
     page = capsys.readouterr().out
     assert "photos  8 networks x 3,600,000 images, 1,000 images/s: 8.0 h" in page
     assert "few     5 networks x 1,080,000 images, 1,000 images/s: 1.5 h" in page
-    assert "in all  10.4 CPU hours" in page  # and 8 x 400,000 generated images, .9 h
+    assert "in all  10.7 CPU hours" in page  # and 11 x 400,000 generated images, 1.2 h
     assert main(["posbench", "rope2d", "--protocol", "imagenet100", "--cells"]) == 2
     assert "trains on a GPU, and there is none here" in capsys.readouterr().err
     assert main(["posbench", "rope2d", "--protocol", "imagenet"]) == 2
@@ -368,5 +393,5 @@ def test_a_cell_is_trained_on_the_gpu_in_half_precision(photos_of_three_classes,
     settings["test"] |= {"photos": 12}
     settings["limit_cpu_seconds"] = None
     bench = Bench(tmp_path / "cells", photos_of_three_classes, settings, say=lambda line: None)
-    assert 0 <= bench.run_cell("rope2d", "rope2d", "photos", 0, 0.01)["scores"]["accuracy"] <= 1
+    assert 0 <= bench.run_cell("rope2d", "rope2d", "photos", 0, Rate(0.01, 1.0))["scores"]["accuracy"] <= 1
     assert check_method("learned", settings) > 0

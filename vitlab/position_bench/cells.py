@@ -17,6 +17,7 @@ from vitlab.position_bench.pictures import Split, folder_photos, glyphs, photos
 from vitlab.position_bench.protocol import FOLDER, digest_of_file, protocol_digest, registered_protocol
 from vitlab.position_bench.training import (
     Method,
+    Rate,
     answers_of,
     bench_cpu_seconds,
     bench_predictions_of,
@@ -107,23 +108,23 @@ class Bench:
         with np.load(self.path(label, cell).with_suffix(".npz")) as kept:
             return dict(kept)
 
-    def tuned(self, method: Method, label: str, training: str) -> float:
+    def tuned(self, method: Method, label: str, training: str) -> Rate:
         """Return the learning rate that is best on validation images, trying what is not tried yet.
 
-        The grid grows while its best rate lies at a border.
+        The grid of its share grows while the best rate lies at a border.
 
         Args:
             method: The position embedding.
             label: Its folder.
             training: ``photos``, whose rate serves ``few`` too, or ``glyphs``.
         """
-        found: dict[float, float] = {}
+        found: dict[Rate, float] = {}
         while left := rates_left(self.protocol["tuning"], training, found):
             found |= {rate: self._tuning(method, label, training, rate) for rate in left}
-        return float(best_rate(found))
+        return best_rate(found)
 
-    def _tuning(self, method: Method, label: str, training: str, rate: float) -> float:
-        cell, seed = f"tune-{training}-{rate:g}", self.protocol["tuning"]["seed"]
+    def _tuning(self, method: Method, label: str, training: str, rate: Rate) -> float:
+        cell, seed = f"tune-{training}-{rate.blocks:g}-{rate.outside:g}", self.protocol["tuning"]["seed"]
         if (kept := self.record(label, cell)) is None:
             train, _ = self.splits(training)
             start = bench_cpu_seconds()
@@ -132,7 +133,8 @@ class Bench:
                 accuracy = self.validated(net, training)
             except UsageError:
                 accuracy = 0.0  # diverged
-            kept = {"training": training, "validation": accuracy, "rate": rate, "seed": seed}
+            kept = {"training": training, "validation": accuracy, "rate": rate.blocks, "seed": seed}
+            kept["outside"] = rate.outside
             kept["cpu_seconds"] = bench_cpu_seconds() - start
             self._write(label, cell, kept, {})
         return float(kept["validation"])
@@ -146,7 +148,7 @@ class Bench:
         right = [(part.argmax(1) == answer).float().mean() for part, answer in zip(parts, answers, strict=True)]
         return float(torch.stack(right).mean())
 
-    def run_cell(self, method: Method, label: str, training: str, seed: int, rate: float) -> dict[str, Any]:
+    def run_cell(self, method: Method, label: str, training: str, seed: int, rate: Rate) -> dict[str, Any]:
         """Train and test a cell, unless it is complete, and return its record."""
         cell = f"{training}-{seed}"
         if (kept := self.record(label, cell)) is not None:
@@ -157,8 +159,14 @@ class Bench:
         seconds = bench_cpu_seconds() - start
         predictions, refused = bench_predictions_of(net, self.protocol, training, test)
         scores = scores_of(predictions, answers_of(training, test))
-        kept = {"training": training, "seed": seed, "rate": rate, "scores": scores, "not_applicable": refused}
-        kept |= {"cpu_seconds": seconds, "test_reads": 1, "torch": torch.__version__}
+        kept = {"training": training, "seed": seed, "scores": scores, "not_applicable": refused}
+        kept |= {
+            "rate": rate.blocks,
+            "outside": rate.outside,
+            "cpu_seconds": seconds,
+            "test_reads": 1,
+            "torch": torch.__version__,
+        }
         if training == "photos":
             kept["validation"] = self.validated(net, training)
             kept["likeness"] = feature_likeness(net, self.protocol, test)
@@ -189,7 +197,8 @@ class Bench:
         if self.record(label, "card") is None:
             self._write(label, "card", {"method": name_and_args("pos_embed", method)}, {})
         rates = {training: self.tuned(method, label, training) for training in self.protocol["tuning"]["rates"]}
-        self.say(f"{label}: learning rate " + ", ".join(f"{rate:g} for {training}" for training, rate in rates.items()))
+        words = [f"{rate.blocks:g} (x {rate.outside:g} outside) for {name}" for name, rate in rates.items()]
+        self.say(f"{label}: learning rate " + ", ".join(words))
         for seed in self.protocol["seeds"]:
             for training in self.protocol["trainings"]:
                 self.run_cell(method, label, training, seed, rates[tuned_on(training)])
@@ -226,17 +235,22 @@ class Bench:
         return [each["validation"] for each in kept if each]
 
 
-def best_rate(tried: Mapping[float, float]) -> float:
+def best_rate(tried: Mapping[Rate, float]) -> Rate:
     """Return the learning rate of the highest validation accuracy, the smallest of equal ones.
 
     Example:
-        >>> best_rate({0.02: 0.5, 0.01: 0.5, 0.04: 0.4})
-        0.01
+        >>> best_rate({Rate(0.02, 1): 0.5, Rate(0.01, 1): 0.5, Rate(0.04, 1): 0.4})
+        Rate(blocks=0.01, outside=1)
     """
     return max(sorted(tried), key=lambda rate: tried[rate])
 
 
-def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, float]) -> list[float]:
+def rate_of(record: Mapping[str, Any]) -> Rate:
+    """Return the learning rate of a cell."""
+    return Rate(record["rate"], record["outside"])
+
+
+def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[Rate, float]) -> list[Rate]:
     """Return the learning rates that are still to be tried: those of the grid, then one beyond a best at its border.
 
     Args:
@@ -245,16 +259,23 @@ def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[float, f
         tried: Validation accuracy of each rate.
 
     Example:
-        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "most": 6}
-        >>> rates_left(tuning, "photos", {0.01: 0.5, 0.02: 0.4, 0.04: 0.3})
-        [0.005]
+        >>> tuning = {"rates": {"photos": [0.01, 0.02, 0.04]}, "outside": {"photos": [1]}, "most": 6}
+        >>> rates_left(tuning, "photos", {Rate(0.01, 1): 0.5, Rate(0.02, 1): 0.4, Rate(0.04, 1): 0.3})
+        [Rate(blocks=0.005, outside=1)]
     """
-    if left := sorted(set(tuning["rates"][training]) - set(tried)):
+    if left := sorted(grid_of(tuning, training) - set(tried)):
         return left
-    best, low, high = best_rate(tried), min(tried), max(tried)
-    if best not in (low, high) or len(tried) >= tuning["most"]:
+    best = best_rate(tried)
+    beside = [rate.blocks for rate in tried if rate.outside == best.outside]
+    low, high = min(beside), max(beside)
+    if best.blocks not in (low, high) or len(beside) >= tuning["most"]:
         return []
-    return [best / 2 if best == low else best * 2]
+    return [best._replace(blocks=best.blocks / 2 if best.blocks == low else best.blocks * 2)]
+
+
+def grid_of(tuning: Mapping[str, Any], training: str) -> set[Rate]:
+    """Return the learning rates that every method tries."""
+    return {Rate(rate, share) for rate in tuning["rates"][training] for share in tuning["outside"][training]}
 
 
 def tuned_on(training: str) -> str:
