@@ -9,6 +9,7 @@ import torch
 import yaml
 from PIL import Image
 
+from vitlab.cli.main import main
 from vitlab.config.parser import VitlabCLI
 from vitlab.models.cost import count_parameters
 from vitlab.models.vit import VisionTransformer
@@ -52,6 +53,12 @@ def root(tmp_path_factory):
     Image.fromarray(np.zeros((200, 200, 3), np.uint8)).save(tmp_path / "0.png")
     for i in range(1000):
         os.link(tmp_path / "0.png", tmp_path / "train" / f"n{i:08}" / "0.png")
+    for part in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / "few" / part / name).mkdir(parents=True)
+            for i in range(64 if part == "train" else 1):
+                os.link(tmp_path / "0.png", tmp_path / "few" / part / name / f"{i}.png")
+    assert main(["pack", str(tmp_path / "few"), str(tmp_path / "packed"), "--size", "96"]) == 0
     return tmp_path
 
 
@@ -59,8 +66,9 @@ def root(tmp_path_factory):
 @pytest.mark.parametrize("path", RECIPES, ids=ident)
 def test_the_config_builds_with_outputs_of_the_right_shape(path, root):
     arguments = ["--config", str(path), *SMALL]
-    if "root" in yaml.safe_load(path.read_text())["data"].get("init_args", {}):
-        arguments += ["--data.root", str(root)]
+    data = yaml.safe_load(path.read_text())["data"]
+    if "root" in data.get("init_args", {}):
+        arguments += ["--data.root", str(root / "packed" if data["class_path"] == "Packed" else root)]
     with torch.device("meta"):
         cli = VitlabCLI(arguments)
         net, data = cli.model.net, cli.datamodule

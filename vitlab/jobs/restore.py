@@ -25,8 +25,8 @@ from vitlab.models.weights_file import check_readable
 from vitlab.runs.directory import RunDir
 from vitlab.runs.manifest import check_whole
 from vitlab.shipped import find_file
-from vitlab.tasks import MultiTask, Regressor
 from vitlab.tasks.base import Task
+from vitlab.tasks.regressor import Standardized
 
 
 class Rebuilt(ImageData):
@@ -129,6 +129,6 @@ def _data_of(checkpoint: Path) -> dict[str, Any]:
 
 def network_of(task: Any) -> Any:
     """Return what maps images to outputs in their own units: the network of a task of vitlab, or see `answering`."""
-    if isinstance(task, Regressor | MultiTask):
+    if isinstance(task, Standardized):
         return task.network_in_units()
     return task.net if isinstance(task, Task) else answering(task)

@@ -24,6 +24,7 @@ from vitlab.models.weights_file import WeightsFile, read_weights
 from vitlab.shipped import PREFIX, shipped_weights
 
 _log = logging.getLogger(__name__)
+_LIBRARIES = ("timm:", *PEERS)  # how names of their networks begin
 _UNSEEN = (  # arguments that the shapes in a state dict do not show
     *("num_heads", "block", "attn", "act_layer", "mlp_layer", "norm_layer", "norm_eps", "pos_embed"),
 )
@@ -85,21 +86,14 @@ def create_model(
         if argument not in known and argument not in OLD:
             raise ValueError(f"a network has no argument {argument!r}{did_you_mean(argument, known)}")
     names = [*SIZES, *shipped_weights()]
-    if name is not None and name not in names and not name.startswith(("timm:", *PEERS)):
+    if name is not None and name not in names and not name.startswith(_LIBRARIES):
         others = "timm:NAME, hf:NAME or torchvision:NAME"
         raise ValueError(f"a network is called {', '.join(names)}, {others}, got {name!r}{did_you_mean(name, names)}")
     theirs: nn.Module | None = None
-    if name is not None and name.startswith("timm:"):
-        file = timm_file(theirs := timm_model(name, pretrained=weights is None), name)
+    if name is not None and name.startswith(_LIBRARIES):
+        theirs, file = _of_library(name, pretrained=weights is None)
         same_network(theirs, file, {})
         base = file.arguments  # the arguments follow from the name
-        if weights is not None:
-            file = read_weights(weights)
-            file.arguments = file.arguments or base
-    elif name is not None and name.startswith(PEERS):
-        file = peer_file(peer := peer_model(name, pretrained=weights is None), name)
-        same_network(peer, file, {})
-        base = file.arguments
         if weights is not None:
             file = read_weights(weights)
             file.arguments = file.arguments or base
@@ -107,21 +101,26 @@ def create_model(
         return VisionTransformer(**upgrade({**_base(name), **arguments}))
     else:
         base = _base(name)
-        if isinstance(weights, str) and weights.startswith("timm:"):
-            file = timm_file(theirs := timm_model(weights, pretrained=True), weights)
+        if isinstance(weights, str) and weights.startswith(_LIBRARIES):
+            theirs, file = _of_library(weights, pretrained=True)
             same_network(theirs, file, upgrade({**base, **arguments}))
-        elif isinstance(weights, str) and weights.startswith(PEERS):
-            file = peer_file(peer := peer_model(weights, pretrained=True), weights)
-            same_network(peer, file, upgrade({**base, **arguments}))
         else:
             file = read_weights(weights)
     net = VisionTransformer(**base | {"num_classes": outputs_of(file.state_dict)} | arguments)
     for sentence in load_weights(net, file, resize, grid=grid):
         _log.info(sentence)
-    if theirs is not None:
-        description: Any = theirs.pretrained_cfg
+    if (description := getattr(theirs, "pretrained_cfg", None)) is not None:  # of timm alone
         net.pretrained_cfg = {**description, "input_size": (net.in_chans, *net.img_size)}  # type: ignore[assignment]
     return net
+
+
+def _of_library(name: str, pretrained: bool) -> tuple[nn.Module, WeightsFile]:
+    """Return the network of another library that a name with its prefix means, and the file of its weights."""
+    if name.startswith("timm:"):
+        theirs = timm_model(name, pretrained=pretrained)
+        return theirs, timm_file(theirs, name)
+    theirs = peer_model(name, pretrained=pretrained)
+    return theirs, peer_file(theirs, name)
 
 
 def _base(name: str | None) -> ModelArgs:

@@ -14,7 +14,7 @@ from vitlab.errors import UsageError
 from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
 from vitlab.position_bench.cells import Bench, label_of, published, rate_of
-from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval
+from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
 from vitlab.position_bench.training import Method
 from vitlab.stats import contrast
@@ -233,11 +233,7 @@ def list_lines(bench: Bench) -> list[str]:
         lines.append(f"{'chance':<12}" + "".join(f"{100 * x:>20.1f}" for x in chance_of_tasks(bench.protocol).values()))
     scores = {name: bench.scores(name) for name in complete}
     for name in complete:
-        cells = []
-        for task in TASKS:
-            values = scores[name].get(task)
-            low, high = score_interval(values) if values else (0.0, 0.0)
-            cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
+        cells = [score_text(scores[name].get(task)) for task in TASKS]
         lines.append(f"{name:<12}" + "".join(f"{cell:>20}" for cell in cells))
     if len(complete) > 1:
         lines.append("rank, mean over seeds with its 95 % interval")

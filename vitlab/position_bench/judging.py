@@ -98,6 +98,19 @@ def score_interval(values: Sequence[float]) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
+def score_text(values: Sequence[float] | None) -> str:
+    """Return the mean score of the seeds and its interval in per cent; ``n/a`` where there is none.
+
+    Example:
+        >>> score_text([0.5, 0.5]), score_text(None)
+        ('50.0 [50.0, 50.0]', 'n/a')
+    """
+    if not values:
+        return "n/a"
+    low, high = score_interval(values)
+    return f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
 def ranks(scores: Mapping[str, Scores], task: str) -> dict[str, tuple[float, float, float]]:
     """Return the mean rank of each method in a task over the seeds, 1 the best, with the 95 % interval of the mean.
 

@@ -9,7 +9,7 @@ import numpy as np
 from vitlab.layers.pos_embed import POS_EMBEDS
 from vitlab.position_bench.bench import compare_with, list_lines
 from vitlab.position_bench.cells import Bench
-from vitlab.position_bench.judging import score_interval
+from vitlab.position_bench.judging import score_interval, score_text
 from vitlab.position_bench.protocol import TASKS, chance_of_tasks
 from vitlab.position_bench.training import answers_of
 
@@ -51,11 +51,8 @@ def page_lines(bench: Bench, complete: list[str]) -> list[str]:
     lines += ["", "![Methods by tasks, with intervals](posbench.png)", ""] if complete else []
     lines += ["| method | " + " | ".join(TASKS) + " | time | memory |", "|---" * (len(TASKS) + 3) + "|"]
     for name in complete:
-        scores, cost, cells = bench.scores(name), bench.record(name, "cost") or {}, []
-        for task in TASKS:
-            values = scores.get(task)
-            low, high = score_interval(values) if values else (0.0, 0.0)
-            cells.append(f"{100 * np.mean(values):.1f} [{100 * low:.1f}, {100 * high:.1f}]" if values else "n/a")
+        scores, cost = bench.scores(name), bench.record(name, "cost") or {}
+        cells = [score_text(scores.get(task)) for task in TASKS]
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {cost['time']:.2f} | {cost['memory']:.2f} |")
     lines.append(
         "| chance | " + " | ".join(f"{100 * x:.1f}" for x in chance_of_tasks(bench.protocol).values()) + " | | |"

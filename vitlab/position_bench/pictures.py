@@ -100,10 +100,8 @@ def photos(root: Path, sizes: Mapping[str, int], keep: Path | None = None) -> di
         if keep is not None:
             keep.parent.mkdir(parents=True, exist_ok=True)
             np.savez(keep, **found)
-    mean = torch.tensor(_MEAN).view(3, 1, 1)
     images = {
-        name: (torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2) / 255 - mean) / 0.25
-        for name in ("train", "test")
+        name: as_floats(torch.from_numpy(found[f"{name}_images"]).permute(0, 3, 1, 2)) for name in ("train", "test")
     }
     train = Split(images["train"].contiguous(), torch.from_numpy(found["train_labels"]))
     test = Split(images["test"].contiguous(), torch.from_numpy(found["test_labels"]))

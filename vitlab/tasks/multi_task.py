@@ -8,10 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
 
-from vitlab.models.vit import VisionTransformer
 from vitlab.tasks.arguments import TaskArgs
-from vitlab.tasks.base import Task
-from vitlab.tasks.regressor import Errors, scaled
+from vitlab.tasks.regressor import Errors, Standardized
 
 
 class Head(NamedTuple):
@@ -30,7 +28,7 @@ class Head(NamedTuple):
     present: float = 1.0
 
 
-class MultiTask(Task):
+class MultiTask(Standardized):
     """Train a Vision Transformer to predict classes and numbers of an image together, one linear head for each.
 
     The loss is the sum over targets of cross-entropy, for classes, and of the squared error of standardized numbers,
@@ -41,7 +39,7 @@ class MultiTask(Task):
         label_smoothing: Share of a class target spread over all classes in training.
         target_weights: Weight of each target in the loss, by its name; default: 1.
         targets: Name, classes, mean and standard deviation of each target; come from the data.
-        **task: Passed to :class:`Task`.
+        **task: Passed to :class:`~vitlab.tasks.base.Task`.
 
     >>> targets = {"kind": "mixed", "names": ["pet", "age"], "classes": [["cat", "dog"], []]}
     >>> targets |= {"mean": [0.0, 40.0], "std": [1.0, 20.0]}
@@ -53,8 +51,6 @@ class MultiTask(Task):
 
     kind = "mixed"
     monitor = ("min", "val/loss")
-    target_mean: Tensor
-    target_std: Tensor
 
     def __init__(
         self,
@@ -73,9 +69,7 @@ class MultiTask(Task):
         if any(not head.classes for head in self.heads):
             measured["errors"] = NumberErrors(self.heads, facts["mean"], facts["std"])
         super().__init__(num_outputs=self.heads[-1].at.stop, measured=MetricCollection(measured), **task)
-        for name, values in (("target_mean", facts["mean"]), ("target_std", facts["std"])):
-            each = [value for head, value in zip(self.heads, values, strict=True) for _ in range(_width(head))]
-            self.register_buffer(name, torch.tensor(each), persistent=False)
+        self.keep_scale(*(_of_outputs(self.heads, facts[name]) for name in ("mean", "std")))
 
     @property
     def output_names(self) -> list[str]:
@@ -90,18 +84,6 @@ class MultiTask(Task):
                 f"`model: MultiTask` needs several columns with classes among them, and the data has one kind: use "
                 f"--model={model}, or name them, --data=Table --data.path=FILE.csv --data.targets='[A, B]'"
             )
-
-    def as_targets(self, targets: Tensor) -> Tensor:
-        """Return ``(B, T)`` numbers and numbers of classes; NaN is no value."""
-        return targets.view(len(targets), -1).float()
-
-    def in_units(self, outputs: Tensor) -> Tensor:
-        """Map the ``(B, K)`` outputs of the network to logits of classes, and numbers in the units of the targets."""
-        return outputs * self.target_std + self.target_mean
-
-    def network_in_units(self) -> VisionTransformer:
-        """Return a copy of the network whose numbers are in the original units, as :func:`scaled` makes it."""
-        return scaled(self.net, self.target_mean, self.target_std)
 
     def answers(self, outputs: Tensor) -> list[tuple[Tensor, Tensor | None]]:
         """Return the ``(B,)`` answer to each target, number or number of a class, and the latter's probability.
@@ -223,8 +205,9 @@ def target_heads(targets: Mapping[str, Any]) -> list[Head]:
     return heads
 
 
-def _width(head: Head) -> int:
-    return head.at.stop - head.at.start
+def _of_outputs(heads: list[Head], values: list[float]) -> list[float]:
+    """Return the value of its target for each output."""
+    return [value for head, value in zip(heads, values, strict=True) for _ in range(head.at.start, head.at.stop)]
 
 
 def _weights(given: Mapping[str, float], names: list[str], known: bool) -> list[float]:

@@ -13,7 +13,36 @@ from vitlab.tasks.arguments import TaskArgs
 from vitlab.tasks.base import Task
 
 
-class Regressor(Task):
+class Standardized(Task):
+    """A task whose network learns numbers of mean 0 and spread 1, and whose outputs are in the units of the data."""
+
+    target_mean: Tensor
+    target_std: Tensor
+
+    def keep_scale(self, mean: list[float], std: list[float]) -> None:
+        """Keep mean and standard deviation of each of the K outputs; they are not part of the state dict."""
+        for name, values in (("target_mean", mean), ("target_std", std)):
+            self.register_buffer(name, torch.tensor(values), persistent=False)
+
+    def as_targets(self, targets: Tensor) -> Tensor:
+        """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers; NaN is no value."""
+        return targets.view(len(targets), -1).float()
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """Map the ``(B, K)`` outputs of the network to the original units of the targets."""
+        return outputs * self.target_std + self.target_mean
+
+    def network_in_units(self) -> VisionTransformer:
+        """Return a copy of the network that predicts in the original units: its last layer includes mean and std."""
+        net = copy.deepcopy(self.net)
+        last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
+        with torch.no_grad():
+            last.weight.mul_(self.target_std[:, None])
+            last.bias.mul_(self.target_std).add_(self.target_mean)
+        return net
+
+
+class Regressor(Standardized):
     """Train a Vision Transformer to predict one or several numbers, with the mean squared error as loss.
 
     The network is trained on standardized targets: minus the mean of the training split, divided by its standard
@@ -32,8 +61,6 @@ class Regressor(Task):
     """
 
     monitor = ("min", "val/mae")
-    target_mean: Tensor
-    target_std: Tensor
 
     def __init__(
         self, num_targets: int | None = None, targets: dict[str, Any] | None = None, **task: Unpack[TaskArgs]
@@ -49,8 +76,7 @@ class Regressor(Task):
         scale = facts.get("mean", [0.0] * len(names)), facts.get("std", [1.0] * len(names))
         metrics = MetricCollection({"errors": Errors(names, *scale)})
         super().__init__(num_outputs=len(names), measured=metrics, **task)
-        for name, values in zip(("target_mean", "target_std"), scale, strict=True):
-            self.register_buffer(name, torch.tensor(values), persistent=False)
+        self.keep_scale(*scale)
 
     def check_targets(self) -> None:
         """Refuse data whose targets are classes."""
@@ -65,18 +91,6 @@ class Regressor(Task):
                 "--data=Table --data.path=FILE.csv --data.targets=COLUMN, or use --model=Classifier"
             )
 
-    def as_targets(self, targets: Tensor) -> Tensor:
-        """Map ``(B,)`` or ``(B, T)`` targets to ``(B, T)`` numbers."""
-        return targets.view(len(targets), -1).float()
-
-    def in_units(self, outputs: Tensor) -> Tensor:
-        """Map the ``(B, T)`` outputs of the network to the original units of the targets."""
-        return outputs * self.target_std + self.target_mean
-
-    def network_in_units(self) -> VisionTransformer:
-        """Return a copy of the network that predicts in the original units: its last layer includes mean and std."""
-        return scaled(self.net, self.target_mean, self.target_std)
-
     def train_loss(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the mean squared error of standardized targets, of those that have a value."""
         targets = (targets - self.target_mean) / self.target_std
@@ -89,16 +103,6 @@ class Regressor(Task):
         return (F.mse_loss(outputs, targets, reduction="none").mean(dim=1) * weights).mean()
 
     eval_loss = train_loss
-
-
-def scaled(net: VisionTransformer, mean: Tensor, std: Tensor) -> VisionTransformer:
-    """Return a copy of a network whose last layer includes mean and standard deviation of each output."""
-    net = copy.deepcopy(net)
-    last = [layer for layer in net.head.modules() if isinstance(layer, nn.Linear)][-1]
-    with torch.no_grad():
-        last.weight.mul_(std[:, None])
-        last.bias.mul_(std).add_(mean)
-    return net
 
 
 class Errors(Metric):

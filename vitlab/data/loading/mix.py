@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitlab.data.loading.order import Step
+from vitlab.data.loading.order import Step, kind_text
 from vitlab.data.loading.prefetch import send
 from vitlab.data.loading.streams import ERASE, generator, stream, uniforms
 
@@ -40,8 +40,7 @@ class Mix:
     def check(self, batch_size: int, world: int, kind: str, weighted: bool, repeats: int = 1) -> None:
         """Refuse to mix targets other than classes, weighted rows, pairs across processes, and an image with itself."""
         if self.mixing and (kind != "class" or weighted):
-            kinds = {"number": "numbers", "mixed": "of several kinds"}
-            what = "rows have weights" if weighted else f"the targets are {kinds.get(kind, 'labels')}"
+            what = "rows have weights" if weighted else f"the targets are {kind_text(kind)}"
             raise ValueError(f"`data.mixup` and `data.cutmix` mix classes, and {what}: leave them at 0")
         if self.mixing and batch_size // world % 2:
             raise ValueError(

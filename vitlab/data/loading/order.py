@@ -25,6 +25,17 @@ from vitlab.data.loading.streams import (
 
 Sampling = Literal["natural", "balanced", "sqrt"]
 _POWERS: dict[Sampling, float] = {"natural": 1.0, "sqrt": 0.5, "balanced": 0.0}
+_KINDS = {"number": "numbers", "mixed": "of several kinds"}
+
+
+def kind_text(kind: str) -> str:
+    """Return what targets are that are not one class of an image, for the lines that refuse them.
+
+    Example:
+        >>> kind_text("mixed"), kind_text("multilabel")
+        ('of several kinds', 'labels')
+    """
+    return _KINDS.get(kind, "labels")
 
 
 class Step(NamedTuple):
@@ -70,9 +81,10 @@ class Draw:
         if sampling == "natural":
             return
         if kind != "class":
-            what = {"number": "numbers", "mixed": "of several kinds"}.get(kind, "labels")
-            way = "model.class_weights" if what == "labels" else "data.weight_column"
-            raise ValueError(f"`data.sampling: {sampling}` draws classes, and the targets are {what}: see `{way}`")
+            way = "data.weight_column" if kind in _KINDS else "model.class_weights"
+            raise ValueError(
+                f"`data.sampling: {sampling}` draws classes, and the targets are {kind_text(kind)}: see `{way}`"
+            )
         self.classes = [np.flatnonzero(labels.numpy() == k) for k in np.unique(labels.numpy())]
 
     def __call__(self, rng: torch.Generator) -> tuple[Indices, Indices]:
