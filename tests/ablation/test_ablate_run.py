@@ -96,6 +96,7 @@ def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
+@pytest.mark.rare
 def test_two_commands_share_a_directory(lab, undisturbed):
     first, second = lab.start(sleep=0.05), lab.start(sleep=0.05)
     for process in (first, second):

@@ -145,7 +145,7 @@ def test_a_class_token_reads_absolute_positions_from_rotations(pos_embed):
     assert accuracy("abs", pos_embed) >= least
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("pos_embed", "lr_mult", "bound"),
     [
