@@ -72,7 +72,7 @@ def related(n, share, generator):
     return x, share * torch.tanh(x @ mixing) + (1 - share) * noise
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("n", [24, *(pytest.param(n, marks=pytest.mark.rare) for n in (64, 256))])
 @pytest.mark.parametrize("share", [0.9, *(pytest.param(share, marks=pytest.mark.rare) for share in (0.0, 0.4, 0.6))])
 def test_cka(share, n):

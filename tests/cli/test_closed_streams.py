@@ -17,7 +17,7 @@ def shell(text, folder, **facts):
     return subprocess.run(line, cwd=folder, env={**os.environ, **facts}, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     "closed", ["2>&-", *(pytest.param(c, marks=pytest.mark.rare) for c in ("<&- >&- 2>&-", ">&-"))]
 )
