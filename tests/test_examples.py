@@ -240,8 +240,15 @@ SIZE = ["--model.patch_size=2", "--model.depth=1", "--model.embed_dim=16", "--mo
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.accelerator=cpu"]
 
 
+OFTEN = (WAYS[3], WAYS[-1])  # an attention and a position embedding
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[0].partition("=")[2])
+@pytest.mark.parametrize(
+    "way",
+    [way if way in OFTEN else pytest.param(way, marks=pytest.mark.rare) for way in WAYS],
+    ids=lambda way: way[0].partition("=")[2],
+)
 def test_each_is_trained_analyzed_and_exported_by_the_commands(way, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     key, path = way[0].removeprefix("--model.").split("=")

@@ -91,10 +91,11 @@ def test_a_job_is_written_from_shipped_files(capsys):
 def installed(tmp_path_factory):
     """What the wheel would install, in a folder of its own."""
     place = tmp_path_factory.mktemp("wheel")
-    unwanted = {".git", ".venv", "build", "runs", "tests"}
+    unwanted = {"build", "runs", "site", "tests"}
 
     def ignored(folder, names):
-        return [name for name in names if name == "__pycache__" or (folder == str(ROOT) and name in unwanted)]
+        of_root = folder == str(ROOT)
+        return [n for n in names if n == "__pycache__" or (of_root and (n in unwanted or n.startswith(".")))]
 
     shutil.copytree(ROOT, place / "source", ignore=ignored)
     words = [sys.executable, "-c", f"import setuptools.build_meta as b; b.build_wheel({str(place)!r})"]

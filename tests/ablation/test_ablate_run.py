@@ -96,6 +96,7 @@ def test_a_killed_cell_continues_from_its_checkpoint(lab, undisturbed):
     assert lab.results() == undisturbed
 
 
+@pytest.mark.rare
 def test_two_commands_share_a_directory(lab, undisturbed):
     first, second = lab.start(sleep=0.05), lab.start(sleep=0.05)
     for process in (first, second):
@@ -172,6 +173,7 @@ def test_a_hanging_cell_times_out_and_a_diverged_one_is_counted(lab):
     assert "1 diverged" in lab("status")[1]
 
 
+@pytest.mark.rare
 def test_ctrl_c_once_lets_running_cells_finish_and_twice_ends_them(lab, undisturbed):
     for presses in (1, 2):
         process = lab.start(sleep=0.4)
@@ -203,6 +205,7 @@ def test_random_kills_change_nothing(lab, undisturbed):
     assert len([line for line in lab.counts() if line.startswith("val")]) == 6
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.rare)])
 def test_when_one_of_two_workers_is_killed_the_other_does_the_rest(lab, undisturbed, seed):
     lab.change(workers=1)

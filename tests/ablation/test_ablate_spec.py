@@ -194,6 +194,7 @@ def test_a_date_is_text_as_in_a_config(write):
     assert ablation.tune.candidates[0] == {"model.schedule": "2026-11-21"}
 
 
+@pytest.mark.slow
 def test_a_file_without_an_end_is_refused(tmp_path):
     for text in ("a: &a {b: *a}\n", f"{'[' * 2000}{']' * 2000}\n"):
         (tmp_path / "deep.yaml").write_text(text)

@@ -89,7 +89,7 @@ def last_attention_of(net, image):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of_timm", ["false", "true"])
+@pytest.mark.parametrize("of_timm", ["false", pytest.param("true", marks=pytest.mark.rare)])
 def test_the_net_of_a_module_of_ones_own_is_looked_into(of_timm, photos, tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
     monkeypatch.chdir(tmp_path)

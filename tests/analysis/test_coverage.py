@@ -72,7 +72,7 @@ def related(n, share, generator):
     return x, share * torch.tanh(x @ mixing) + (1 - share) * noise
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("n", [24, *(pytest.param(n, marks=pytest.mark.rare) for n in (64, 256))])
 @pytest.mark.parametrize("share", [0.9, *(pytest.param(share, marks=pytest.mark.rare) for share in (0.0, 0.4, 0.6))])
 def test_cka(share, n):
@@ -185,7 +185,14 @@ def test_the_difference_of_two_runs_on_the_same_images(only_a, only_b, n):
     ("classes", "images"),
     [(3, 20), (10, 44), *(pytest.param(*n, marks=pytest.mark.rare) for n in ((10, 10), (50, 10)))],
 )
-@pytest.mark.parametrize("recalls", [(0.5, 0.9), pytest.param((0.9, 0.99), marks=pytest.mark.rare), (0.97, 0.995)])
+@pytest.mark.parametrize(
+    "recalls",
+    [
+        pytest.param((0.5, 0.9), marks=pytest.mark.rare),
+        pytest.param((0.9, 0.99), marks=pytest.mark.rare),
+        (0.97, 0.995),
+    ],
+)
 def test_means_over_classes(recalls, classes, images, measure):
     of = np.linspace(*recalls, classes)
     wrong = np.random.default_rng(4).dirichlet(np.ones(classes - 1), classes)

@@ -44,7 +44,7 @@ NETWORKS = {  # what builds it, the side of its images, how many analyses it tak
     "hugging face": (hugging_face, 32, 18),
 }  # fmt: skip
 ASK_FOR = {"segmentation": "--masks DIR", "labels": "`vitlab cv`"}  # which no network has by itself
-SELDOM = ("cait", "convnext")  # maps (B, C, H, W) as of the ResNet, tokens as of Hugging Face's ViT
+SELDOM = ("cait", "convnext", "swin", "hugging face")  # maps (B, C, H, W) as of the ResNet, tokens as of a ViT
 
 
 def subject_of(name):

@@ -170,6 +170,7 @@ def test_nothing_changes_without_positions_and_intervals_are_those_of_a_share(di
     assert (whole["agreement"] == 1).all() and (whole["agreement_low"] < 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2])
 def test_constant_features_classify_at_chance_and_show_no_place(digits, threads):
     torch.set_num_threads(threads)

@@ -75,6 +75,7 @@ def test_a_mosaic_puts_each_tile_in_its_place():
     assert np.isnan(picture).sum() == picture.size - tiles.size
 
 
+@pytest.mark.slow
 def test_hundreds_of_heads_are_tiles_of_two_pictures(digits):
     net = VisionTransformer(**{**SMALL, "depth": 4, "num_heads": 8}).eval()
     finding = analyze_displacement(Subject(net, digits, num_images=16))

@@ -46,6 +46,7 @@ def test_faults_are_found():
     assert [fault.split(" ")[-1] for fault in faults(figure)] == ["title'", "100", "pt"]
 
 
+@pytest.mark.slow
 def test_titles_that_lay_on_each_other_are_wrapped_or_go_below_each_other():
     figure = Figure((8, 2), layout="constrained")
     for ax in figure.subplots(1, 4):
@@ -82,6 +83,7 @@ def test_text_stays_text_and_fonts_are_embedded():
     assert {text.get_fontsize() for text in shown_texts(done)} <= {6.5, 7.0}
 
 
+@pytest.mark.slow
 def test_other_formats_of_an_earlier_figure_go(subjects, tmp_path):
     finding = ANALYSES["position"].measure(subjects[0])
     finding.save(tmp_path, "position")

@@ -157,6 +157,7 @@ def of_page(here):
             (here / name[1]).write_text(text)
 
 
+@pytest.mark.rare
 def test_the_module_of_the_page_has_the_whole_life(here, monkeypatch, capsys):
     of_page(here)
     monkeypatch.syspath_prepend(str(here))

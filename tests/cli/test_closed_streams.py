@@ -17,7 +17,7 @@ def shell(text, folder, **facts):
     return subprocess.run(line, cwd=folder, env={**os.environ, **facts}, capture_output=True, text=True, timeout=100)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     "closed", ["2>&-", *(pytest.param(c, marks=pytest.mark.rare) for c in ("<&- >&- 2>&-", ">&-"))]
 )
@@ -27,7 +27,7 @@ def test_training_needs_no_standard_stream(tmp_path, closed):
     assert "Traceback" not in (tmp_path / "runs" / "a" / "train.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_reader_that_leaves_ends_nothing_and_prints_no_traceback(tmp_path):
     done = shell('"$0" -m vitlab "$@" | head -1; exit ${PIPESTATUS[0]}', tmp_path)
     assert done.returncode == 0, done.stderr

@@ -263,7 +263,7 @@ def test_a_file_that_says_something_else_fails_the_check_and_is_not_left(vit, wr
     assert main(["export", str(vit), "--to", "safetensors", "-o", str(path)]) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_graph_is_loaded_with_its_transform_and_says_which_sizes_it_takes(vit, tmp_path):
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")

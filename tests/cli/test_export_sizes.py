@@ -16,7 +16,7 @@ TINY = {"img_size": [16, 24], "patch_size": 4, "embed_dim": 16, "depth": 1, "num
 TINY |= {"in_chans": 1, "init_std": 0.2, "t2t_kernels": [3, 3], "t2t_dim": 8}
 NAMES = [*get_args(PosEmbedName), ["learned", "rope2d"]]
 MISSING = {"liere": "linalg_matrix_exp", "string": "_linalg_solve_ex"}
-QUICK = [("patch", "learned"), ("t2t", "rope2d")]
+QUICK = [("t2t", "rope2d")]
 PAIRS = [(tokenizer, name) for tokenizer in ("patch", "t2t") for name in NAMES]
 
 

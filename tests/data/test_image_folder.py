@@ -221,6 +221,7 @@ def test_gray_images_have_one_channel(tmp_path):
     assert images.shape[1:] == (1, 8, 8) and len(data.mean) == 1
 
 
+@pytest.mark.slow
 def test_imagenet_has_1000_classes_holds_its_val_folder_back_and_has_the_published_statistics(tmp_path):
     for part, n in (("train", 2), ("val", 1)):
         _fill(tmp_path / part, {"n01440764": n, "n01443537": n})

@@ -146,6 +146,7 @@ def test_validation_images_without_classes_are_refused_before_training(tmp_path,
     assert way_out in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_fewer_classes_than_imagenet_has_are_refused_before_training(tmp_path, capsys):
     tars, plain = _download(tmp_path)
     for root in (tars, plain):

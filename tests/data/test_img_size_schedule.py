@@ -100,7 +100,8 @@ def test_the_cost_of_a_step_is_that_of_its_size(pos_embed):
 @pytest.mark.parametrize(
     "model",
     [
-        ["--model.patch_size=2", "--model.flexi_patch=[1, 2]", "--model.pos_embed=relpos"],
+        pytest.param(["--model.patch_size=2", "--model.flexi_patch=[1, 2]", "--model.pos_embed=relpos"],
+                     marks=pytest.mark.rare),
         ["--model.tokenizer=t2t", "--model.t2t_kernels=[3,3,3]", "--model.t2t_strides=[2,1,1]",
          "--model.pos_embed=learned"],
     ],

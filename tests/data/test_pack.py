@@ -284,7 +284,7 @@ def test_of_three_at_once_one_packs_and_the_others_wait_for_it(tmp_path):
     assert all("34 images of 2 classes" in text for text in said)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_killed_pack_leaves_no_process(tmp_path):
     rng = np.random.default_rng(0)
     for i in range(300):  # of which a batch is larger than a pipe

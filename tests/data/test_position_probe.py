@@ -122,7 +122,7 @@ def test_bag_needs_no_position(pos_embed):
     assert accuracy("bag", pos_embed) >= 97
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("pos_embed", "task", "global_pool"),
     [
@@ -145,7 +145,7 @@ def test_a_class_token_reads_absolute_positions_from_rotations(pos_embed):
     assert accuracy("abs", pos_embed) >= least
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize(
     ("pos_embed", "lr_mult", "bound"),
     [

@@ -73,6 +73,7 @@ def test_a_seed_gives_the_image_that_timm_makes(name):
     assert refused < 0.05 * n and changed > 0.5 * n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (step, _, _) in RECIPES.items() if step.startswith("rand")])
 def test_operations_strengths_and_interpolation_are_distributed_as_timms(name, monkeypatch):
     ours, (_, theirs, _) = _both(name)

@@ -50,6 +50,7 @@ LISTED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augment", ["crop-flip", "rand-m9-mstd0.5-inc1", "3-augment", LISTED])
 def test_batches_do_not_depend_on_the_number_of_workers(folder, augment):
     settings = {"augment": augment, "random_erasing": 0.5, "mixup": 0.2, "cutmix": 1.0}

@@ -60,7 +60,7 @@ def test_a_worker_ignores_what_asks_a_run_to_save(photos, number):
     assert worker.exitcode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_signal_to_the_whole_group_ends_no_worker_and_the_worker_ends_with_its_owner(photos):
     words = [sys.executable, "-c", GROUP]
     done = subprocess.run(words, cwd=photos.parent, start_new_session=True, capture_output=True, text=True, timeout=600)

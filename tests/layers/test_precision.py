@@ -78,6 +78,7 @@ def test_convolutions_may_round_where_products_do(torchs_default):
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.slow
 def test_a_compiled_network_takes_the_same_way(torchs_default):
     net, images = T2TTokenizer((16, 16), 1, 8, t2t_kernels=(3, 3), t2t_dim=4).eval(), torch.randn(1, 1, 16, 16)
     with torch.no_grad():

@@ -275,6 +275,7 @@ def test_the_viewer_has_maps_of_other_classes_and_of_the_token_layers_of_t2t():
     assert labels == subject.shown_classes(2)
 
 
+@pytest.mark.slow
 def test_occlusion_of_many_patches_covers_neighbors_together(monkeypatch):
     subject = small_subject()
     monkeypatch.setattr("vitlab.look.viewer.PASSES", 12)  # for three pictures: squares of 2 x 2 of 4 x 4 patches
@@ -523,6 +524,7 @@ def test_a_page_grows_within_its_share_of_the_time_and_never_over_a_page_of_some
         GrowingPage(share=2)
 
 
+@pytest.mark.slow
 def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tmp_path):
     run = RunDir(tmp_path)
     run.metrics.write_text('{"step": 1, "train/loss": 2.0}\n')

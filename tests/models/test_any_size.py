@@ -151,6 +151,7 @@ ONE_GRAPH = [pytest.param(name, "patch", marks=() if name == "rope2d" else pytes
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tokenizer"), ONE_GRAPH)
 def test_one_graph_serves_three_sizes(name, tokenizer):
     check_one_graph(net_of(name, tokenizer=tokenizer, depth=1))

@@ -78,6 +78,7 @@ def test_a_checkpoint_of_before_becomes_its_network(tmp_path):
     assert "attn" not in network_args({"attn_gate": False})
 
 
+@pytest.mark.slow
 def test_the_help_shows_no_old_name_and_the_command_takes_each():
     now = current()
     shown = {flag.removeprefix("--model.") for rows in now["help"].values() for flag, *_ in rows}
@@ -93,6 +94,7 @@ def test_old_and_new_flags_give_one_configuration():
         assert dict(found) == dict(old) and moved == []
 
 
+@pytest.mark.slow
 def test_the_command_line_wins_over_files_of_either_age(tmp_path):
     before, now = tmp_path / "before.yaml", tmp_path / "now.yaml"
     before.write_text("model: {init_args: {qk_scale: 0.5, attn_gate: false}}\n")

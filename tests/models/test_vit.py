@@ -28,6 +28,7 @@ TINY = {
     "num_heads": 2,
     "mlp_ratio": 2.0,
 }
+OFTEN = ("learned", "relpos", "rope2d")  # what is added, a bias, a rotation
 
 
 def tiny(**arguments):
@@ -58,7 +59,8 @@ def test_every_tokenizer_works_with_every_position_embedding(tokenizer, pos_embe
 @pytest.mark.parametrize(
     "arguments",
     [
-        *({"pos_embed": name} for name in get_args(PosEmbedName)),
+        *({"pos_embed": name} for name in OFTEN),
+        *(pytest.param({"pos_embed": n}, marks=pytest.mark.rare) for n in get_args(PosEmbedName) if n not in OFTEN),
         *({"tokenizer": name, "drop_path_rate": 0.5} for name in get_args(TokenizerName)),
         {"drop_path_rate": 0.5, "drop_path_subset": True},
         {"grad_checkpoint": True, "qk_norm": True, "layer_scale": 0.1, "norm_layer": "rmsnorm"},

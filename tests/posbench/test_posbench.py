@@ -231,6 +231,7 @@ def test_submit_writes_what_verify_accepts(small, answers, tmp_path):
         submission.write_submission(small, "none", tmp_path / "none", answers)
 
 
+@pytest.mark.slow
 def test_the_page_is_made_of_what_is_complete(small, tmp_path):
     write_bench_page(small, tmp_path)
     page = (tmp_path / "README.md").read_text()

@@ -90,6 +90,7 @@ def test_work_that_goes_on_has_no_limit(monkeypatch, left):
         assert not watched.reason
 
 
+@pytest.mark.slow
 def test_a_process_of_the_run_that_ends_before_all_are_connected_is_named(monkeypatch, left, caplog):
     monkeypatch.setattr(guard, "LEAVING", 0.1)
     child = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
