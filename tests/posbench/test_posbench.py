@@ -104,6 +104,22 @@ def test_what_is_complete_is_not_trained_again(small, monkeypatch):
     small.run("none", "none")
 
 
+@pytest.mark.slow
+def test_a_cell_of_a_rate_that_tuning_does_not_choose_any_more_is_trained_again(small, tmp_path):
+    shutil.copytree(small.folder, tmp_path, dirs_exist_ok=True)
+    said: list[str] = []
+    bench = Bench(tmp_path, tmp_path, tiny(), said.append)
+    chosen = bench.tuned("none", "none", "photos")
+    other = chosen.blocks * 2 if chosen.blocks == 0.01 else chosen.blocks / 2
+    path = bench.path("none", f"tune-photos-{other:g}-1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"validation": 1.0}))
+    bench.run("none", "none")
+    cells = [bench.record("none", f"{training}-{seed}") for training in ("photos", "few", "glyphs") for seed in (0, 1)]
+    assert [cell["rate"] == other for cell in cells] == [True] * 4 + [False] * 2
+    assert [cell["test_reads"] for cell in cells] == [2] * 4 + [1] * 2
+    assert sum("trained again" in line for line in said) == 4
+
+
 def test_methods_share_initial_values_and_the_order_of_images():
     nets = [dict(bench_network_of(m, tiny(), "photos", 3).named_parameters()) for m in ("none", "learned")]
     assert all(torch.equal(nets[0][name], nets[1][name]) for name in nets[0])
