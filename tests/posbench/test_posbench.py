@@ -22,7 +22,13 @@ from vitlab.position_bench.cells import Bench, label_of, published
 from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
-from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol, registered_protocol
+from vitlab.position_bench.protocol import (
+    TASKS,
+    chance_of_tasks,
+    guessing_bounds,
+    read_protocol,
+    registered_protocol,
+)
 from vitlab.position_bench.training import Rate, answers_of, batches_of, bench_network_of, check_method, train_network
 
 HERE = __name__
@@ -290,6 +296,30 @@ def test_a_wrong_verdict_among_all_tasks_is_as_rare_as_declared(effect):
         words = {v.word for v in judge(draws(rng, [effect + 0 * tuned] * 7, sd=0.002), others)}
         wrong += bool(words & ({"better", "worse"} if effect == 0 else {"equal", "worse" if effect > 0 else "better"}))
     assert wrong / count <= 0.05 + 2 * (0.05 * 0.95 / count) ** 0.5
+
+
+def test_seeds_without_spread_are_judged_by_their_difference():
+    """All five networks right, against five that always give one answer: this was undecided, for want of a spread."""
+    none = {task: [0.5] * 5 for task in TASKS}
+    mine = {"place": [1.0] * 5, "offset": [0.495] * 5, "far": [0.4] * 5}
+    words = {v.task: v.word for v in judge(mine, {"none": none})}
+    assert [words[task] for task in mine] == ["better", "equal", "worse"]
+
+
+def test_networks_at_chance_are_not_compared():
+    """Networks that always give one answer differ as the answers of the test images do, with no spread over seeds."""
+    rng, bounds = np.random.default_rng(0), guessing_bounds(registered_protocol())
+    assert 0.52 < bounds["far"] < 0.53 and 0.018 < bounds["place"] < 0.024
+    beyond = 0
+    for _ in range(400):
+        answers = rng.integers(0, 2, 2000)
+        mine, other = ({"far": [float((answers == each).mean())] * 5} for each in (0, 1))
+        (verdict,) = (v for v in judge(mine, {"none": other}, guessing=bounds) if v.task == "far")
+        beyond += verdict.word in ("better", "worse")
+    assert beyond / 400 <= 0.02
+    solved = {"far": [0.9, 0.88, 0.91, 0.9, 0.9]}
+    (verdict,) = (v for v in judge(solved, {"none": other}, guessing=bounds) if v.task == "far")
+    assert verdict.word == "better"
 
 
 def test_the_best_of_a_family_is_chosen_without_the_test_images():

@@ -15,11 +15,9 @@ from vitlab.layers.pos_embed import POS_EMBEDS, PosEmbed
 from vitlab.objects import written
 from vitlab.position_bench.cells import Bench, label_of, published, rate_of
 from vitlab.position_bench.judging import TaskVerdict, best_of_families, judge, ranks, score_interval, score_text
-from vitlab.position_bench.protocol import TASKS, chance_of_tasks, read_protocol
+from vitlab.position_bench.protocol import TASKS, chance_of_tasks, guessing_bounds, read_protocol
 from vitlab.position_bench.training import Method
 from vitlab.stats import contrast
-
-WORDS = ("better", "equal", "worse", "undecided", "not applicable")
 
 
 class Judged(NamedTuple):
@@ -160,7 +158,8 @@ def compare_with(bench: Bench, label: str, references: Bench, notes: list[str]) 
     best = best_of_families(bench.protocol["families"], validation, label)
     against = {name: measured[name] for name in claims["against"] if name != label}
     rest = {name: measured[name] for name in best.values() if name not in claims["against"]}
-    verdicts, families = (judge(mine, x, claims["alpha"], claims["margin"], paired) for x in (against, rest))
+    guessing = guessing_bounds(bench.protocol)
+    verdicts, families = (judge(mine, x, claims["alpha"], claims["margin"], paired, guessing) for x in (against, rest))
     cost = {k: v for k, v in (bench.record(label, "cost") or {}).items() if isinstance(v, float)}
     return Judged(label, mine, verdicts, families, cost, notes)
 
@@ -187,6 +186,7 @@ def judged_lines(judged: Judged) -> list[str]:
             f"{v.word} to {v.against} ({100 * v.difference:+.1f})".replace("better to", "better than")
             .replace("worse to", "worse than")
             .replace("undecided to", "undecided against")
+            .replace("at chance to", "at chance, as")
             for v in found
             if v.word != "not applicable"
         )

@@ -1,7 +1,7 @@
 """What the cells of posbench say: a verdict for each task, ranks, and the comparisons that were claimed."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class TaskVerdict(NamedTuple):
     Args:
         task: Name of the task.
         against: The other method.
-        word: ``better``, ``equal``, ``worse``, ``undecided`` or ``not applicable``.
+        word: ``better``, ``equal``, ``worse``, ``undecided``, ``both at chance`` or ``not applicable``.
         difference: Mean difference of the scores.
         low: Lower end of its 95 % interval, of this difference alone.
         high: Upper end.
@@ -36,11 +36,19 @@ class TaskVerdict(NamedTuple):
 
 
 def judge(
-    mine: Scores, others: Mapping[str, Scores], alpha: float = 0.05, margin: float = 0.01, paired: bool = True
+    mine: Scores,
+    others: Mapping[str, Scores],
+    alpha: float = 0.05,
+    margin: float = 0.01,
+    paired: bool = True,
+    guessing: Mapping[str, float] | None = None,
 ) -> list[TaskVerdict]:
     """Compare a method with others in every task; one family of Holm's of differences, and one of equivalences.
 
-    Each of the two families errs with probability ``alpha / 2`` at most, and both together with ``alpha``.
+    Each of the two families errs with probability ``alpha / 2`` at most, and both together with ``alpha``. Seeds whose
+    differences are the same to the last image leave no spread: then a difference above the margin counts as shown, and
+    one below it as equal. Two methods at chance are not compared, since seeds share the test images: networks that
+    always give one answer differ as the answers of these images do, with no spread.
 
     Args:
         mine: Scores of the method.
@@ -48,6 +56,7 @@ def judge(
         alpha: Probability of a wrong verdict among all.
         margin: Difference below which two methods count as equal.
         paired: Whether equal seeds are pairs; else Welch's intervals.
+        guessing: Of tasks, the mean score up to which a method is at chance.
 
     Example:
         >>> mine, other = {"place": [0.9, 0.91, 0.92]}, {"place": [0.1, 0.12, 0.11]}
@@ -57,12 +66,11 @@ def judge(
     pairs = [(task, name) for task in TASKS for name in others]
     known = [(task, name) for task, name in pairs if task in mine and task in others[name]]
     found = [contrast([mine[task], others[name][task]], [1.0, -1.0], pair=paired) for task, name in known]
-    same = [_is_same(mine[task], others[name][task]) for task, name in known]
-    differs = [
-        1.0 if equal else each.p() if each.is_testable else float("nan")
-        for each, equal in zip(found, same, strict=True)
-    ]
-    equals = [0.0 if equal else _equivalence_p(each, margin) for each, equal in zip(found, same, strict=True)]
+    no_spread = [not each.is_testable and each.n > 1 for each in found]
+    differs, equals = [each.p() for each in found], [each.p_equivalent(margin) for each in found]
+    for i in np.flatnonzero(no_spread):
+        is_equal = abs(found[i].value) < margin
+        differs[i], equals[i] = float(is_equal), float(not is_equal)
     verdicts = {}
     for key, estimate, (p, _), (q, _) in zip(known, found, holm(differs), holm(equals), strict=True):
         low, high = estimate.interval(0.95) if estimate.is_testable else (estimate.value, estimate.value)
@@ -71,19 +79,11 @@ def judge(
             word = "equal"
         elif p <= alpha / 2:
             word = "better" if estimate.value > 0 else "worse"
+        task, name = key
+        if guessing and max(np.mean(mine[task]), np.mean(others[name][task])) <= guessing[task]:
+            word = "both at chance"
         verdicts[key] = TaskVerdict(*key, word, estimate.value, low, high, p)
     return [verdicts.get(key, TaskVerdict(*key, "not applicable")) for key in pairs]
-
-
-def _is_same(a: Sequence[float], b: Sequence[float]) -> bool:
-    return len(a) > 1 and list(a) == list(b)
-
-
-def _equivalence_p(estimate: Any, margin: float) -> float:
-    """Return the larger p of the two one-sided tests (Schuirmann 1987); NaN where the seeds allow none."""
-    if not estimate.is_testable or not estimate.error > 0:
-        return float("nan")
-    return float(distributions.t.sf((margin - abs(estimate.value)) / estimate.error, estimate.freedom))
 
 
 def score_interval(values: Sequence[float]) -> tuple[float, float]:

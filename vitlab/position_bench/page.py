@@ -29,7 +29,8 @@ def write_bench_page(bench: Bench, target: Path) -> list[Path]:
     evidence.mkdir(parents=True, exist_ok=True)
     complete = bench.complete()
     for name in complete:
-        shutil.copytree(bench.folder / name, evidence / name, dirs_exist_ok=True)
+        shutil.rmtree(evidence / name, ignore_errors=True)  # cells of an earlier protocol may have had other names
+        shutil.copytree(bench.folder / name, evidence / name)
     answers = {
         k: v
         for training in bench.protocol["trainings"]
@@ -86,7 +87,7 @@ def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
     figure = Figure(figsize=(2 * len(TASKS), 0.9 + 0.28 * len(complete)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(1, len(TASKS), sharey=True)
-    for ax, (task, (text, _)) in zip(axes, TASKS.items(), strict=True):
+    for ax, (task, (text, training)) in zip(axes, TASKS.items(), strict=True):
         for y, name in enumerate(complete):
             if values := bench.scores(name).get(task):
                 low, high = score_interval(values)
@@ -99,6 +100,8 @@ def draw_scores(bench: Bench, complete: list[str], path: Path) -> None:
         ax.set_title(task, fontsize=9)
         ax.set_xlabel(textwrap.fill(text, 24), fontsize=7)
         ax.tick_params(labelsize=7)
+        if training == "glyphs":  # from nothing to all right, so that noise at chance looks small
+            ax.set_xlim(-5, 105)
         ax.set_yticks(range(len(complete)), complete)
     axes[0].set_ylim(len(complete) - 0.4, -0.6)
     figure.savefig(path, dpi=130, metadata={"Software": None})

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,20 @@ def chance_of_tasks(protocol: Mapping[str, Any]) -> dict[str, float]:
         0.1
     """
     return {task: _CHANCE.get(task, 1 / classes_of_photos(protocol)) for task in TASKS}
+
+
+def guessing_bounds(protocol: Mapping[str, Any]) -> dict[str, float]:
+    """Return the score that guessing exceeds in one of 200 sets of test images, of each task.
+
+    Example:
+        >>> round(guessing_bounds(registered_protocol())["far"], 3)  # of 2,000 images
+        0.529
+    """
+    test, bounds = protocol["test"], {}
+    for task, chance in chance_of_tasks(protocol).items():
+        images = test[task]["images"] if task in ("sizes", "shift") else test["glyphs" if task in _CHANCE else "photos"]
+        bounds[task] = chance + 2.576 * math.sqrt(chance * (1 - chance) / images)
+    return bounds
 
 
 def protocol_digest(protocol: dict[str, Any]) -> str:
