@@ -266,7 +266,7 @@ def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[Rate, fl
         >>> rates_left(tuning, "photos", {Rate(0.01, 1): 0.5, Rate(0.02, 1): 0.4, Rate(0.04, 1): 0.3})
         [Rate(blocks=0.005, outside=1)]
     """
-    if left := sorted(grid_of(tuning, training) - set(tried)):
+    if left := sorted(rates_of_grid(tuning, training) - set(tried)):
         return left
     best = best_rate(tried)
     beside = [rate.blocks for rate in tried if rate.outside == best.outside]
@@ -276,7 +276,7 @@ def rates_left(tuning: Mapping[str, Any], training: str, tried: Mapping[Rate, fl
     return [best._replace(blocks=best.blocks / 2 if best.blocks == low else best.blocks * 2)]
 
 
-def grid_of(tuning: Mapping[str, Any], training: str) -> set[Rate]:
+def rates_of_grid(tuning: Mapping[str, Any], training: str) -> set[Rate]:
     """Return the learning rates that every method tries."""
     return {Rate(rate, share) for rate in tuning["rates"][training] for share in tuning["outside"][training]}
 

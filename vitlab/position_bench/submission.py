@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.errors import UsageError
-from vitlab.position_bench.cells import Bench, best_rate, grid_of, rate_of, rates_left, tuned_on
+from vitlab.position_bench.cells import Bench, best_rate, rate_of, rates_left, rates_of_grid, tuned_on
 from vitlab.position_bench.protocol import FOLDER, TASKS, digest_of_file
 from vitlab.position_bench.training import Method, Rate, scores_of
 
@@ -65,7 +65,7 @@ def problems_of(bench: Bench, label: str, answers: dict[str, Any]) -> list[str]:
 def _of_rates(tuning: dict[str, Any], training: str, tried: dict[Rate, float], used: set[Rate]) -> list[str]:
     """Return what is wrong with the learning rate of a training."""
     left = rates_left(tuning, training, tried)
-    if set(left) & grid_of(tuning, training):
+    if set(left) & rates_of_grid(tuning, training):
         return [f"{training}: learning rates of the grid were not tried"]
     best = best_rate(tried)
     if used - {best}:
