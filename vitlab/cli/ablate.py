@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
 from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print
+from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.tables import formatted
 
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
             sub.add_argument("--accept-stale", action="store_true", help="include cells trained by other code versions")
             add_print(sub, "pdf,svg")
+        add_trust(sub)
     return parser
 
 
