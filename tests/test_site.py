@@ -149,6 +149,17 @@ def test_each_box_of_a_drawing_leads_to_what_is_inside_it(hooks):
             assert target in ids[page.resolve().relative_to(DOCS).as_posix()], (name, file, target)
 
 
+def test_every_picture_says_what_it_shows_to_who_cannot_see_it(hooks):
+    others = [ROOT / "README.md", *ROOT.glob("experiments/*/README.md"), *ROOT.glob("benchmarks/*.md")]
+    found = [(page.name, alt) for page in [*PAGES, *others] for alt in re.findall(r"!\[(.*?)\]\(", page.read_text())]
+    assert len(found) > 60
+    assert [(name, alt) for name, alt in found if len(alt) < 20 or re.match(r"[Ff]igure \d", alt)] == []
+    page = "notebooks/3_vision_transformer.md"
+    drawings = re.findall(r"!\[(.+?)\]\(\S+\.svg\)", (DOCS / page).read_text())
+    shown = re.findall(r'<svg [^>]*aria-label="([^"]+)"', hooks.with_drawings((DOCS / page).read_text(), page))
+    assert shown == drawings and len(shown) == 3
+
+
 @pytest.mark.rare
 def test_the_site_is_built_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="pip install -e '.[docs]'")
