@@ -37,6 +37,7 @@ def commands(page):
 
 OWN = (
     "docs/bring_your_own.md",
+    "docs/five_minutes.md",
     "docs/tutorial_cluster.md",
     "docs/tutorial_positions.md",
 )  # they have tests of their own
@@ -213,6 +214,57 @@ def help_of():
         return said.getvalue()
 
     return lambda command, *word: ask(command, *(word if command in ("ablate", "runs") else ()))
+
+
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+
+
+def as_shown(shown, said):
+    """Return whether a command said what a page shows, line breaks, what `...` stands for and last digits aside.
+
+    Whole numbers must be equal, and others differ by at most .025: nine images of 359, or what a loss varies by.
+    """
+    parts = re.split(rf"({NUMBER})", " ".join(shown.split()))
+    pattern = "".join(f"({NUMBER})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    found = re.fullmatch(pattern.replace(r"\.\.\.", ".*"), " ".join(said.split()))
+    if not found:
+        return False
+    pairs = zip(parts[1::2], found.groups(), strict=True)
+    return all(one == other or ("." in one and abs(float(one) - float(other)) <= 0.025) for one, other in pairs)
+
+
+def test_what_a_page_shows_is_compared_with_what_is_said():
+    said = "acc1 0.9833 on 359\nimages\nepoch 2 took 0:14\nend"
+    assert as_shown("acc1 0.9721\non 359 images ... end", said)
+    assert not as_shown("acc1 0.9421\non 359 images ... end", said)
+    assert not as_shown("acc1 0.9833\non 358 images ... end", said)
+    assert not as_shown("acc1 0.9833\non 359 images ... done", said)
+    assert not as_shown("acc1 0.9833 on 359 images", said)
+
+
+def test_five_minutes_can_be_followed_on_a_phone():
+    text = PAGES["docs/five_minutes.md"]
+    assert len(blocks("docs/five_minutes.md", "bash")) == len(commands("docs/five_minutes.md")) >= 6
+    assert text.count("```bash") == len(re.findall(r"```\n\n(?:[^`\n]+\n+)?```text\n", text)), (
+        "a command, what it prints"
+    )
+    code = [
+        line
+        for kind in ("bash", "text")
+        for block in blocks("docs/five_minutes.md", kind)
+        for line in block.split("\n")
+    ]
+    assert max(map(len, code)) <= 50, "what docs/site.css shows on a phone without scrolling"
+    assert max(map(len, re.findall(r"^\|.*", text, re.M)), default=0) <= 80 and len(text.split()) < 600
+
+
+@pytest.mark.rare
+def test_every_command_of_five_minutes_prints_what_the_page_shows(desk, capsys):
+    page = "docs/five_minutes.md"
+    for command, shown in zip(commands(page), blocks(page, "text"), strict=True):
+        assert main(shlex.split(command)[1:]) == 0, command
+        said = re.sub(r"^waiting for .*\n", "", capsys.readouterr().out, flags=re.M)  # on a busy machine
+        assert as_shown(shown, said), f"{command}{said}"
 
 
 @pytest.mark.parametrize("page", PAGES)
