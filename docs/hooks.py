@@ -1,6 +1,7 @@
 """What mkdocs does on the way: links out of docs/ become names of files, commands show their --help, drawings open."""
 
 import base64
+import html
 import os
 import posixpath
 import re
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc|obj):`~?([^`]+)`")  # of Sphinx; the site is Markdown
 HELP = re.compile(r"<!-- help: (\w+) -->")
-DRAWING = re.compile(r"^!\[[^\]]*\]\(([^)]+\.svg)\)$", re.M)
+DRAWING = re.compile(r"^!\[([^\]]*)\]\(([^)]+\.svg)\)$", re.M)
 GALLERY = "gallery.md"  # shows one network at all levels
 
 
@@ -58,7 +59,7 @@ class Examples(griffe.Extension):
 def with_drawings(markdown, src_uri):
     """Return a page with the drawings of networks in it: a box is a link to what is inside, here or in the gallery."""
     here = DOCS / posixpath.dirname(src_uri)
-    drawn = {path: (here / path).read_text(encoding="utf-8") for path in DRAWING.findall(markdown)}
+    drawn = {path: (here / path).read_text(encoding="utf-8") for _, path in DRAWING.findall(markdown)}
     drawn = {path: text for path, text in drawn.items() if text.startswith("<svg") and 'class="vl"' in text}
     there = {name for text in drawn.values() for name in re.findall(r'<svg [^>]*\bid="([^"]+)"', text)}
     gallery = posixpath.relpath(GALLERY.replace(".md", ".html"), posixpath.dirname(src_uri) or ".")
@@ -67,9 +68,10 @@ def with_drawings(markdown, src_uri):
         return found[0] if found[1] in there else f'href="{gallery}#{found[1]}"'
 
     def inline(found):
-        if found[1] not in drawn:
+        if found[2] not in drawn:
             return found[0]
-        drawing = re.sub(r'href="#([^"]+)"', link, drawn[found[1]].replace("\n", ""))
+        drawing = re.sub(r'href="#([^"]+)"', link, drawn[found[2]].replace("\n", ""))
+        drawing = re.sub(r'aria-label="[^"]*"', lambda _: f'aria-label="{html.escape(found[1])}"', drawing, count=1)
         return f'<div class="drawing">{drawing}</div>'
 
     return DRAWING.sub(inline, markdown)

@@ -26,7 +26,7 @@ NEAR = 16  # of 256 gray values: no pixel of two pictures that are one differs b
 VARIES = (  # what a cell prints otherwise each time
     r"\S*/vitlab-\w+",  # a folder
     r"\d(\.\d+)?e-(0[5-9]|1\d)",  # rounding
-    r"^time .*",  # of the plan of an ablation, as is images/s, the last column
+    r"^(time|memory) .*",  # of the plan of an ablation, as is images/s, the last column
     r"(?<=  - {13})\d+$",
 )
 PICTURES = {"image/png": "png", "image/svg+xml": "svg", "image/gif": "gif"}  # files of what a cell draws
@@ -84,11 +84,19 @@ def page_of(notebook, name):
             if kind := kind_of(output):
                 figure = f"{stem}_{len(found) + 1}.{PICTURES[kind]}"
                 found[figure] = content_of(output, kind)
-                parts.append(f"![Figure {len(found)} of notebook {stem[0]}]({figure})")
+                parts.append(f"![{described(source)}]({figure})")
             elif text := text_of(output):
                 parts.append(text)
         parts += ["</details>"] * folded
     return {f"{stem}.md": ("\n\n".join(parts) + "\n").encode(), **found}
+
+
+def described(source):
+    """Return what the figure of a cell shows, which its first line says."""
+    first = source.partition("\n")[0]
+    if not first.startswith("# Figure: "):
+        sys.exit(f"a cell that draws must begin with `# Figure: `, what a reader would see there; got {first!r}")
+    return first.removeprefix("# Figure: ")
 
 
 def kind_of(output):

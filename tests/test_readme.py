@@ -1,6 +1,8 @@
 """README and docs are true: their commands run, in order, as typed but for the numbers of epochs and pictures."""
 
 import ast
+import functools
+import io
 import json
 import os
 import re
@@ -8,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,8 @@ from PIL import Image
 
 import vitlab
 from tests import walk
-from vitlab.cli.main import main
+from vitlab.cli.main import COMMANDS, main
+from vitlab.config.arguments import refuse_unknown
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
@@ -33,6 +37,7 @@ def commands(page):
 
 OWN = (
     "docs/bring_your_own.md",
+    "docs/five_minutes.md",
     "docs/tutorial_cluster.md",
     "docs/tutorial_positions.md",
 )  # they have tests of their own
@@ -139,6 +144,127 @@ def test_the_python_of_the_page_on_coming_from_elsewhere_runs(desk):
     assert (desk / "runs/second/export/best.onnx").is_file()
     assert names["transform"](Image.open("digit.png")).shape == (1, 8, 8)
     assert names["net"].num_classes == 10
+
+
+TYPED = {  # pages with lines that a reader types; notebooks run as a whole
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for path in (
+        *(ROOT / page for page in PAGES),
+        ROOT / "CONTRIBUTING.md",
+        *ROOT.glob("experiments/*/README.md"),
+        *ROOT.glob("benchmarks/**/*.md"),
+    )
+}
+PROGRAMS = r"(?:[A-Z_]+=\S+ )*(?:vitlab|torchrun|python|pip|docker|tar|for) "
+WHY_NOT = ("the internet", "a cluster", "two machines", "Docker", "minutes", "hours")
+
+
+def typed(text):
+    """Yield the kind, the lines and the mark before it of each block of a page that holds commands."""
+    for found in re.finditer(r"(?:<!-- ((?:not )?run[^>]*?) -->\n+)?^```(\w*)\n(.*?)^```", text, re.S | re.M):
+        mark, kind, lines = found.groups()
+        if kind in ("", "sh", "bash") and re.search(rf"^{PROGRAMS}", lines, re.M):
+            yield kind, lines, mark
+    rest = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    for found in re.finditer(rf"(?:<!-- ((?:not )?run[^>]*?) -->\n+)?((?:^    (?:make |{PROGRAMS}).*\n)+)", rest, re.M):
+        if re.search(rf"^    {PROGRAMS}", found[2], re.M):
+            yield "indented", found[2], found[1]
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_every_command_of_a_page_is_run_by_a_test_or_says_why_not(page):
+    for kind, lines, mark in typed(TYPED[page]):
+        if kind == "bash" and page in PAGES and not mark:
+            assert page in OWN or page in str(RUN), page
+        elif mark and mark.startswith("not run: needs "):
+            assert mark.removeprefix("not run: needs ") in WHY_NOT, f"{page}: {mark}"
+        else:
+            assert mark and (ROOT / mark.removeprefix("run by ")).is_file(), f"{page}: {lines}"
+
+
+@pytest.mark.parametrize("page", TYPED)
+def test_every_command_that_a_page_names_has_the_flags_that_are_given(page, help_of):
+    text = TYPED[page].replace("\\\n", " ")
+    code = [line for kind, lines, _ in typed(text) for line in re.findall(r"\bvitlab .*", lines)]
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
+    code += [" ".join(line.split()) for line in re.findall(r"`(vitlab [a-z][^`]*)`", prose)]
+    for line in code:
+        words = line.partition("  #")[0].split()[1:]
+        words = [word for word in words if word.isidentifier() or word.startswith("-")]
+        command, *given = words
+        assert command in COMMANDS, line
+        shown = help_of(command, *given[:1]) + (help_of("fit") if command in ("submit", "cv") else "")
+        for word in filter(lambda word: word.startswith("--"), given):
+            flag = word.partition("=")[0]
+            if flag.startswith(("--model", "--data.", "--trainer.", "--checkpoint.")):
+                refuse_unknown([word])
+            else:
+                assert re.search(rf"{flag}\b", shown), line
+
+
+@pytest.fixture(scope="module")
+def help_of():
+    """Return the help of a command, or of its subcommand where there are some."""
+
+    @functools.cache
+    def ask(*words):
+        said = io.StringIO()
+        with redirect_stdout(said), suppress(SystemExit):
+            main([*words, "--help"])
+        return said.getvalue()
+
+    return lambda command, *word: ask(command, *(word if command in ("ablate", "runs") else ()))
+
+
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+
+
+def as_shown(shown, said):
+    """Return whether a command said what a page shows, line breaks, what `...` stands for and last digits aside.
+
+    Whole numbers must be equal, and others differ by at most .025: nine images of 359, or what a loss varies by.
+    """
+    parts = re.split(rf"({NUMBER})", " ".join(shown.split()))
+    pattern = "".join(f"({NUMBER})" if i % 2 else re.escape(part) for i, part in enumerate(parts))
+    found = re.fullmatch(pattern.replace(r"\.\.\.", ".*"), " ".join(said.split()))
+    if not found:
+        return False
+    pairs = zip(parts[1::2], found.groups(), strict=True)
+    return all(one == other or ("." in one and abs(float(one) - float(other)) <= 0.025) for one, other in pairs)
+
+
+def test_what_a_page_shows_is_compared_with_what_is_said():
+    said = "acc1 0.9833 on 359\nimages\nepoch 2 took 0:14\nend"
+    assert as_shown("acc1 0.9721\non 359 images ... end", said)
+    assert not as_shown("acc1 0.9421\non 359 images ... end", said)
+    assert not as_shown("acc1 0.9833\non 358 images ... end", said)
+    assert not as_shown("acc1 0.9833\non 359 images ... done", said)
+    assert not as_shown("acc1 0.9833 on 359 images", said)
+
+
+def test_five_minutes_can_be_followed_on_a_phone():
+    text = PAGES["docs/five_minutes.md"]
+    assert len(blocks("docs/five_minutes.md", "bash")) == len(commands("docs/five_minutes.md")) >= 6
+    assert text.count("```bash") == len(re.findall(r"```\n\n(?:[^`\n]+\n+)?```text\n", text)), (
+        "a command, what it prints"
+    )
+    code = [
+        line
+        for kind in ("bash", "text")
+        for block in blocks("docs/five_minutes.md", kind)
+        for line in block.split("\n")
+    ]
+    assert max(map(len, code)) <= 50, "what docs/site.css shows on a phone without scrolling"
+    assert max(map(len, re.findall(r"^\|.*", text, re.M)), default=0) <= 80 and len(text.split()) < 600
+
+
+@pytest.mark.rare
+def test_every_command_of_five_minutes_prints_what_the_page_shows(desk, capsys):
+    page = "docs/five_minutes.md"
+    for command, shown in zip(commands(page), blocks(page, "text"), strict=True):
+        assert main(shlex.split(command)[1:]) == 0, command
+        said = re.sub(r"^waiting for .*\n", "", capsys.readouterr().out, flags=re.M)  # on a busy machine
+        assert as_shown(shown, said), f"{command}{said}"
 
 
 @pytest.mark.parametrize("page", PAGES)

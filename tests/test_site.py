@@ -16,6 +16,7 @@ from vitlab.cli.main import COMMANDS
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+HIGHLIGHTED = ("number", "special", "function", "constant", "keyword", "string")  # the rest has a color of the text
 
 
 @pytest.fixture
@@ -50,6 +51,41 @@ def test_nothing_is_fetched_by_a_reader():
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     assert settings["theme"]["font"] is False
     assert not any("//" in str(settings.get(key, "")) for key in ("extra_css", "extra_javascript"))
+
+
+def contrast(one, other):
+    """Return the contrast of two colors such as #1c2024, from 1 to 21, as WCAG 2 defines it."""
+
+    def luminance(color):
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["default", "slate"])
+def test_text_of_the_site_can_be_read_in_both_modes(scheme):
+    """Each color of text has a contrast of 4.5 with what lies behind it (WCAG 2.2, 1.4.3, level AA)."""
+    assert round(contrast("#000000", "#ffffff"), 3) == 21 and round(contrast("#767676", "#ffffff"), 2) == 4.54
+    sheet = (DOCS / "site.css").read_text()
+    block = re.search(rf'^\[data-md-color-scheme="{scheme}"\] \{{\n(.*?)^\}}', sheet, re.S | re.M)[1]
+    colors = dict(re.findall(r"--md-([\w-]+): (#[0-9a-f]{6});", block))
+    assert len(colors) == block.count("--md-"), "no color is transparent, as what it is read on would change it"
+    texts = {"default-fg-color", "default-fg-color--light", "typeset-a-color", "accent-fg-color"}
+    code = {"code-fg-color", *(f"code-hl-{kind}-color" for kind in HIGHLIGHTED)}
+    behind = {"default-bg-color", "code-bg-color", "primary-fg-color", "primary-bg-color"}  # the last lies on the bar
+    assert set(colors) == texts | code | behind
+    pairs = [(text, "default-bg-color") for text in texts] + [(text, "code-bg-color") for text in texts | code]
+    for text, below in [*pairs, ("primary-bg-color", "primary-fg-color")]:
+        assert contrast(colors[text], colors[below]) >= 4.5, (text, below)
+    drawing = re.search(rf'^\[data-md-color-scheme="{scheme}"\] \.vl \{{ color: (#\w+); \}}', sheet, re.M)[1]
+    assert drawing == colors["default-fg-color"]
+    palette = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["theme"]["palette"]
+    assert {"scheme": scheme, "primary": "custom", "accent": "custom"}.items() <= next(
+        one for one in palette if one["scheme"] == scheme
+    ).items()
 
 
 def test_the_page_on_the_command_has_every_command():
@@ -111,6 +147,17 @@ def test_each_box_of_a_drawing_leads_to_what_is_inside_it(hooks):
         for file, target in links:
             page = (DOCS / name).parent / file.replace(".html", ".md") if file else DOCS / name
             assert target in ids[page.resolve().relative_to(DOCS).as_posix()], (name, file, target)
+
+
+def test_every_picture_says_what_it_shows_to_who_cannot_see_it(hooks):
+    others = [ROOT / "README.md", *ROOT.glob("experiments/*/README.md"), *ROOT.glob("benchmarks/*.md")]
+    found = [(page.name, alt) for page in [*PAGES, *others] for alt in re.findall(r"!\[(.*?)\]\(", page.read_text())]
+    assert len(found) > 60
+    assert [(name, alt) for name, alt in found if len(alt) < 20 or re.match(r"[Ff]igure \d", alt)] == []
+    page = "notebooks/3_vision_transformer.md"
+    drawings = re.findall(r"!\[(.+?)\]\(\S+\.svg\)", (DOCS / page).read_text())
+    shown = re.findall(r'<svg [^>]*aria-label="([^"]+)"', hooks.with_drawings((DOCS / page).read_text(), page))
+    assert shown == drawings and len(shown) == 3
 
 
 @pytest.mark.rare

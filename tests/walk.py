@@ -24,7 +24,7 @@ def blocks(text: str, kind: str) -> list[str]:
 
 def commands(text: str) -> list[str]:
     """Return the lines of a page that start vitlab."""
-    lines = [line for block in blocks(text, "bash") for line in block.splitlines()]
+    lines = [line for block in blocks(text, "bash") for line in re.sub(r"\\\n\s*", "", block).splitlines()]
     return [line for line in lines if line.startswith(("vitlab ", "torchrun "))]
 
 

@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +35,25 @@ def columns(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
         cells = zip(row, widths, strict=True)
         lines.append([cell.rjust(width) if i in right else cell.ljust(width) for i, (cell, width) in enumerate(cells)])
     return "\n".join(printable("  ".join(line).rstrip()) for line in lines)
+
+
+def wrapped(line: str, width: int) -> str:
+    """Return a line broken between words at ``width``; what follows starts below the second column.
+
+    A command in backticks stays on one line.
+
+    Example:
+        >>> print(wrapped("data   60 photos; `vitlab data photos` lists them", width=30))
+        data   60 photos;
+               `vitlab data photos`
+               lists them
+    """
+    start = re.match(r" *(\S+ {2,})?", line)
+    assert start  # the pattern matches an empty line, too
+    line = re.sub("`[^`]*`", lambda quoted: quoted[0].replace(" ", "\0"), line)
+    indent = " " * start.end()
+    lines = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.config.arguments import CommandParser, KeepLines, add_formats
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.tables import formatted
 
@@ -178,7 +178,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         description="Measure speed, memory and numerics. Contenders take turns, so ratios hold on a busy machine.\n\n"
         + "\n".join(f"  {name:<10} {text}" for name, text in _TEXT.items()),
         epilog="example: vitlab bench model --suite cpu-quick --json benchmarks/quick.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     parser.add_argument("what", choices=list(_TEXT), help="what to measure")

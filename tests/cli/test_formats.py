@@ -1,14 +1,17 @@
-"""Every command that prints a table prints it for programs, too."""
+"""Every command that prints a table prints it for programs, too, and what it says fits the terminal."""
 
+import contextlib
 import csv
 import importlib
 import io
 import json
+import sys
 
 import pytest
 
 from vitlab.cli import doctor
 from vitlab.cli.main import COMMANDS, main
+from vitlab.jobs.terminal import open_terminal, say
 
 PRINT = {  # commands that print a table, and what of them
     **{name: [name] for name in ("results", "models", "bench", "posbench", "data", "predict", "embed", "doctor")},
@@ -29,6 +32,30 @@ def test_a_command_that_prints_a_table_takes_json_and_csv(words, capsys):
         main([*words, "--help"])
     said = capsys.readouterr().out
     assert "--json" in said and "--csv" in said
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command_fits_a_narrow_terminal(command, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with contextlib.suppress(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 8
+    assert [line for line in lines if len(line) > (100 if line.startswith("  vitlab ") else 80)] == []
+
+
+def test_a_header_is_broken_at_the_width_of_a_terminal_and_whole_in_a_pipe(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    line = "W&B    offline, as no account is known on this machine; upload it with `wandb sync runs/digits`"
+    open_terminal()
+    say(line, wrap=True)
+    assert capsys.readouterr().out == f"{line}\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    say(line, wrap=True)
+    broken = "W&B    offline, as no account is known on this machine;\n       upload it with `wandb sync runs/digits`\n"
+    assert capsys.readouterr().out == broken
+    say(line)
+    assert capsys.readouterr().out == f"{line}\n"
 
 
 def test_checks_of_the_machine_are_rows(monkeypatch, capsys):

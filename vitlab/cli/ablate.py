@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from vitlab.ablation.side_by_side import ablation_rows, compare_ablations, compared_rows, list_ablations
 from vitlab.api import ablate
-from vitlab.config.arguments import CommandParser, add_formats, add_print
+from vitlab.config.arguments import CommandParser, KeepLines, add_formats, add_print
+from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError, printable
 from vitlab.tables import formatted
 
@@ -31,7 +32,7 @@ TABLES = ("plan", "status", "report", "verify", "list", "compare")  # subcommand
 EPILOG = """examples:
   vitlab ablate plan experiments/position_embeddings/probe.yaml
   vitlab ablate run experiments/position_embeddings/probe.yaml --workers 2
-  vitlab ablate report experiments/position_embeddings/probe.yaml -o experiments/position_embeddings
+  vitlab ablate report experiments/position_embeddings/probe.yaml -o report
 """
 
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         "vitlab ablate",
         description="Compare variants over seeds, with statistics: one file, from question to verdict.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))
@@ -94,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("-o", "--output", metavar="DIR", help="copy report.md, summary.csv and the figures here")
             sub.add_argument("--accept-stale", action="store_true", help="include cells trained by other code versions")
             add_print(sub, "pdf,svg")
+        add_trust(sub)
     return parser
 
 
@@ -203,11 +205,11 @@ def cv(argv: list[str]) -> int:
     """Run ``vitlab cv`` and return its exit code."""
     parser = CommandParser(
         "vitlab cv",
-        usage="vitlab cv CONFIG [CONFIG ...] [--folds K] [--seed N] [--name NAME] [--workers N] [--retry_failed] [...]",
-        description="Split the images outside the test split into K folds, train once without each fold,\n"
-        "measure on it, and report mean and interval. The runs form an ablation in runs/ablations/NAME.",
+        usage="vitlab cv CONFIG [CONFIG ...] [options] [arguments of vitlab fit]",
+        description="Split the images outside the test split into K folds. For each fold, train without it and measure "
+        "on it. Report the mean with its interval. The runs form an ablation in runs/ablations/NAME.",
         epilog=FOLDS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="config file or shipped name; later ones override")

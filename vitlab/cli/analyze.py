@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from vitlab.analysis import ANALYSES, names_of
-from vitlab.config.arguments import CommandParser, add_print, grid_of
+from vitlab.config.arguments import CommandParser, KeepLines, add_print, grid_of
 from vitlab.config.trust import add_trust
 from vitlab.errors import UsageError
 from vitlab.lazy import quick_imports
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="what each analysis does NOT show:\n"
         + "\n".join(f"  {name:<15} {no}" for name, no in ANALYSES.limits().items())
         + "\n\nAny --trainer.*, --model.* or --data.* argument changes a value of the run's configuration.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     add = parser.add_argument

@@ -1,9 +1,8 @@
 """``vitlab completion``: the script for bash and zsh; it contains all word lists, so that TAB does not start Python."""
 
-import argparse
 import sys
 
-from vitlab.config.arguments import CommandParser, flags
+from vitlab.config.arguments import CommandParser, KeepLines, flags
 from vitlab.shipped import HOME
 
 SCRIPT = """# completion of vitlab for bash, and for zsh through bashcompinit; written by `vitlab completion`
@@ -35,15 +34,17 @@ _vitlab() {
 complete -o default -F _vitlab vitlab
 """
 
-HOW_TO_COMPLETE = """bash  vitlab completion bash > ~/.local/share/bash-completion/completions/vitlab
-zsh   vitlab completion zsh > ~/.vitlab.zsh, and `source ~/.vitlab.zsh` in ~/.zshrc"""
+HOW_TO_COMPLETE = """for bash:
+  vitlab completion bash > ~/.local/share/bash-completion/completions/vitlab
+for zsh, with the line `source ~/.vitlab.zsh` in ~/.zshrc:
+  vitlab completion zsh > ~/.vitlab.zsh"""
 
 
 def main(args: list[str]) -> int:
     """Run ``vitlab completion SHELL``."""
     text = "Print the shell completion script."
     parser = CommandParser("vitlab completion", description=text, allow_abbrev=False, epilog=HOW_TO_COMPLETE)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.formatter_class = KeepLines
     parser.add_argument("shell", choices=("bash", "zsh"), help="the shell; both use the same script")
     parser.parse_args(args)
     from vitlab.cli.main import COMMANDS  # which names this file

@@ -22,7 +22,7 @@ COMMANDS = {  # name: what it does, module:function that takes the arguments and
     "analyze": ("show what a run has learned, in tables and figures", "vitlab.cli.analyze:main"),
     "look": ("show runs, networks and their figures on one page", "vitlab.look.command:main"),
     "ablate": ("compare variants with seeds and statistics", "vitlab.cli.ablate:main"),
-    "posbench": ("measure a position embedding on five tasks against published ones", "vitlab.cli.posbench:main"),
+    "posbench": ("measure a position embedding on seven tasks against published ones", "vitlab.cli.posbench:main"),
     "cv": ("cross-validate a config: train each fold, print one table", "vitlab.cli.ablate:cv"),
     "results": ("tabulate finished runs, averaged over seeds", "vitlab.cli.results:main"),
     "runs": ("list, show and compare runs; free their disk", "vitlab.cli.runs:main"),

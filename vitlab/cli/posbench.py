@@ -1,4 +1,4 @@
-"""``vitlab posbench``: measure a position embedding on five tasks against published methods."""
+"""``vitlab posbench``: measure a position embedding on seven tasks against published methods."""
 
 import argparse
 import sys

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, add_formats
+from vitlab.config.arguments import CommandParser, KeepLines, add_formats
 from vitlab.errors import UsageError, megabytes, printable
 from vitlab.jobs.about import PARTS, about, differences_of
 from vitlab.jobs.clean import WHAT, Item, remove, to_clean
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "vitlab runs",
         description="List, show and compare runs, and free the disk of what they no longer need.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     words = parser.add_subparsers(dest="word", required=True, metavar="|".join(WORDS))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vitlab.config.arguments import CommandParser, config_paths, values_of
+from vitlab.config.arguments import CommandParser, KeepLines, config_paths, values_of
 from vitlab.config.options import FitOptions, options_parser
 from vitlab.config.trust import trust_words
 from vitlab.errors import UsageError, did_you_mean
@@ -19,8 +19,8 @@ FOLDER = RUNS / "slurm"  # scripts and logs lie beside the run directory, which 
 COUNTS = {"trainer.devices": "--gpus", "trainer.num_nodes": "--nodes"}
 
 EXAMPLES = """examples:
-  vitlab submit fit --config configs/imagenet/t2t_vit_14.yaml --slurm configs/cluster/slurm.yaml --nodes 2 --dry_run
-  vitlab submit fit --resume NAME --slurm configs/cluster/slurm.yaml --time 12:00:00
+  vitlab submit fit --config imagenet/t2t_vit_14 --slurm slurm.yaml --dry_run
+  vitlab submit fit --resume NAME --slurm slurm.yaml --time 12:00:00
 """
 
 
@@ -28,11 +28,11 @@ def main(argv: list[str]) -> int:
     """Run ``vitlab submit`` and return its exit code."""
     parser = CommandParser(
         "vitlab submit",
-        usage="vitlab submit fit --config FILE --slurm FILE [--nodes N] [--gpus N] [--time T] [--dry_run] [...]",
-        description="Write a SLURM batch script that runs `vitlab fit`, and submit it.\n"
-        "At its time limit or when preempted, the run saves, is requeued, and continues in the same directory.",
+        usage="vitlab submit fit --slurm FILE [options] [arguments of vitlab fit]",
+        description="Write a SLURM batch script that runs `vitlab fit`, and submit it. At its time limit or when "
+        "preempted, the run saves, is requeued, and continues in the same directory.",
         epilog=EXAMPLES + "\nEvery other argument goes to `vitlab fit`.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeepLines,
         allow_abbrev=False,
     )
     parser.add_argument("command", metavar="fit", help="what to run")

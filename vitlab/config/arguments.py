@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from vitlab.errors import UsageError, did_you_mean
 from vitlab.objects import written
 from vitlab.shipped import find_file
+from vitlab.tables import wrapped
 
 FLAGS = Path(__file__).with_name("flags.json")
 
@@ -31,6 +32,13 @@ class CommandParser(argparse.ArgumentParser):
             there_are = f"; there is {', '.join(flags)}" if flags else ""
             message += did_you_mean(words.split()[0].partition("=")[0], flags) or there_are
         raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+class KeepLines(argparse.HelpFormatter):
+    """Keeps the lines of a description or an epilog, and wraps those wider than the terminal, except commands."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(line if line.startswith("  vitlab ") else wrapped(line, width) for line in text.splitlines())
 
 
 def grid_of(text: str) -> tuple[int, int]:

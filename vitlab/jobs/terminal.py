@@ -1,11 +1,13 @@
 """What reaches the terminal and train.log: vitlab's own lines and warnings that matter."""
 
 import logging
+import shutil
 import sys
 import warnings
 from pathlib import Path
 
 from vitlab.errors import printable
+from vitlab.tables import wrapped
 
 LOG = logging.getLogger("vitlab")
 REQUESTED = ("callbacks.model_summary", "callbacks.early_stopping", "profilers.profiler")  # loggers of Lightning
@@ -55,7 +57,10 @@ class _Printable(logging.Formatter):
         lines = super().format(record).expandtabs(1).split("\n")
         if record.name.endswith(".profiler") and len(lines) > REPORT:
             lines[REPORT:] = [f"... {len(lines) - REPORT:,} more lines are in train.log"]
-        return "\n".join(map(printable, lines))
+        lines = [printable(line) for line in lines]
+        if getattr(record, "wrap", False) and sys.stdout.isatty():
+            lines = [wrapped(line, max(60, shutil.get_terminal_size().columns)) for line in lines]
+        return "\n".join(lines)
 
 
 class _Terminal(logging.StreamHandler):
@@ -85,9 +90,9 @@ def close_log() -> None:
             handler.close()
 
 
-def say(text: str) -> None:
-    """Print a line."""
-    LOG.info(text)
+def say(text: str, wrap: bool = False) -> None:
+    """Print a line; with ``wrap``, a terminal shows it broken at its width. Pipes and train.log get it whole."""
+    LOG.info(text, extra={"wrap": wrap})
 
 
 def print_error(text: str) -> None:

@@ -282,7 +282,7 @@ class FitCLI(VitlabCLI):
         return yaml.safe_dump(content, sort_keys=False)
 
     def _describe(self, trainer: L.Trainer, task: L.LightningModule) -> None:
-        say(header(self.job))
+        say(header(self.job), wrap=True)
         write_facts(self.job)
 
     def _hung(self, what: str) -> None:
