@@ -55,6 +55,9 @@ SMALL = {
 }
 
 
+OF_OUTPUTS = ["Grad-CAM", "SmoothGrad", "integrated gradients", "GradientSHAP", "occlusion"]
+
+
 def small_subject(name="small", **changes):
     torch.manual_seed(0)
     return Subject(vitlab.VisionTransformer(**{**SMALL, **changes}), Digits(), name=name)
@@ -203,14 +206,15 @@ def test_the_viewer_holds_the_weights_of_every_layer_and_head():
 def test_the_viewer_has_occlusion_and_attention_once():
     subject = small_subject()
     images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
-    names = ["rollout", "gradient rollout", "gradient x attention", "integrated gradients", "occlusion"]
+    names = ["rollout", "gradient rollout", "gradient x attention", "LRP", "Grad-CAM", "SmoothGrad"]
+    names += ["integrated gradients", "GradientSHAP", "occlusion"]
     assert list(first["maps"]) == names  # of attention every layer and head is there
     classes = subject.net(images).argmax(dim=1)
     for name in names:
         expected = METHODS[name](subject.net, images, classes)[0].detach()
         error = float(expected.max() - expected.clamp(max=0).min()) / 65535
         assert unpacked(first["maps"][name], 16) == pytest.approx(expected.numpy(), abs=error + 1e-9)
-        assert first["maps"][name]["signed"] == (name in ("integrated gradients", "occlusion"))
+        assert first["maps"][name]["signed"] == (name in ("integrated gradients", "GradientSHAP", "occlusion"))
     mean = small_subject(class_token=False, global_pool="avg")
     assert list(pictures_of(mean, count=1)[0]["maps"]) == ["attention that the head reads", *names]
     assert (
@@ -245,13 +249,13 @@ class LinearAttention(torch.nn.Module):
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
 def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
     subject = small_subject(**words)
-    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == ["integrated gradients", "occlusion"]
+    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == OF_OUTPUTS
     page = render("own", {}, [subject], 1)
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     (one,) = shown["pictures"]
-    assert "cells" not in one and list(one["maps"]) == ["integrated gradients", "occlusion"] and one["colors"]
+    assert "cells" not in one and list(one["maps"]) == OF_OUTPUTS and one["colors"]
     finding = analyze_attribution(subject)
-    assert set(finding.table["map"]) == {"integrated gradients", "occlusion"}
+    assert set(finding.table["map"]) == set(OF_OUTPUTS)
 
 
 @pytest.mark.slow
