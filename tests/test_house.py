@@ -27,7 +27,7 @@ FLOORS = {  # room: the rooms of vitlab that it may import from, beside itself a
     "analysis": {*NETWORK, "data"},
     "config": {*NETWORK, *BESIDE, "tasks", "pretraining"},
     "jobs": {*NETWORK, *BESIDE, "tasks", "config"},
-    "look": {*NETWORK, "analysis", "data", "config", "jobs"},
+    "look": {*NETWORK, "analysis", "callbacks", "data", "config", "jobs"},
     "ablation": {"config", "jobs", "tasks", "models", "analysis"},
     "run": {"config", "jobs", "data", "analysis", "look"},
     "api": {"run", "config", "jobs", "ablation"},

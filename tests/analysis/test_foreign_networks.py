@@ -70,7 +70,7 @@ def test_a_foreign_network_takes_fourteen_analyses_and_refuses_the_others_in_a_l
     page = render("page", {}, [Subject(small_net(), Digits(), name="vit"), subject], pictures=2)
     vit, other = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert vit["shape"]["depth"] == 2 and len(other["pictures"]) == 2
-    assert {"integrated gradients", "occlusion"} <= set(other["pictures"][0]["maps"])
+    assert {"Grad-CAM", "SmoothGrad", "GradientSHAP", "occlusion"} <= set(other["pictures"][0]["maps"])
     assert ("cells" in other["pictures"][0]) == (name == "hugging face") == (other["shape"]["depth"] > 0)
     assert page.count(' class="vl"') == 4  # the network of vitlab opens its block and its head
 

@@ -148,23 +148,25 @@ def _(table, subject):
     return str(found), found == [[EMPTY], [DECISIVE], [EMPTY]]
 
 
-@known("attribution", "dead_heads", true="occlusion, integrated gradients and gradient x attention name patch 9")
+@known("attribution", "dead_heads", true="maps of outputs and gradient x attention name patch 9; LRP it or none")
 def _(table, subject):
     right = {name: (best_patches(table, map=name) == DECISIVE).mean() for name in table["map"].unique()}
     good = [name for name, share in right.items() if share == 1]
-    wanted = {"occlusion", "integrated gradients", "gradient x attention"}
-    return "patch 9: " + ", ".join(good), wanted <= set(good) and not {"attention", "rollout"} & set(good)
+    wanted = {"occlusion", "integrated gradients", "GradientSHAP", "SmoothGrad", "gradient x attention"}
+    others = table[(table["map"] == "LRP") & (4 * table["row"] + table["column"] != DECISIVE)]["weight"].abs().max()
+    right = wanted <= set(good) and not {"attention", "rollout"} & set(good) and others < 1e-6
+    return "patch 9: " + ", ".join(good), right
 
 
-@known("attribution", "one_patch", true="both maps name patch 9 in every image, and every other patch has 0")
+@known("attribution", "one_patch", true="all maps name patch 9 in every image, and every other patch has 0")
 def _(table, subject):
     right = {name: (best_patches(table, map=name) == DECISIVE).mean() for name in table["map"].unique()}
     others = table[4 * table["row"] + table["column"] != DECISIVE]["weight"].abs().max()
     least = min(right.values())
-    return f"patch 9 in {least:.0%}, others at most {others:.1e}", least == 1 and len(right) == 2 and others < 1e-6
+    return f"patch 9 in {least:.0%}, others at most {others:.1e}", least == 1 and len(right) == 4 and others < 1e-6
 
 
-@known("faithfulness", "one_patch", true="both maps are evidence under every filling that changes patch 9")
+@known("faithfulness", "one_patch", true="all maps are evidence under every filling that changes patch 9")
 def _(table, subject):
     rows = table[(table["kind"] == "MoRF") & (table["share"] == 0) & (table["map"] != "random")]
     return f"at least {rows['above_random_low'].min():.3f}", (rows["above_random_low"] > 0).all()

@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
+import lightning as L
 import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from PIL import Image, ImageFont
 
 import vitlab
@@ -22,6 +24,7 @@ from vitlab.analysis.attribution.maps import METHODS, analyze_attribution, metho
 from vitlab.analysis.head_attention import analyze_attention
 from vitlab.analysis.subject import Subject
 from vitlab.analysis.views.token_layers import token_layer_maps
+from vitlab.callbacks.ema import EMA
 from vitlab.cli.main import main
 from vitlab.config.keys import differences
 from vitlab.data import Digits
@@ -30,6 +33,7 @@ from vitlab.look.charts import line_chart, matrix_chart, sparkline
 from vitlab.look.diagram import architecture, levels_of, steps_of
 from vitlab.look.facts import first_words, outcome_facts, paired, predictions_of
 from vitlab.look.growing import GrowingPage
+from vitlab.look.live import LivePage
 from vitlab.look.page import render
 from vitlab.look.stored_analyses import findings_of
 from vitlab.look.viewer import BUDGET, packed, pictures_of, pooled, pools, shape_of
@@ -37,6 +41,7 @@ from vitlab.look.written import MARK
 from vitlab.models.create import create_model
 from vitlab.models.walk import attention_maps
 from vitlab.runs.directory import RunDir, write_text
+from vitlab.tasks import Classifier
 
 ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
@@ -53,6 +58,9 @@ SMALL = {
     "depth": 2,
     "num_heads": 2,
 }
+
+
+OF_OUTPUTS = ["Grad-CAM", "SmoothGrad", "integrated gradients", "GradientSHAP", "occlusion"]
 
 
 def small_subject(name="small", **changes):
@@ -203,14 +211,15 @@ def test_the_viewer_holds_the_weights_of_every_layer_and_head():
 def test_the_viewer_has_occlusion_and_attention_once():
     subject = small_subject()
     images, (first, _) = subject.shown(2), pictures_of(subject, count=2)
-    names = ["rollout", "gradient rollout", "gradient x attention", "integrated gradients", "occlusion"]
+    names = ["rollout", "gradient rollout", "gradient x attention", "LRP", "Grad-CAM", "SmoothGrad"]
+    names += ["integrated gradients", "GradientSHAP", "occlusion"]
     assert list(first["maps"]) == names  # of attention every layer and head is there
     classes = subject.net(images).argmax(dim=1)
     for name in names:
         expected = METHODS[name](subject.net, images, classes)[0].detach()
         error = float(expected.max() - expected.clamp(max=0).min()) / 65535
         assert unpacked(first["maps"][name], 16) == pytest.approx(expected.numpy(), abs=error + 1e-9)
-        assert first["maps"][name]["signed"] == (name in ("integrated gradients", "occlusion"))
+        assert first["maps"][name]["signed"] == (name in ("integrated gradients", "GradientSHAP", "occlusion"))
     mean = small_subject(class_token=False, global_pool="avg")
     assert list(pictures_of(mean, count=1)[0]["maps"]) == ["attention that the head reads", *names]
     assert (
@@ -245,13 +254,13 @@ class LinearAttention(torch.nn.Module):
 @pytest.mark.parametrize("words", [{"block": Convolution}, {"attn": LinearAttention}], ids=str)
 def test_a_network_without_attention_has_a_page_of_what_outputs_tell(words):
     subject = small_subject(**words)
-    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == ["integrated gradients", "occlusion"]
+    assert shape_of(subject, 1)["depth"] == 0 and list(methods_of(subject.net)) == OF_OUTPUTS
     page = render("own", {}, [subject], 1)
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1])
     (one,) = shown["pictures"]
-    assert "cells" not in one and list(one["maps"]) == ["integrated gradients", "occlusion"] and one["colors"]
+    assert "cells" not in one and list(one["maps"]) == OF_OUTPUTS and one["colors"]
     finding = analyze_attribution(subject)
-    assert set(finding.table["map"]) == {"integrated gradients", "occlusion"}
+    assert set(finding.table["map"]) == set(OF_OUTPUTS)
 
 
 @pytest.mark.slow
@@ -534,6 +543,37 @@ def test_an_image_of_one_color_and_a_run_that_was_never_validated_have_a_page(tm
     (shown,) = json.loads(re.search(r'id="data">(.*?)</script>', page, re.S)[1], parse_constant=pytest.fail)  # no NaN
     assert unpacked(shown["pictures"][0]["maps"]["integrated gradients"], 16).tolist() == [0] * 16
     assert "not measured yet" in page and '"train/loss"' in page and "listed-images" not in page
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["page first", "average first"])
+def test_under_ema_a_growing_page_shows_the_weights_that_are_validated(order, tmp_path, monkeypatch):
+    shown, seen = [], []
+
+    class Spy(Callback):
+        def on_validation_batch_end(self, trainer, pl_module, *_):
+            if not trainer.sanity_checking:
+                seen[trainer.current_epoch :] = [pl_module.net.head.weight.detach().clone()]
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            assert not seen or not torch.equal(pl_module.net.head.weight, seen[-1])  # it goes on with its own
+
+    def draw(name, runs, subjects, *_):
+        shown.append(subjects[0].net.head.weight.detach().clone())
+        return "a page"
+
+    monkeypatch.setattr("vitlab.look.live.render", draw)
+    (tmp_path / "config.yaml").write_text("")
+    page = LivePage(pictures=1)
+    page.share = float("inf")
+    words = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    words |= {"enable_model_summary": False, "limit_train_batches": 2, "limit_val_batches": 1, "max_epochs": 2}
+    callbacks = [page, EMA(decay=0.5), Spy()][::order]
+    trainer = L.Trainer(**words, callbacks=callbacks, default_root_dir=tmp_path)
+    torch.manual_seed(0)
+    trainer.fit(Classifier(**SMALL), datamodule=Digits(batch_size=16))
+    assert len(seen) == 2 and len(shown) == 3  # of each validation, and at the end
+    for mine, true in zip(shown, [*seen, seen[-1]], strict=True):
+        assert torch.equal(mine, true)
 
 
 @pytest.mark.slow

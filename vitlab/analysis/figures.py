@@ -93,7 +93,8 @@ def curves(axes: Axes, table: pd.DataFrame, x: str, y: str, by: str | None = Non
     groups: Sequence[tuple[Any, pd.DataFrame]] = list(table.groupby(by, sort=False)) if by else [(None, table)]
     for i, (label, group) in enumerate(groups):
         mean = group.groupby(x)[y].mean()
-        style = {"color": COLORS[i % 7], "marker": MARKERS[i % 7], "linestyle": LINES[i % 7]}
+        turn = i + i // 7  # the eighth line has the color of the first, and other marks and dashes
+        style = {"color": COLORS[i % 7], "marker": MARKERS[turn % 7], "linestyle": LINES[turn % 7]}
         axes.plot(mean.index, mean.to_numpy(), label=label, markersize=4, linewidth=1.4, **style)  # type: ignore[arg-type]
         if f"{y}_low" in group:
             low, high = (group.groupby(x)[f"{y}_{end}"].mean() for end in ("low", "high"))

@@ -15,6 +15,7 @@ from matplotlib.gridspec import GridSpec, GridSpecFromSubplotSpec
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
+from vitlab.analysis.figures import COLORS
 from vitlab.errors import UsageError, did_you_mean
 
 Width = Literal["column", "page"]
@@ -162,7 +163,8 @@ class _PanelGrid:
         least = self._least(has_legend)
         cells = [(spec.rowspan.start, spec.colspan.start) for spec in specs]
         if width / columns < least * 0.98:
-            if self.is_pictures and rows < columns and least <= width / rows and columns * width / rows < TALLEST - 1:
+            high = columns * width / rows / 1.2  # inches of pictures that shrink by a sixth
+            if self.is_pictures and rows < columns and least <= width / rows and high < TALLEST - 1:
                 self._turn(cells)
                 cells, self.rows, self.columns = [(column, row) for row, column in cells], columns, rows
             else:
@@ -218,10 +220,23 @@ class _PanelGrid:
         if ax.images:
             (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
             return wide * abs(high - low) / max(abs(right - left), 1e-9)
-        names = [label.get_text() for _, label in _tick_labels(ax.yaxis)]
-        if self.is_pictures or any(c.isalpha() for name in names for c in name):  # a list
-            return max(0.8, 1.4 * LINE * len(names))
+        if listed := self._listed(ax):
+            return listed
         return min(max(0.6 * wide, 0.9), 2.0 if self.rows == 1 else 1.5)
+
+    def _listed(self, ax: Axes) -> float:
+        """Return the height of a list of names, in inches; 0 for curves."""
+        names = [label.get_text() for _, label in _tick_labels(ax.yaxis)]
+        is_list = self.is_pictures or any(c.isalpha() for name in names for c in name)
+        return max(0.8, 1.4 * LINE * len(names)) if is_list else 0.0
+
+    @property
+    def lowest(self) -> float:
+        """The inches below which curves are no curves any more; 0 for pictures."""
+        rows = {row: 0.0 if self.is_pictures else LOWEST for row, _ in self.cells}
+        for ax, (row, _) in zip(self.axes, self.cells, strict=True):
+            rows[row] = max(rows[row], 0.0 if self.is_pictures else self._listed(ax) + 0.5)
+        return sum(rows.values())
 
 
 def _first_height(groups: Sequence[_PanelGrid]) -> float:
@@ -230,7 +245,8 @@ def _first_height(groups: Sequence[_PanelGrid]) -> float:
 
 def _set_height(figure: Figure, groups: Sequence[_PanelGrid]) -> None:
     height = figure.get_figheight() + sum(group.short_by(figure) for group in groups)
-    least = sum(group.rows * (0 if group.is_pictures else LOWEST) for group in groups) + 1.0  # curves stay curves
+    named = sum(legend.get_window_extent().height / figure.dpi for legend in figure.legends)
+    least = sum(group.lowest for group in groups) + max(named, 0.6) + 0.4  # curves stay curves
     figure.set_figheight(round(min(max(height, 1.0), max(TALLEST, least)), 2))
 
 
@@ -337,8 +353,8 @@ def _name_lines(
 
 def _beside(figure: Figure, ax: Axes, named: dict[str, Any]) -> list[Any]:
     """Write names of lines beside their ends; none if there is no room."""
-    if not all(isinstance(handle, Line2D) for handle in named.values()):
-        return []
+    if len(named) > len(COLORS) or not all(isinstance(handle, Line2D) for handle in named.values()):
+        return []  # names are told apart by color
     ends = {}
     for name, line in named.items():
         points = np.column_stack(line.get_data()).astype(float)

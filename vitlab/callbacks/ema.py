@@ -1,5 +1,7 @@
 """Exponential moving average of the weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -48,3 +50,23 @@ class EMA(WeightAveraging):
             with torch.no_grad():
                 torch._foreach_lerp_(*self._pairs, weight)
             self._latest_update_step = step
+
+
+@contextmanager
+def validated_weights(trainer: L.Trainer, pl_module: L.LightningModule) -> Iterator[None]:
+    """Inside a ``with`` block, a module in training has the weights that are validated: of an average, if one is kept.
+
+    Example:
+        >>> trainer = L.Trainer(callbacks=[EMA()], logger=False, enable_checkpointing=False)
+        >>> with validated_weights(trainer, module := L.LightningModule()):  # nothing was averaged yet
+        ...     list(module.parameters())
+        []
+    """
+    averages = [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]  # type: ignore[attr-defined]
+    for callback in averages:
+        callback.on_validation_epoch_start(trainer, pl_module)
+    try:
+        yield
+    finally:
+        for callback in averages:
+            callback.on_validation_epoch_end(trainer, pl_module)

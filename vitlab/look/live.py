@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vitlab.analysis.subject import Subject
+from vitlab.callbacks.ema import validated_weights
 from vitlab.errors import UsageError
 from vitlab.look.charts import sparkline
 from vitlab.look.facts import Said
@@ -30,9 +32,9 @@ class LivePage(Callback):
 
     The page reloads itself during training. Besides curves, configuration and environment it shows the results of the
     latest validation, a confusion matrix, the worst mistakes, and attention on a few validation images; after training
-    `vitlab look RUN` adds the maps that need gradients. Training does not change, including its random
-    numbers. Pictures are left out if they would take more than a twentieth of the time, if weights are sharded or
-    compiled, and for networks that are not vitlab's::
+    `vitlab look RUN` adds the maps that need gradients. Under EMA all of this is of the average. Training does not
+    change, including its random numbers. Pictures are left out if they would take more than a twentieth of the time, if
+    weights are sharded or compiled, and for networks that are not vitlab's::
 
         trainer:
           callbacks:
@@ -94,8 +96,10 @@ class LivePage(Callback):
         if self.pictures and self._cost <= self.share * (begun - self._last) and can_be_shown(trainer, pl_module):
             net = pl_module.net
             modes = [(module, module.training) for module in net.modules()]
+            averaged = nullcontext() if is_last else validated_weights(trainer, pl_module)  # at the end it is there
+            devices = [device] if (device := _cuda(net)) is not None else []
             try:
-                with torch.random.fork_rng(devices=[net_device] if (net_device := _cuda(net)) is not None else []):
+                with averaged, torch.random.fork_rng(devices=devices):
                     text = render(
                         path.name, runs, [self._subject(trainer, net, path.name)], self.pictures, reload, found
                     )

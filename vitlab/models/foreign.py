@@ -50,6 +50,23 @@ class Layer(NamedTuple):
             return self.grid
         return min(self.grid[0], MOST_CELLS), min(self.grid[1], MOST_CELLS)
 
+    @property
+    def has_cells(self) -> bool:
+        """Whether its tokens have several places."""
+        return self.grid is not None and math.prod(self.grid) > 1
+
+    def as_map(self, x: Tensor) -> Tensor:
+        """Map what the layer returns, for B images, to ``(B, C, h, w)``, without prefix tokens.
+
+        Example:
+            >>> Layer("blocks.0", "Block", (5, 8), (2, 2), num_prefix_tokens=1).as_map(torch.zeros(3, 5, 8)).shape
+            torch.Size([3, 8, 2, 2])
+        """
+        if x.ndim == 4:
+            return x.movedim(-1, 1) if self.channels_last else x
+        assert self.grid is not None
+        return x[:, self.num_prefix_tokens :].transpose(1, 2).unflatten(2, self.grid)
+
 
 class AnyNetwork(nn.Module):
     """What analyses can ask of a network that is no :class:`VisionTransformer`: a ResNet, Swin, or one of your own.
@@ -130,6 +147,10 @@ class AnyNetwork(nn.Module):
 
         Feature maps of more than 14 cells a side are averaged to 14.
         """
+        return [_tokens(x, stage) for x, stage in zip(self.returned(images)[1], self.stages, strict=True)]
+
+    def returned(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the ``(B, K)`` scores, and in their graph what enters the first layer and what leaves each one."""
         if not self.layers:
             raise UsageError(f"this needs layers whose outputs can be read, and {self.name} has none")
         entry: list[Tensor] = []
@@ -139,13 +160,9 @@ class AnyNetwork(nn.Module):
             for layer, module in zip(self.layers, self.blocks, strict=True)
         ]
         hooks.append(self.blocks[0].register_forward_pre_hook(lambda module, args: entry.extend(args[:1])))
-        try:
-            self(images)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        outputs = [*entry[: len(self.stages) - len(self.layers)], *(first(found[x.name]) for x in self.layers)]
-        return [_tokens(x, stage) for x, stage in zip(outputs, self.stages, strict=True)]
+        with removed_after(hooks):
+            scores = self(images)
+        return scores, [*entry[: len(self.stages) - len(self.layers)], *(first(found[x.name]) for x in self.layers)]
 
     @torch.no_grad()
     def attention(self, images: Tensor) -> list[Tensor]:

@@ -190,6 +190,32 @@ def placed_tokens(net: Asked, images: Tensor) -> list[tuple[Tensor, Grid] | None
     return [None if grid is None else (x[:, prefix:], grid) for x, (grid, prefix) in zip(tokens, grids, strict=True)]
 
 
+def graded_tokens(net: Asked, images: Tensor) -> tuple[Tensor, list[tuple[Tensor, Callable[[Tensor], Tensor]]]]:
+    """Return the ``(B, K)`` outputs and the tokens they come from, layer by layer, in their graph.
+
+    With each tokens comes what maps them, or their gradient, to ``(B, D, h, w)``; layers without cells are left out.
+
+    Example:
+        >>> net = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=2, num_heads=3, num_classes=10)
+        >>> found, layers = graded_tokens(net, torch.randn(1, 3, 32, 32))
+        >>> found.shape, [as_map(tokens).shape for tokens, as_map in layers][-1]
+        (torch.Size([1, 10]), torch.Size([1, 48, 4, 4]))
+    """
+    if isinstance(net, AnyNetwork):
+        with torch.enable_grad():
+            found, returned = net.returned(images.detach().requires_grad_())
+        layers = zip(returned, net.stages, strict=True)
+        return found, [(x, layer.as_map) for x, layer in layers if layer.has_cells and x.requires_grad]
+    tokens = block_tokens(net, images.detach().requires_grad_(), gradients=True)
+    with torch.enable_grad():
+        found = net.forward_head(net.norm(tokens[-1]))
+
+    def as_map(x: Tensor) -> Tensor:
+        return x[:, net.num_prefix_tokens :].transpose(1, 2).unflatten(2, net.grid_size)
+
+    return found, [(x, as_map) for x in tokens]
+
+
 def pooled_features(net: Asked, images: Tensor) -> Tensor:
     """Return the features that the head reads, ``(B, D)``.
 

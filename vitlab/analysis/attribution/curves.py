@@ -202,11 +202,11 @@ def _in_parts(net: Asked, images: Tensor, classes: Tensor, method: Method) -> Te
 
 def _figure(table: pd.DataFrame) -> Figure:
     """Draw gain and first patch of each map under each filling, and below them the curves."""
-    figure = Figure(figsize=(11, 8.4), layout="constrained")
-    rows = figure.add_gridspec(2, 1, height_ratios=(1, 1.8))
-    above, below = rows[0], rows[1]
     fillings, maps = (list(table[name].unique()) for name in ("filling", "map"))
     maps = [name for name in maps if name != "random"]
+    figure = Figure(figsize=(11, 5.4 + len(maps) / 2), layout="constrained")
+    rows = figure.add_gridspec(2, 1, height_ratios=(len(maps) / 2, 5.4))
+    above, below = rows[0], rows[1]
     names = {"gain": "area between LeRF and MoRF", "first_above_random": "fall by the first patch, less a random one's"}
     for ax, (column, label) in zip(above.subgridspec(1, 2).subplots(squeeze=False)[0], names.items(), strict=True):
         for i, filling in enumerate(fillings):
@@ -224,7 +224,7 @@ def _figure(table: pd.DataFrame) -> Figure:
         for ax, filling in zip(row, fillings, strict=True):
             part = table.query("kind == @kind and filling == @filling")
             curves(ax, part.drop(columns=["probability_low", "probability_high"]), "share", "probability", by="map")
-            finish(ax, "share of patches replaced", "probability", legend=ax is grid[0, 0])
-            ax.set_title(f"{filling}, {which} relevant first ({kind})", fontsize=8)
+            finish(ax, f"share replaced, {which} relevant first", "probability", legend=ax is grid[0, 0])
+            ax.set_title(f"{filling}: {kind}", fontsize=8)
     grid[0, 0].set_ylim(0, 1.05 * table["probability"].max())
     return figure

@@ -1,4 +1,4 @@
-"""Attribution maps: six estimates of which patches an output depends on, ``(B, N)`` each."""
+"""Attribution maps: ten estimates of which patches an output depends on, ``(B, N)`` each."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,16 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.analysis.attribution.relevance import Relevance
 from vitlab.analysis.catalogue import Analysis
 from vitlab.analysis.head_attention import maps_of_images, rollout
 from vitlab.analysis.subject import Finding, Subject
 from vitlab.errors import UsageError
 from vitlab.layers.attention import Attention
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.models.foreign import AnyNetwork
 from vitlab.models.vit import VisionTransformer
-from vitlab.models.walk import Asked, attentions, outputs
+from vitlab.models.walk import Asked, attentions, graded_tokens, outputs
 
 STEPS = 32  # of the path of integrated gradients
+SAMPLES = 16  # of noise in SmoothGrad, and of plain images in GradientSHAP
+NOISE = 0.15  # standard deviation of SmoothGrad's noise, in units of an image's range
 
 
 @contextmanager
@@ -109,10 +113,49 @@ def gradient_attention(net: VisionTransformer, images: Tensor, classes: Tensor) 
         torch.Size([2, 4])
     """
     maps, gradients = graded_maps(net, images, classes)
-    total = torch.eye(maps[0].shape[-1], device=images.device).expand(len(images), -1, -1)
+    return _added_up(net, maps, gradients)
+
+
+def _added_up(net: VisionTransformer, maps: list[Tensor], gradients: list[Tensor]) -> Tensor:
+    total = torch.eye(maps[0].shape[-1]).to(maps[0]).expand(len(maps[0]), -1, -1)
     for attention, gradient in zip(maps, gradients, strict=True):
         total = total + (attention * gradient).clamp(min=0).mean(dim=1) @ total
     return read_out(net, total)
+
+
+def lrp(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the transformer attribution of Chefer et al. 2021, "beyond attention visualization" (arXiv:2012.09838).
+
+    As :func:`gradient_attention`, with the relevance that :class:`~.relevance.Relevance` hands down to each weight of
+    attention in place of the weight.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
+        >>> lrp(net, torch.randn(2, 3, 8, 8), torch.tensor([0, 2])).shape
+        torch.Size([2, 4])
+    """
+    _, gradients = graded_maps(net, images, classes)
+    return _added_up(net, relevant_maps(net, images, classes), gradients)
+
+
+def relevant_maps(net: VisionTransformer, images: Tensor, classes: Tensor) -> list[Tensor]:
+    """Return the relevance of each weight of attention for the classes' outputs, ``(B, A, L, L)`` for each block."""
+    needed = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    with torch.no_grad():
+        positions = net.positions(images).for_batch()
+        x = net.embed(images, positions)
+    try:
+        for parameter in needed:
+            parameter.requires_grad_(False)
+        with torch.enable_grad(), caught_maps(net) as maps, Relevance():
+            x.requires_grad_()
+            for i in range(len(net.blocks)):
+                x = net.run_block(i, x, positions)
+            found = net.forward_head(net.norm(x))
+    finally:
+        for parameter in needed:
+            parameter.requires_grad_()
+    return list(torch.autograd.grad(found, maps, F.one_hot(classes, found.shape[1]).to(found)))
 
 
 def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) -> Tensor:
@@ -122,6 +165,43 @@ def gradient_rollout(net: VisionTransformer, images: Tensor, classes: Tensor) ->
     return read_out(net, rollout(weighted))
 
 
+def grad_cam(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
+    """Return Grad-CAM of Selvaraju et al. 2017 (arXiv:1610.02391) on the last layer whose cells reach the output.
+
+    Channels of a layer, each times the mean of its gradient over the cells, added up, negative sums cut off. Of a
+    network that reads a class token this is what enters the last block; of a convolution the last block's feature map,
+    brought to the grid by interpolation.
+
+    Example:
+        >>> net = VisionTransformer(img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, num_classes=3).eval()
+        >>> grad_cam(net, torch.randn(2, 3, 8, 8), torch.tensor([0, 2])).shape
+        torch.Size([2, 4])
+    """
+    with torch.enable_grad():
+        found, layers = graded_tokens(net, images)
+        score = _scores_of(found, classes, "Grad-CAM")
+        gradients = torch.autograd.grad(score, [x for x, _ in layers], allow_unused=True)
+    for (x, as_map), gradient in zip(reversed(layers), reversed(gradients), strict=True):
+        if gradient is None or not (slopes := as_map(gradient)).any():
+            continue
+        seen = (as_map(x.detach()) * slopes.mean(dim=(2, 3), keepdim=True)).sum(dim=1, keepdim=True).clamp(min=0)
+        return F.interpolate(seen, net.grid_size, mode="bilinear", antialias=True).flatten(1)
+    return images.new_zeros(len(images), net.grid_size[0] * net.grid_size[1])  # no cell changes the output
+
+
+def smooth_grad(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the size of SmoothGrad, Smilkov et al. 2017 (arXiv:1706.03825): the mean gradient of noisy copies.
+
+    The noise is the same for all images, in units of each one's range, so that no image's map depends on others.
+    """
+    draw, total = torch.Generator().manual_seed(0), torch.zeros_like(images)
+    spread = NOISE * (images.amax(dim=(1, 2, 3), keepdim=True) - images.amin(dim=(1, 2, 3), keepdim=True))
+    for _ in range(SAMPLES):
+        noise = torch.randn(1, *images.shape[1:], generator=draw).to(images)
+        total += _gradient(net, images + spread * noise, classes, "SmoothGrad") / SAMPLES
+    return by_patch(net, total.abs())
+
+
 def integrated_gradients(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """Return the integrated gradients of Sundararajan et al. 2017 (arXiv:1703.01365) from the mean color, by patch.
 
@@ -129,13 +209,52 @@ def integrated_gradients(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
     """
     total = torch.zeros_like(images)
     for step in range(STEPS):
-        with torch.enable_grad():
-            x = (images * ((step + 0.5) / STEPS)).detach().requires_grad_()
-            found = net(x).gather(1, classes[:, None]).sum()
-            if not found.requires_grad:
-                raise UsageError("integrated gradients need an output with a gradient, and this network gives none")
-            total += torch.autograd.grad(found, x)[0] / STEPS
+        total += _gradient(net, images * ((step + 0.5) / STEPS), classes, "integrated gradients") / STEPS
     return by_patch(net, images * total)
+
+
+def gradient_shap(net: Asked, images: Tensor, classes: Tensor) -> Tensor:
+    """Return GradientSHAP, Lundberg and Lee 2017 (arXiv:1705.07874) by expected gradients (arXiv:1906.10670), by patch.
+
+    As :func:`integrated_gradients`, from images of one color each, drawn with mean and spread of the training pixels,
+    each at one place of its path. All patches add up to the output less its mean over these, nearly.
+    """
+    total = torch.zeros_like(images)
+    for start, place in plain_starts(images):
+        along = start + (images - start) * place
+        total += (images - start) * _gradient(net, along, classes, "GradientSHAP") / SAMPLES
+    return by_patch(net, total)
+
+
+def plain_starts(images: Tensor) -> Iterator[tuple[Tensor, float]]:
+    """Yield where the paths of GradientSHAP start, ``(1, C, 1, 1)``, each with the share of the path that is gone.
+
+    Pixels are normalized, so colors are drawn from a standard normal distribution; each with its opposite.
+
+    Example:
+        >>> starts, shares = zip(*plain_starts(torch.zeros(2, 3, 8, 8)))
+        >>> float(sum(starts).abs().max()) < 1e-6, sum(shares) / len(shares)
+        (True, 0.5)
+    """
+    draw = torch.Generator().manual_seed(0)
+    half = torch.randn(SAMPLES // 2, images.shape[1], generator=draw)
+    places = torch.randperm(SAMPLES, generator=draw)
+    for color, place in zip(torch.cat([half, -half]), places.tolist(), strict=True):
+        yield color.to(images)[None, :, None, None], (place + 0.5) / SAMPLES
+
+
+def _gradient(net: Asked, images: Tensor, classes: Tensor, name: str) -> Tensor:
+    """Return the gradient of the classes' outputs by the pixels, ``(B, C, H, W)``."""
+    with torch.enable_grad():
+        x = images.detach().requires_grad_()
+        return torch.autograd.grad(_scores_of(net(x), classes, name), x)[0]
+
+
+def _scores_of(found: Tensor, classes: Tensor, name: str) -> Tensor:
+    """Return the sum of the classes' outputs; refuse outputs without a gradient."""
+    if not found.requires_grad:
+        raise UsageError(f"{name} needs an output with a gradient, and this network gives none")
+    return found.gather(1, classes[:, None]).sum()
 
 
 def occlusion(net: Asked, images: Tensor, classes: Tensor, side: int = 1) -> Tensor:
@@ -177,27 +296,34 @@ METHODS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "rollout": attention_rollout,
     "gradient rollout": gradient_rollout,
     "gradient x attention": gradient_attention,
+    "LRP": lrp,
+    "Grad-CAM": grad_cam,
+    "SmoothGrad": smooth_grad,
     "integrated gradients": integrated_gradients,
+    "GradientSHAP": gradient_shap,
     "occlusion": occlusion,
 }
 
 
-OF_ANY = ("integrated gradients", "occlusion")  # need outputs alone
-SIGNED = ("integrated gradients", "occlusion")  # a patch can speak against the class
+OF_ATTENTION = ("attention", "rollout", "gradient rollout", "gradient x attention", "LRP")  # need its weights
+SIGNED = ("integrated gradients", "GradientSHAP", "occlusion")  # a patch can speak against the class
 
 
 def methods_of(net: Asked) -> dict[str, Callable[[Any, Tensor, Tensor], Tensor]]:
-    """Return the maps that a network has: those that need outputs alone if a block has no attention to be caught.
+    """Return the maps that a network has: of attention if all blocks let it be caught, Grad-CAM if a layer has cells.
 
     Example:
         >>> from vitlab.models.foreign import AnyNetwork
         >>> list(methods_of(AnyNetwork(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), "a", (2, 2), 3)))
-        ['integrated gradients', 'occlusion']
+        ['SmoothGrad', 'integrated gradients', 'GradientSHAP', 'occlusion']
     """
     attends = isinstance(net, VisionTransformer) and all(
         isinstance(getattr(block, "attn", None), Attention) for block in net.blocks
     )
-    return {name: method for name, method in METHODS.items() if attends or name in OF_ANY}
+    missing = () if attends else OF_ATTENTION
+    if isinstance(net, AnyNetwork) and not any(stage.has_cells for stage in net.stages):
+        missing = (*missing, "Grad-CAM")
+    return {name: method for name, method in METHODS.items() if name not in missing}
 
 
 def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
@@ -208,7 +334,7 @@ def predicted(subject: Subject, images: Tensor, name: str) -> Tensor:
 
 
 @Analysis(
-    reading="Which patches the score of the predicted class depends on, by six methods side by side.",
+    reading="Which patches the score of the predicted class depends on, by up to ten methods side by side.",
     limits="Which method is right where they disagree: read `faithfulness` and `sanity` first.",
 )
 def analyze_attribution(subject: Subject) -> Finding:

@@ -1,0 +1,120 @@
+"""Layer-wise relevance propagation (LRP): a backward pass that hands down shares of an output in place of gradients."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Share = Callable[[Tensor], list[Tensor | None]]  # the relevance of what goes in, from that of what comes out
+SAME = {  # what goes in has the relevance of what comes out
+    *("layer_norm", "rms_norm", "batch_norm", "normalize", "softmax", "dropout", "gelu", "relu", "silu", "sigmoid"),
+    *("tanh", "hardtanh", "softplus", "elu", "exp", "pow", "__pow__", "square", "sqrt", "rsqrt", "neg", "__neg__"),
+    *("clamp", "to", "float", "type_as"),
+}
+SUMS = {"add": 1, "__add__": 1, "__radd__": 1, "__iadd__": 1, "sub": -1, "__sub__": -1, "__isub__": -1}
+PRODUCTS = {"mul", "__mul__", "__rmul__", "__imul__", "div", "__truediv__", "__itruediv__"}
+TERMS = {"matmul", "__matmul__", "bmm", "einsum", "mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d"}
+
+
+class Relevance(TorchFunctionMode):
+    """Inside a ``with`` block, operations on tensors that need a gradient get backward passes that carry relevance.
+
+    The rules of Chefer et al. 2021 (arXiv:2012.09838): a linear layer shares by its positive products alone, and its
+    bias has none; a product of matrices gives half to each factor, by its terms; a sum gives to each part by its terms,
+    scaled so that both have together what the sum of the image had; norms, activations and softmax pass it on. What
+    only moves values (views, indices, concatenation) has its usual backward pass, which does the same. What needs no
+    gradient has no relevance, so parameters must be frozen. What goes in has as much together as what comes out,
+    but for outputs of a linear layer of which no product is above 0: theirs is lost.
+
+    Example:
+        >>> x, layer = torch.tensor([[1.0, 2.0, -1.0]], requires_grad=True), torch.nn.Linear(3, 1).requires_grad_(False)
+        >>> _ = layer.weight.copy_(torch.tensor([[1.0, 1.5, 3.0]]))
+        >>> with Relevance():
+        ...     y = layer(x)
+        >>> torch.autograd.grad(y, x, torch.ones_like(y))[0]  # of 1 + 3, and none for the product below 0
+        tensor([[0.2500, 0.7500, 0.0000]])
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute ``func``, with the backward pass of its rule where it has one."""
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        inputs = [each for each in args if isinstance(each, Tensor)]
+        if not torch.is_grad_enabled() or not any(each.requires_grad for each in inputs):
+            return func(*args, **kwargs)
+        args = (args[0].clone(), *args[1:]) if name in SAME or name.startswith("__i") else args  # nothing in place
+
+        def compute(*own: Tensor) -> Tensor:
+            given = iter(own)
+            return func(*(next(given) if isinstance(each, Tensor) else each for each in args), **kwargs)
+
+        share = _rule(name, inputs, compute)
+        return compute(*inputs) if share is None else _Shared.apply(compute, share, *inputs)
+
+
+class _Shared(torch.autograd.Function):
+    """The values of an operation, and the shares of its relevance."""
+
+    @staticmethod
+    def forward(ctx: Any, compute: Callable[..., Tensor], share: Share, *inputs: Tensor) -> Tensor:
+        ctx.share = share
+        return compute(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, relevance: Tensor) -> Any:  # type: ignore[override]
+        return None, None, *ctx.share(relevance)
+
+
+def _rule(name: str, inputs: list[Tensor], compute: Callable[..., Tensor]) -> Share | None:
+    """Return how an operation of this name shares relevance; None if its gradient is a share already."""
+    carry = [each.requires_grad for each in inputs]
+    x = [each.detach() for each in inputs]
+    if name == "linear" and carry[1:] == [False] * (len(x) - 1):
+        return lambda relevance: [_of_linear(x[0], x[1], relevance), *[None] * (len(x) - 1)]
+    if name in TERMS:
+        return lambda relevance: _by_terms(x, carry, compute, relevance)
+    if name in SUMS and len(x) == 2 and all(carry):
+        return lambda relevance: _of_sum(x[0], SUMS[name] * x[1], relevance)
+    if name in SAME or name in PRODUCTS or name in SUMS:
+        count = sum(carry)
+        return lambda relevance: [
+            (relevance / count).sum_to_size(each.shape) if has else None for each, has in zip(x, carry, strict=True)
+        ]
+    return None
+
+
+def _of_linear(x: Tensor, weight: Tensor, relevance: Tensor) -> Tensor:
+    above, below = x.clamp(min=0), x.clamp(max=0)
+    raising, lowering = weight.clamp(min=0), weight.clamp(max=0)
+    each = _over(relevance, above @ raising.T + below @ lowering.T)
+    return above * (each @ raising) + below * (each @ lowering)
+
+
+def _by_terms(
+    x: list[Tensor], carry: list[bool], compute: Callable[..., Tensor], relevance: Tensor
+) -> list[Tensor | None]:
+    """Share by the terms of something that is linear in each of its inputs, evenly between these."""
+    with torch.enable_grad():
+        own = [each.detach().requires_grad_(has) for each, has in zip(x, carry, strict=True)]
+        value = compute(*own)
+        needed = [each for each in own if each.requires_grad]
+        gradients = iter(torch.autograd.grad(value, needed, _over(relevance, value.detach())))
+    return [each * next(gradients) / len(needed) if has else None for each, has in zip(x, carry, strict=True)]
+
+
+def _of_sum(a: Tensor, b: Tensor, relevance: Tensor) -> list[Tensor | None]:
+    each = _over(relevance, a + b)
+    parts = [(a * each), (b * each)]
+    totals = [part.flatten(1).sum(dim=1) for part in parts]  # of each image
+    size = totals[0].abs() + totals[1].abs()
+    found: list[Tensor | None] = []
+    for part, total, of in zip(parts, totals, (a, b), strict=True):
+        factor = _over(_over(total.abs(), size) * relevance.flatten(1).sum(dim=1), total)
+        found.append((part * factor.view(-1, *[1] * (part.ndim - 1))).sum_to_size(of.shape))
+    return found
+
+
+def _over(a: Tensor, b: Tensor) -> Tensor:
+    """Divide; 0 where ``b`` is 0."""
+    return torch.where(b == 0, 0.0, a / (b + b.sign() * 1e-9))
