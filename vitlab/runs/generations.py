@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError, megabytes
+from vitlab.errors import UsageError, before_again, megabytes
 from vitlab.runs.directory import write_json
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
@@ -101,13 +101,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         try:
             work()
         except BaseException as error:
-            reason = None if isinstance(error, RunGone) else _reason(error)
+            cause = None if isinstance(error, RunGone) else _cause(error)
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            if reason is None:
+            if cause is None:
                 self._error = error
             else:
-                self._failure = _not_saved(path.parent, reason, size)
+                self._failure = _not_saved(path.parent, cause, size)
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
@@ -132,23 +132,23 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
     return copy.deepcopy(content)
 
 
-def _reason(error: BaseException) -> str | None:
+def _cause(error: BaseException) -> OSError | None:
     """Return why a file could not be written; torch wraps the system's error in its own."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, OSError):
-            return chain.strerror or str(chain)
+            return chain
         chain = chain.__context__
-    return "the disk is full or failed" if "pos" in str(error) or "StreamWriter" in str(error) else None
+    return OSError("the disk is full or failed") if "pos" in str(error) or "StreamWriter" in str(error) else None
 
 
-def _not_saved(folder: Path, reason: str, size: int) -> str:
+def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     """Return the message that a checkpoint could not be written, with the space it needs and the way out."""
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
     return (
-        f"the checkpoint could not be written into {folder}: {reason}; it needs {megabytes(size)}, "
-        f"{megabytes(free)} are free. What was saved before is intact: make room, then `vitlab fit --resume "
-        f"{folder.parent}`"
+        f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; it needs {megabytes(size)}, "
+        f"{megabytes(free)} are free. What was saved before is intact: {before_again(cause.errno)}, then `vitlab fit "
+        f"--resume {folder.parent}`"
     )
 
 
