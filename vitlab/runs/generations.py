@@ -144,12 +144,18 @@ def _cause(error: BaseException) -> OSError | None:
 
 def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     """Return the message that a checkpoint could not be written, with the space it needs and the way out."""
-    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    room = f"it needs {megabytes(size)}"
+    with suppress(OSError):  # the disk is gone
+        room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
     return (
-        f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; it needs {megabytes(size)}, "
-        f"{megabytes(free)} are free. What was saved before is intact: {before_again(cause.errno)}, then `vitlab fit "
-        f"--resume {folder.parent}`"
+        f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
+        f"is intact: {before_again(cause.errno)}, then `vitlab fit --resume {folder.parent}`"
     )
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
 
 
 def tensor_bytes(content: Any) -> int:
@@ -244,10 +250,9 @@ def check_room(run: Path, weights: int) -> None:
         run: The run directory, which may not exist yet.
         weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
     """
-    existing = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
     one = 3 * weights + 2**18
     have = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
-    need, free = max(_KEPT * one - have, one), shutil.disk_usage(existing).free
+    need, free = max(_KEPT * one - have, one), shutil.disk_usage(_existing(run)).free
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"
     if free < need:
