@@ -1,6 +1,7 @@
 """Exceptions that end a command early, and helpers for their one-line messages."""
 
 import difflib
+import errno
 import signal
 from collections.abc import Iterable
 
@@ -43,6 +44,17 @@ def what_failed(error: BaseException) -> str | None:
             return f"{chain.filename}: {chain.strerror}" if chain.filename else chain.strerror
         chain = chain.__cause__ or chain.__context__
     return None
+
+
+def before_again(number: int | None) -> str:
+    """Return what must happen to a disk before a command is repeated, by the number of its error.
+
+    Example:
+        >>> before_again(28), before_again(13)
+        ('make room', 'see that it can be read and written')
+    """
+    is_full = number in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return "make room" if is_full else "see that it can be read and written"
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:

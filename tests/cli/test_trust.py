@@ -254,6 +254,14 @@ def test_only_memory_that_runs_out_is_told_as_such(tmp_path):
     assert explain_exception(RuntimeError("cannot allocate a task to this worker"), run, 64, 1) is None
 
 
+@pytest.mark.parametrize(("number", "first"), [(28, "Make room"), (5, "See that"), (116, "See that")])
+def test_a_disk_that_fails_is_not_called_full(tmp_path, number, first):
+    """Before, EIO and EACCES asked to make room, and ESTALE had no line with the way on."""
+    said = explain_exception(OSError(number, os.strerror(number), "runs/a/data.json"), RunDir(tmp_path), 64, 1)
+    assert said and said.startswith(f"runs/a/data.json: {os.strerror(number)}; ") and f"intact. {first}" in said
+    assert said.endswith(f"`vitlab fit --resume {tmp_path}`")
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["vitlab.jobs.train.fit", "vitlab.callbacks.ema", "sklearn.datasets", "scipy.stats"])
+CONTEXT.set_forkserver_preload(["imported"])  # which the server finds by PYTHONPATH alone
+os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
 CONFIGS = Path(__file__).parents[2] / "configs"
 EMA = '[{"class_path": "EMA", "init_args": {"decay": 0.9}}]'
 TINY = ["fit", "--config", str(CONFIGS / "vit.yaml"), "--trainer.logger=false", "--trainer.log_every_n_steps=1"]

@@ -55,7 +55,10 @@ COMMANDS = {  # words; those of the repetition, where they differ; the file that
 
 
 class Failing:
-    """Calls are counted by site; of the site ``target``, the call ``k`` fails with ``number``."""
+    """Calls are counted by site; of the site ``target``, the call ``k`` fails with ``number``.
+
+    As the system's own, the error names the path as the call gave it, and no path where the call gave a descriptor.
+    """
 
     def __init__(self, root, target, k, number):
         self.root, self.target, self.k, self.number = os.path.realpath(root), target, k, number
@@ -63,7 +66,7 @@ class Failing:
         self.what = ""
         self.busy = False
 
-    def __call__(self, name, place):
+    def __call__(self, name, place, *named):
         if self.busy:
             return
         self.busy = True  # what is asked here is not a call of the command
@@ -82,8 +85,8 @@ class Failing:
         site = self.site(name, path)
         self.counts[site] += 1
         if site == self.target and self.counts[site] == self.k:
-            self.what = f"{name} {path}"
-            raise OSError(self.number, os.strerror(self.number), path)
+            self.what = path
+            raise OSError(self.number, os.strerror(self.number), *named)
 
     def site(self, name, path):
         """Return name, file and place in the code of a call, as text."""
@@ -132,7 +135,10 @@ def install(root, target, k, number):
     def patched(call, name, position=0):
         @functools.wraps(call)
         def counted(*words, **more):
-            failing(name, words[position] if len(words) > position else None)
+            place = words[position] if len(words) > position else None
+            named = [os.fspath(word) for word in words[:2] if isinstance(word, str | os.PathLike)]
+            named[1:] = [None, *named[1:]] if name in ("rename", "replace", "link") else []  # as the system's errors
+            failing(name, place, *named)  # of a descriptor, no name
             return call(*words, **more)
 
         return counted
@@ -140,7 +146,7 @@ def install(root, target, k, number):
     real = io.open
 
     def opened(file, mode="r", *words, **more):
-        failing("open", file)
+        failing("open", file, *() if isinstance(file, int) else (os.fspath(file),))
         found = real(file, mode, *words, **more)
         return Written(found, failing) if set(mode) & set("wax+") and not isinstance(file, int) else found
 
@@ -238,6 +244,13 @@ def numbers(command, folder):
     return None
 
 
+def names(said, failed, folder):
+    """Return whether an output names the file of a failed call, or a folder that it is in below the working folder."""
+    path = Path(re.sub(r"/\.(fit-)?[0-9a-f]+-[0-9a-f]+\.", "/", failed))  # a file beside its place
+    inside = [path, *path.parents][: len(path.parts) - len(folder.parts)] or [path]
+    return any(str(one.relative_to(folder)) in said for one in inside)
+
+
 def once(command, template, folder, target, k, number, expected=None, usual=0):
     """Run a command of which one call fails, and repeat it; return its calls by site, and what is wrong."""
     words, again, promised = COMMANDS[command]
@@ -252,8 +265,8 @@ def once(command, template, folder, target, k, number, expected=None, usual=0):
         return calls, f"{where}traceback, exit {code}: {lines[-1][:200] if lines else ''}"
     if code not in (0, 1, 2):
         return calls, f"{where}exit {code}: {said[-200:]}"
-    if code and failed and not any("/" in line or "vitlab" in line for line in lines):
-        return calls, f"{where}exit {code} without a line that names a path: {said[-200:]!r}"
+    if code and failed and not names(said, failed, folder):
+        return calls, f"{where}exit {code} without a line that names {failed}: {said[-200:]!r}"
     if code == 0 and promised and not (folder / promised).exists():
         return calls, f"{where}exit 0 and no {promised}"
     if code:

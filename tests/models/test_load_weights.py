@@ -1,4 +1,5 @@
 import argparse
+import errno
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ from vitlab.layers.pos_embed.sincos import SinCos1d, SinCos2d
 from vitlab.models.convert import from_t2t, to_timm
 from vitlab.models.load import load_weights
 from vitlab.models.vit import VisionTransformer
+from vitlab.models.weights_file import check_readable, read_weights
 from vitlab.tokenizers.patch import cut_patches
 
 TINY = {
@@ -368,6 +370,24 @@ def test_a_truncated_torch_file_is_refused_in_one_line(path, share, legacy):
     with pytest.raises(ValueError, match="truncated or not a file that torch wrote") as error:
         load_weights(tiny(), path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_file_that_the_system_does_not_give_is_not_called_truncated(path, monkeypatch, number):
+    """Before, the first raised ValueError: "is truncated or not a file that torch wrote"."""
+    torch.save(tiny().state_dict(), path)
+    real = open
+
+    def refused(file, *words, **more):
+        if str(file) == str(path):
+            raise OSError(number, os.strerror(number), str(file))
+        return real(file, *words, **more)
+
+    monkeypatch.setattr("builtins.open", refused)
+    for read in (check_readable, read_weights):
+        with pytest.raises(OSError) as error:
+            read(path)
+        assert (error.value.errno, error.value.filename) == (number, str(path))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.95])

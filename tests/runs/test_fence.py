@@ -1,5 +1,6 @@
 """Of the attempts to train in one directory only the newest writes there, whatever became of its lock."""
 
+import errno
 import fcntl
 import os
 import signal
@@ -146,6 +147,29 @@ def test_the_heartbeat_outlives_errors_of_its_file_system(run, monkeypatch):
         assert (run.path / ".lock").stat().st_mtime_ns > first
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.EACCES])
+def test_a_directory_that_cannot_be_seen_for_a_moment_is_not_called_gone(run, monkeypatch, number):
+    """Before, the heartbeat took any error of stat for the end of the directory, and ended the training."""
+    failed, real = [], os.stat
+    monkeypatch.setattr(hold, "LEAVING", 60.0)
+
+    def stat(path, *words, **more):
+        if str(path) == str(run.path) and len(failed) < 3:
+            failed.append(threading.current_thread())
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path, *words, **more)
+
+    with locked(run):
+        monkeypatch.setattr(os, "stat", stat)
+        assert until(lambda: len(failed) == 3)
+        time.sleep(0.3)
+        assert run.fence.loss is None
+        failed.clear()
+        with pytest.raises(OSError, match=os.strerror(number)) as error:
+            run.check_there()
+    assert not isinstance(error.value, RunGone) and error.value.filename == str(run.path)
+
+
 @pytest.mark.parametrize("jump", [-3600, 3600])
 def test_a_clock_that_jumps_gives_nobody_the_lock_of_a_living_owner(run, monkeypatch, jump):
     def flock(*words):
@@ -203,6 +227,21 @@ def test_a_full_disk_is_told_with_the_path_of_the_file(run, fenced):
     ):
         raise OSError(28, "No space left on device")
     assert error.value.filename == str(run.path / "results.json")
+
+
+@pytest.mark.parametrize(
+    ("call", "name"), [("os.fsync", "run.json"), ("pathlib.Path.write_bytes", "metrics.jsonl")], ids=["fsync", "write"]
+)
+def test_who_cannot_take_a_directory_over_is_told_which_file_failed(run, monkeypatch, call, name):
+    """The system's errors of a descriptor have no name: before, `vitlab fit` said "Stale file handle" alone."""
+
+    def stale(*words):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(call, stale)
+    with pytest.raises(OSError, match="Stale file handle") as error:
+        another(run)
+    assert error.value.filename == str(run.path / name)
 
 
 @pytest.mark.parametrize(

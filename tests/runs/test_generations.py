@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import resource
@@ -139,3 +140,26 @@ def test_a_place_without_room_or_under_a_file_is_refused(tmp_path):
 def test_a_checkpoint_that_cannot_be_opened_is_named(tmp_path):
     with pytest.raises(OSError, match=r"it cannot be opened now.*last\.ckpt"):
         BackgroundCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")
+
+
+def test_a_folder_that_cannot_be_made_is_not_called_full(tmp_path):
+    """Before, the line said that 0.0 MB are free, and to make room."""
+    (tmp_path / "checkpoints").touch()
+    files = BackgroundCheckpointIO()
+    files.save_checkpoint({"w": torch.zeros(9)}, tmp_path / "checkpoints" / WRITING)
+    said = files.wait() or ""
+    assert "File exists; it needs 0.0 MB" in said and " 0.0 MB are free" not in said
+    assert f"see that it can be read and written, then `vitlab fit --resume {tmp_path}`" in said
+
+
+def test_a_disk_that_is_gone_loses_no_failure(tmp_path, monkeypatch):
+    """Before, the question how much is free raised in the thread, and nobody learned that nothing was saved."""
+
+    def gone(*words):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", gone)
+    monkeypatch.setattr(generations.shutil, "disk_usage", gone)
+    files = BackgroundCheckpointIO()
+    files.save_checkpoint({"w": torch.zeros(9)}, tmp_path / WRITING)
+    assert "Input/output error; it needs 0.0 MB. What was saved before is intact" in (files.wait() or "")

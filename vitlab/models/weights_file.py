@@ -1,6 +1,7 @@
 """Read weights from files without running code that they may contain."""
 
 import argparse
+import errno
 import hashlib
 import json
 import pickle
@@ -157,6 +158,10 @@ def _load(path: Path, **options: Any) -> Any:
             return read_checkpoint(path, **options)
     except (TornShards, NewerFormat):
         raise
+    except OSError as error:
+        if error.errno in (None, errno.EISDIR, errno.EINVAL):  # torch's own, a folder, or nothing to map
+            raise ValueError(f"{path} is truncated or not a file that torch wrote") from error
+        raise  # nobody knows what is in a file that the system does not give
     except Exception as error:  # a damaged file can raise anything: struct.error, AssertionError, TypeError, ...
         if isinstance(error, pickle.UnpicklingError) and "Unsupported operand" not in str(error):
             raise ValueError(

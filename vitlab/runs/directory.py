@@ -53,10 +53,14 @@ class RunDir:
         return self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir())
 
     def check_there(self) -> None:
-        """Raise :class:`RunGone` unless this is the directory of the first call, and still this process's."""
+        """Raise :class:`RunGone` unless this is the directory of the first call, and still this process's.
+
+        Raises:
+            OSError: Nobody knows, as the file system does not answer.
+        """
         try:
             status = self.path.stat()
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise RunGone(f"the run directory {self.path} disappeared during training") from error
         place = status.st_dev, status.st_ino
         if place != (self._place or place):

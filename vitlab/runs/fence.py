@@ -201,7 +201,7 @@ class Fence:
         """Write a file that was removed; one that another attempt has just written stays."""
         path = self.folder / name
         unfinished = self._unfinished(path)
-        try:
+        with renamed_or_removed(unfinished, path):
             unfinished.write_bytes(content)
             if path.exists():  # damaged
                 os.replace(unfinished, path)
@@ -212,8 +212,6 @@ class Fence:
                 return
             except OSError:  # the file system has no hard links
                 os.replace(unfinished, path)
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def _unfinished(self, path: Path) -> Path:
         """Return a new name beside ``path`` that tells whose file it is."""
@@ -221,28 +219,26 @@ class Fence:
 
     def _finish(self, path: Path, content: bytes) -> None:
         unfinished = self._unfinished(path)
-        try:
+        with renamed_or_removed(unfinished, path):
             with unfinished.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
             self._kept[path.name] = content
-        finally:
-            unfinished.unlink(missing_ok=True)
 
     def _open_rows(self, content: bytes) -> None:
         """Give ``metrics.jsonl`` a new file with ``content``, which earlier attempts have not opened."""
-        unfinished = self.folder / f".fit-{self.token}.{ROWS}"
-        unfinished.write_bytes(content)
-        rows = os.open(unfinished, os.O_RDWR | os.O_APPEND)
-        try:
-            self._check_token()
-            os.replace(unfinished, self.folder / ROWS)
-        except BaseException:
-            os.close(rows)
-            unfinished.unlink(missing_ok=True)
-            raise
+        path, unfinished = self.folder / ROWS, self.folder / f".fit-{self.token}.{ROWS}"
+        with renamed_or_removed(unfinished, path):
+            unfinished.write_bytes(content)
+            rows = os.open(unfinished, os.O_RDWR | os.O_APPEND)
+            try:
+                self._check_token()
+                os.replace(unfinished, path)
+            except BaseException:
+                os.close(rows)
+                raise
         if self._rows is not None:
             os.close(self._rows)
         self._rows = rows

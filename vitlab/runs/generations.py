@@ -16,7 +16,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import Tensor
 
-from vitlab.errors import UsageError, megabytes
+from vitlab.errors import UsageError, before_again, megabytes
 from vitlab.runs.directory import write_json
 from vitlab.runs.fence import Fence, RunGone
 from vitlab.runs.format import migrate
@@ -101,13 +101,13 @@ class BackgroundCheckpointIO(TorchCheckpointIO):
         try:
             work()
         except BaseException as error:
-            reason = None if isinstance(error, RunGone) else _reason(error)
+            cause = None if isinstance(error, RunGone) else _cause(error)
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            if reason is None:
+            if cause is None:
                 self._error = error
             else:
-                self._failure = _not_saved(path.parent, reason, size)
+                self._failure = _not_saved(path.parent, cause, size)
 
 
 def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
@@ -132,24 +132,30 @@ def snapshot(content: Any, seen: dict[Any, Tensor]) -> Any:
     return copy.deepcopy(content)
 
 
-def _reason(error: BaseException) -> str | None:
+def _cause(error: BaseException) -> OSError | None:
     """Return why a file could not be written; torch wraps the system's error in its own."""
     chain: BaseException | None = error
     while chain is not None:
         if isinstance(chain, OSError):
-            return chain.strerror or str(chain)
+            return chain
         chain = chain.__context__
-    return "the disk is full or failed" if "pos" in str(error) or "StreamWriter" in str(error) else None
+    return OSError("the disk is full or failed") if "pos" in str(error) or "StreamWriter" in str(error) else None
 
 
-def _not_saved(folder: Path, reason: str, size: int) -> str:
+def _not_saved(folder: Path, cause: OSError, size: int) -> str:
     """Return the message that a checkpoint could not be written, with the space it needs and the way out."""
-    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    room = f"it needs {megabytes(size)}"
+    with suppress(OSError):  # the disk is gone
+        room += f", {megabytes(shutil.disk_usage(_existing(folder)).free)} are free"
     return (
-        f"the checkpoint could not be written into {folder}: {reason}; it needs {megabytes(size)}, "
-        f"{megabytes(free)} are free. What was saved before is intact: make room, then `vitlab fit --resume "
-        f"{folder.parent}`"
+        f"the checkpoint could not be written into {folder}: {cause.strerror or cause}; {room}. What was saved before "
+        f"is intact: {before_again(cause.errno)}, then `vitlab fit --resume {folder.parent}`"
     )
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(place for place in [path.absolute(), *path.absolute().parents] if place.exists())
 
 
 def tensor_bytes(content: Any) -> int:
@@ -244,10 +250,9 @@ def check_room(run: Path, weights: int) -> None:
         run: The run directory, which may not exist yet.
         weights: Bytes of the network's weights; a checkpoint has about three times that, with Adam's moments.
     """
-    existing = next(p for p in [run.absolute(), *run.absolute().parents] if p.exists())
     one = 3 * weights + 2**18
     have = sum(file.stat().st_size for file in (run / "checkpoints").rglob("*") if file.is_file())
-    need, free = max(_KEPT * one - have, one), shutil.disk_usage(existing).free
+    need, free = max(_KEPT * one - have, one), shutil.disk_usage(_existing(run)).free
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     ways_out = "choose another place with --run_dir, or make room"
     if free < need:

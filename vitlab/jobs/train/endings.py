@@ -22,7 +22,7 @@ from torch import Tensor
 from vitlab.callbacks.record import now_utc
 from vitlab.callbacks.watch import is_about_peers
 from vitlab.data.files.decode import ImageError
-from vitlab.errors import RunFailed, Stopped, UsageError
+from vitlab.errors import RunFailed, Stopped, UsageError, before_again, what_failed
 from vitlab.interface import deals_samples, path_of
 from vitlab.jobs.terminal import close_log, print_error, say
 from vitlab.jobs.train.job import Job
@@ -37,7 +37,7 @@ OUT_OF_MEMORY = (
     "lower `data.batch_size`, keep the global batch with `trainer.accumulate_grad_batches`, or set "
     "`model.grad_checkpoint=true` or `trainer.precision=bf16-mixed`"
 )
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EIO)
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 
 @contextmanager
@@ -88,8 +88,9 @@ def closing(run: RunDir) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        what = f"the training is done, but weights and results could not be written: {error}"
-        _fail(f"{what}; make room, then `vitlab fit --resume {run.path}`", error)
+        what = f"the training is done, but weights and results could not be written: {what_failed(error) or error}"
+        first = before_again(getattr(error, "errno", None))
+        _fail(f"{what}; {first}, then `vitlab fit --resume {run.path}`", error)
 
 
 def cut_short(run: RunDir, reason: str) -> None:
@@ -174,7 +175,8 @@ def explain_exception(error: Exception, run: RunDir, batch: int | None, processe
             return f"the data could not be downloaded: {error.reason}; download them on a machine with a network"
         case OSError() if error.errno in _DISK:
             place = error.filename or run.path
-            return f"{place}: {error.strerror}; what was saved before is intact. Make room, then {way_on}"
+            first = before_again(error.errno).capitalize()
+            return f"{place}: {error.strerror}; what was saved before is intact. {first}, then {way_on}"
         case RuntimeError() if "Early stopping conditioned on" in str(error):
             return " ".join(str(error).split())
         case RuntimeError() if "loading state_dict" in str(error):
