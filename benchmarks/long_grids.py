@@ -20,7 +20,7 @@ from vitlab.runs.machine import facts
 COMMAND = "python benchmarks/long_grids.py benchmarks/long_grids.md"  # and names; all without
 SIDE = 56  # tokens
 HEADS = 3
-DEPTHS = (1, 3)
+DEPTHS = (1, 3)  # of which the last block computes the class token alone
 UNIT = (SIDE**2 + 1) ** 2 * HEADS * 4 / 2**20  # MiB of L x L x heads float32
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from vitlab.class_paths import ClassSpec, build_choice
 from vitlab.layers.channels import Ghost, SqueezeExcite
-from vitlab.layers.kernels import attend
+from vitlab.layers.kernels import KERNELS, attend
 from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.pos_embed import PosEmbed
+from vitlab.layers.recompute import by_queries, is_long
 from vitlab.layers.resample import Grid
 
 AttnName = Literal["softmax", "gated"]
@@ -128,8 +129,14 @@ class Attention(nn.Module):
         """Map rotated queries ``(B, A, L, d)``, keys and values to ``(B, A, L, d)``, the values by :meth:`weigh`."""
         rate = self.attn_dropout if self.training else 0.0
         if self.is_softmax:  # which kernels know
-            bias = self.position_bias(q, k, pos_embed, layer)
-            return self.kernel(q, k, v, bias, self.qk_scale, **({"dropout": rate} if rate else {}))
+
+            def attend_from(q: Tensor, positions: PosEmbed) -> Tensor:
+                bias = self.position_bias(q, k, positions, layer)
+                return self.kernel(q, k, v, bias, self.qk_scale, **({"dropout": rate} if rate else {}))
+
+            if is_long(k) and self._splits(pos_embed):
+                return by_queries(lambda q, tokens: attend_from(q, pos_embed.of_queries(tokens)), q, k.shape[2])
+            return attend_from(q, pos_embed)
         weights = self.weigh(q, k, pos_embed, layer)
         return (F.dropout(weights, rate) if rate else weights) @ v
 
@@ -192,6 +199,11 @@ class Attention(nn.Module):
     def _heads(self, x: Tensor, count: int) -> list[Tensor]:
         parts = x.unflatten(2, (count, self.num_heads, -1)).unbind(2)  # one gradient, in the layout of x
         return [part.transpose(1, 2) for part in parts]  # (B, A, L, d) each
+
+    def _splits(self, pos_embed: PosEmbed) -> bool:
+        """Return whether some queries can be computed without the others; a kernel of one's own may want all."""
+        is_ours = self.kernel in KERNELS and type(self).position_bias is Attention.position_bias
+        return is_ours and pos_embed.splits_queries and pos_embed.order is None
 
     def position_bias(self, q: Tensor, k: Tensor, pos_embed: PosEmbed, layer: int) -> Tensor | None:
         """Return the position bias of the logits of ``q``, which holds all queries or only the first ones, or None."""

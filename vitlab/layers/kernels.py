@@ -77,3 +77,6 @@ def prefers_sdpa(
         return True
     is_slow = dtype.itemsize < 4 and L < 1024 and (gradient or not HAS_TILES) and dtype not in EMULATED
     return not bias_gradient and not is_slow
+
+
+KERNELS = (attend, sdpa, products)  # each query of them is computed without the others

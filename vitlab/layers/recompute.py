@@ -1,4 +1,4 @@
-"""Compute normalizations and activations twice instead of keeping their outputs for the backward pass."""
+"""Compute twice what need not be kept for the backward pass: normalizations, activations, biases of long grids."""
 
 import threading
 from collections.abc import Callable
@@ -15,6 +15,8 @@ from vitlab.layers.precision import product_dtype, without_autocast
 T = TypeVar("T")
 CHEAP = (nn.GELU, nn.SiLU, nn.LayerNorm, nn.RMSNorm)  # they draw no random numbers, and keep their input
 LEAST = 2**19  # values; the hooks take longer than they are worth below 2 MiB
+LONG = 1024  # tokens, from which the biases of a grid are not kept
+PART = 2**23  # logits, of which no fewer are computed at a time: glibc gives 32 MiB back and cuts up what is smaller
 
 
 class _State(threading.local):
@@ -76,6 +78,33 @@ def checkpoint(block: Callable[..., T], *args: Any) -> T:
     """
     contexts: dict[str, Any] = {} if torch.compiler.is_compiling() else {"context_fn": lambda: (_Off(), _Off())}
     return whole.checkpoint(block, *args, use_reentrant=False, **contexts)
+
+
+def is_long(k: Tensor) -> bool:
+    """Return whether the logits of these ``(B, A, L, d)`` keys are to be computed by :func:`by_queries`.
+
+    They are where a CPU trains with :data:`LONG` tokens or more. A compiled network computes them as a whole.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active() or k.device.type != "cpu":
+        return False
+    return k.shape[2] >= LONG and k.requires_grad and torch.is_grad_enabled()
+
+
+def by_queries(use: Callable[[Tensor, slice], Tensor], q: Tensor, num_keys: int) -> Tensor:
+    """Return ``use(q, tokens)`` for a few of the ``(B, A, L, d)`` queries at a time, joined to ``(B, A, L, d)``.
+
+    ``tokens`` says which they are. Nothing that ``use`` computes is kept for the backward pass, so that memory grows
+    with the number of tokens, not with its square.
+
+    Example:
+        >>> q = torch.zeros(1, 1, 40, 1, requires_grad=True)
+        >>> by_queries(lambda some, tokens: some + tokens.stop, q, num_keys=2**19).unique().tolist()
+        [16.0, 32.0, 40.0]
+    """
+    B, A, L, _ = q.shape
+    count = -(-PART // (B * A * num_keys))
+    tokens = [slice(i, min(i + count, L)) for i in range(0, L, count)]
+    return torch.cat([checkpoint(use, q[:, :, some], some) for some in tokens], dim=2)
 
 
 class _Off:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from vitlab.layers.attention import Attention
 from vitlab.layers.block import Block, DenseBlock, DropPath, LayerScale
 from vitlab.layers.channels import Ghost
-from vitlab.layers.kernels import attend, products, sdpa
+from vitlab.layers.kernels import KERNELS
 from vitlab.layers.mlp import Mlp, QuickGELU
 from vitlab.layers.plain import all_are_hooked, calls_plainly, has_plain_tensors, is_sharded
 from vitlab.layers.pos_embed import PosEmbed
@@ -72,7 +72,7 @@ def class_token_is_enough(net: Any) -> bool:
     return (
         calls_plainly(block, {Block, DenseBlock})
         and calls_plainly(block.attn, {Attention})
-        and block.attn.kernel in (attend, sdpa, products)
+        and block.attn.kernel in KERNELS
         and all(calls_plainly(module, PER_TOKEN) for module in after)
         and _splits(net, block, block.attn.qkv)
         and all(map(_leaves_class_token, getattr(pos_embed, "parts", {"": pos_embed}).values()))

@@ -26,8 +26,8 @@ class PosEmbed(Resizable, metaclass=Described):
     which their own vectors can learn.
 
     Each hook is a function of its arguments, the parameters and ``grid_size``. A batch sets nothing: images of another
-    size, a subset of the tokens and numbers drawn for a batch make another object (:meth:`at`, :meth:`kept`,
-    :meth:`for_batch`) that shares the parameters.
+    size, a subset of the tokens, some of the queries and numbers drawn for a batch make another object (:meth:`at`,
+    :meth:`kept`, :meth:`of_queries`, :meth:`for_batch`) that shares the parameters.
 
     Args:
         grid_size: Patch tokens per column and per row, (h, w).
@@ -45,14 +45,21 @@ class PosEmbed(Resizable, metaclass=Described):
     joins: tuple[PosEmbedJoin, ...] = ()  # where it can act, the default first
     trains = False  # whether it has parameters, or can have some
     rotates_stacked = False  # whether rotate also takes (2, B, A, L, d): queries and keys stacked
+    splits_queries = False  # whether bias or relate acts, and gives the rows of :attr:`queries` alone
     join: PosEmbedJoin | None = None
     stacks: Mapping[str, int] = MappingProxyType({})  # parameters that hold a slice for each block, and its axis
     owner: Tensor | None = None  # (R, L), the image of each token, in packed rows
     order: Tensor | None = None  # (N,) inside permute_positions; (B, K) after kept
+    queries: slice = slice(None)  # the tokens whose rows bias and relate give; all, unless of_queries chose some
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Accept a ``relate`` of queries and layer, as it was before the keys were given too."""
+        """Accept a ``relate`` of queries and layer, as it was before the keys were given too.
+
+        A class with biases of its own says ``splits_queries`` itself, or gives all rows.
+        """
         super().__init_subclass__(**kwargs)
+        if vars(cls).keys() & {"bias", "biases", "relate"} and "splits_queries" not in vars(cls):
+            cls.splits_queries = False
         by_queries = vars(cls).get("relate")
         if by_queries is not None and len(inspect.signature(by_queries).parameters) == 3:
             by_both: Any = functools.wraps(by_queries)(lambda self, q, k, layer: by_queries(self, q, layer))
@@ -132,6 +139,13 @@ class PosEmbed(Resizable, metaclass=Described):
                 f"{type(self).__name__} mixes neighboring tokens: it needs all tokens of an image, not a subset"
             )
         return self.view(order=keep if self.order is None else self.order[keep])
+
+    def of_queries(self, queries: slice) -> Self:
+        """Return this module, sharing its parameters, with the rows of these tokens alone in its biases.
+
+        For methods that say ``splits_queries``, and all tokens in their places: without :attr:`order`.
+        """
+        return self.view(queries=queries)
 
     def for_batch(self) -> Self:
         """Return the object whose hooks one batch goes through: this one, or one with what is drawn for the batch."""

@@ -35,7 +35,7 @@ class BiasPosEmbed(PosEmbed):
         self.num_prefix_tokens = num_prefix_tokens
 
     def biases(self, layer: int) -> Tensor:
-        """Return ``(A, L, L)`` biases of block ``layer``, patches in raster order."""
+        """Return ``(A, L, L)`` biases of block ``layer``, patches in raster order; rows of ``queries`` where split."""
         raise NotImplementedError
 
     def bias(self, layer: int) -> Tensor:
@@ -67,6 +67,7 @@ class RelPos(BiasPosEmbed):
     joins = ("every_layer", "every_layer_shared")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
+    splits_queries = True
     stacks = MappingProxyType({"bias_table": 0})
     index: Tensor  # (L, L), rows of the table
 
@@ -93,7 +94,7 @@ class RelPos(BiasPosEmbed):
 
     def biases(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` biases of block ``layer``."""
-        return self.bias_table[layer % len(self.bias_table)].t()[:, self.index]
+        return self.bias_table[layer % len(self.bias_table)].t()[:, self.index[self.queries]]
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
@@ -121,6 +122,7 @@ class Alibi2d(BiasPosEmbed):
 
     joins = ("every_layer_shared",)
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
+    splits_queries = True
     distances: Tensor  # (L, L), in cells
     slopes: Tensor  # (A, 1, 1)
 
@@ -142,7 +144,7 @@ class Alibi2d(BiasPosEmbed):
 
     def biases(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` biases, the same in every block."""
-        return -self.slopes * self.distances
+        return -self.slopes * self.distances[self.queries]
 
 
 def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
@@ -156,7 +158,8 @@ def displacement_index(grid_size: Grid, num_prefix_tokens: int) -> Tensor:
     """
     h, w = grid_size
     y, x = (cell.long() for cell in grid_cells(grid_size))
-    index = (y[:, None] - y + h - 1) * (2 * w - 1) + x[:, None] - x + w - 1  # (N, N)
+    row = y * (2 * w - 1) + x  # of a table for displacements: that of two cells is the difference of theirs
+    index = (row + (h - 1) * (2 * w - 1) + w - 1)[:, None] - row  # (N, N)
     num_displacements = (2 * h - 1) * (2 * w - 1)
     full = index.new_full((num_prefix_tokens + h * w, num_prefix_tokens + h * w), num_displacements)
     full[num_prefix_tokens:, :num_prefix_tokens] = num_displacements + 1

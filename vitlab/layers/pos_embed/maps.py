@@ -38,6 +38,7 @@ class ContinuousBias(BiasPosEmbed):
     joins = ("every_layer_shared", "every_layer")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("extrapolate", "rescale")
+    splits_queries = True
     index: Tensor  # (L, L), rows of the table
     offsets: Tensor  # (R, 2), log-spaced
 
@@ -77,7 +78,7 @@ class ContinuousBias(BiasPosEmbed):
         """Return ``(A, L, L)`` biases of block ``layer``."""
         with without_autocast(self.offsets):
             table = 16 * self.mlps[layer % len(self.mlps)](self.offsets).sigmoid() - 8  # (R, A)
-        return F.pad(table, (0, 0, 0, 3)).t()[:, self.index]
+        return F.pad(table, (0, 0, 0, 3)).t()[:, self.index[self.queries]]
 
     def block_parameters(self, layer: int) -> list[nn.Parameter]:
         """Return the parameters of the MLP of block ``layer``."""

@@ -35,6 +35,7 @@ class Fire(BiasPosEmbed):
     joins = ("every_layer_shared",)
     trains = True
     policies: tuple[ResizePolicy, ...] = ("extrapolate",)
+    splits_queries = True
     cells: Tensor  # (2, N): y, x
 
     def __init__(
@@ -62,14 +63,16 @@ class Fire(BiasPosEmbed):
 
     def biases(self, layer: int) -> Tensor:
         """Return ``(A, L, L)`` biases, the same in every block."""
+        num_prefix, patches = _split(self.queries, self.num_prefix_tokens)
         with without_autocast(self.cells):
-            offsets = self.cells[:, :, None] - self.cells[:, None]  # (2, N, N), query minus key
-            opposite = [side - 1 - cell for side, cell in zip(self.grid_size, self.cells, strict=True)]
-            farthest = torch.maximum(self.cells, torch.stack(opposite))  # (2, N)
+            cells = self.cells[:, patches]  # of the queries
+            offsets = cells[:, :, None] - self.cells[:, None]  # (2, N, N), query minus key
+            opposite = [side - 1 - cell for side, cell in zip(self.grid_size, cells, strict=True)]
+            farthest = torch.maximum(cells, torch.stack(opposite))  # (2, N)
             bound = torch.maximum(farthest, self.threshold.abs())[:, :, None]
             parts = offsets.sign() * self._psi(offsets.abs()) / (self._psi(bound) + 1e-12)  # not 0 / 0 where c = 0
             bias = self.mlp(parts.movedim(0, -1)).movedim(-1, 0)  # (A, N, N)
-        return F.pad(bias, (self.num_prefix_tokens, 0) * 2)
+        return F.pad(bias, (self.num_prefix_tokens, 0, num_prefix, 0))
 
     def _psi(self, x: Tensor) -> Tensor:
         return (self.c.abs() * x + 1).log()
@@ -101,6 +104,7 @@ class RelPos1d(PosEmbed):
     joins = ("every_layer", "every_layer_shared")
     trains = True
     policies: tuple[ResizePolicy, ...] = ("interpolate",)
+    splits_queries = True
     stacks = MappingProxyType({"keys": 0})
     index: Tensor  # (N, N), rows of the keys
 
@@ -127,15 +131,23 @@ class RelPos1d(PosEmbed):
 
     def relate(self, q: Tensor, k: Tensor, layer: int) -> Tensor | None:
         """Return ``(B, A, L, L)`` products of scaled queries and offset keys; None if ``q`` has only prefix tokens."""
-        P = self.num_prefix_tokens
-        if q.shape[2] <= P:
+        num_prefix, patches = _split(self.queries, self.num_prefix_tokens)
+        if q.shape[2] <= num_prefix:
             return None
-        index = self.index if self.order is None else self.index[self.order[..., None], self.order[..., None, :]]
+        order = self.order
+        index = self.index[patches] if order is None else self.index[order[..., None], order[..., None, :]]
         index = index if index.ndim == 2 else index[:, None]  # (B, 1, K, K): each image keeps other tokens
-        products = q[:, :, P:] @ self.keys[layer % len(self.keys)].to(q.dtype).t()  # (B, A, N, 2 N - 1)
-        return F.pad(products.gather(-1, index.expand(*q.shape[:2], -1, -1)), (P, 0, P, 0))
+        products = q[:, :, num_prefix:] @ self.keys[layer % len(self.keys)].to(q.dtype).t()  # (B, A, N, 2 N - 1)
+        related = products.gather(-1, index.expand(*q.shape[:2], -1, -1))
+        return F.pad(related, (self.num_prefix_tokens, 0, num_prefix, 0))
 
     def _resized_state(
         self, state: dict[str, Tensor], old_grid: Grid, policy: ResizePolicy, antialias: bool
     ) -> dict[str, Tensor]:
         return state | {"keys": resize_axis(state["keys"], 2 * self.grid_size[0] * self.grid_size[1] - 1)}
+
+
+def _split(queries: slice, num_prefix_tokens: int) -> tuple[int, slice]:
+    """Return how many of the queries are of prefix tokens, and which patches the others are of."""
+    start, stop = (None if end is None else max(end - num_prefix_tokens, 0) for end in (queries.start, queries.stop))
+    return len(range(num_prefix_tokens)[queries]), slice(start, stop)

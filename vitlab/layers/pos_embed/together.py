@@ -35,6 +35,8 @@ class Together(PosEmbed):
         _check(parts)
         for name, part in parts.items():
             self.add_module(name, part)
+        acting = [part for part in parts.values() if _acts_on_logits(part)]
+        self.splits_queries = bool(acting) and all(part.splits_queries for part in acting)
         self.rotates_stacked = any(part.rotates_stacked for part in parts.values())  # at most one of them rotates
         self.policies = tuple(dict.fromkeys(policy for part in parts.values() for policy in part.policies))
 
@@ -109,6 +111,11 @@ class Together(PosEmbed):
         order = keep if self.order is None else self.order[keep]
         return self.view(order=order, _modules={name: part.kept(keep) for name, part in self.parts.items()})
 
+    def of_queries(self, queries: slice) -> Self:
+        """Return this module with the rows of these tokens alone in the biases of each part."""
+        parts = {name: part.of_queries(queries) for name, part in self.parts.items()}
+        return self.view(queries=queries, _modules=parts)
+
     def for_batch(self) -> Self:
         """Return this module with what each part draws for a batch; the module itself if none draws."""
         return self.with_parts({name: part.for_batch() for name, part in self.parts.items()})
@@ -139,6 +146,10 @@ class Together(PosEmbed):
 def _sum(biases: list[Tensor | None]) -> Tensor | None:
     given = [bias for bias in biases if bias is not None]
     return torch.stack(given).sum(0) if given else None
+
+
+def _acts_on_logits(part: PosEmbed) -> bool:
+    return type(part).bias is not PosEmbed.bias or type(part).relate is not PosEmbed.relate
 
 
 def _within(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
