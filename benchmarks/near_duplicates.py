@@ -1,25 +1,26 @@
-"""How many planted near duplicates are found among generated photos, and how many pairs are none.
+"""How many planted near duplicates `vitlab data` finds among generated photos, and how many of its pairs are none.
 
-    python benchmarks/near_duplicates.py 100000 500
+    python benchmarks/near_duplicates.py 100000 500 /tmp/planted
 
-Of N photos half are for training and half for testing; copies of the first are added to the latter: encoded anew at a
-quality of 40 to 80, at .6 of their size, enlarged as WebP, brighter, and with a margin of 2 pixels cut off. Hash and
-search are those of `vitlab data` and `vitlab fit`.
+Of N photos half are for training and half for testing. Copies of the first training photos are added to the latter:
+encoded anew at a quality of 40 to 80, at .6 of their size, enlarged as WebP, and brighter; and, counted apart, a
+quarter as many with a margin of 2 pixels cut off. All are files in the folder, in four classes, with names that say
+what they are; the command reads them as a user's.
 """
 
 import io
+import json
+import resource
+import subprocess
 import sys
-import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vitlab.data.files.decode import Decoding
-from vitlab.data.files.scan import inspect_image
-from vitlab.data.files.twins import near
-
 SIZE = 128, 96
+CLASSES = 4
 
 
 def generated(rng: np.random.Generator) -> Image.Image:
@@ -40,7 +41,7 @@ def encoded(image: Image.Image, quality: int, kind: str = "JPEG") -> bytes:
 
 
 COPIES = {
-    "encoded anew": lambda image, rng: encoded(image, int(rng.integers(40, 80))),
+    "encoded-anew": lambda image, rng: encoded(image, int(rng.integers(40, 80))),
     "smaller": lambda image, rng: encoded(image.resize((77, 58), Image.Resampling.LANCZOS), 85),
     "larger": lambda image, rng: encoded(image.resize((200, 150), Image.Resampling.BICUBIC), 70, "WEBP"),
     "brighter": lambda image, rng: encoded(image.point(lambda value: min(255, int(1.1 * value + 5))), 80),
@@ -48,29 +49,45 @@ COPIES = {
 }
 
 
-def main(n: int, planted: int) -> None:
-    """Print the share found of each kind of copy, false pairs, and times."""
-    rng, how, kinds = np.random.default_rng(0), Decoding(), list(COPIES)
-    looks, copies, seconds = [], [], 0.0
+def write(n: int, planted: int, folder: Path) -> Counter[str]:
+    """Write the files; return the number of copies of each kind."""
+    rng, kinds, of = np.random.default_rng(0), list(COPIES), Counter[str]()
+    for part in ("train", "test"):
+        for k in range(CLASSES):
+            (folder / part / f"c{k}").mkdir(parents=True)
     for i in range(n):
-        image = generated(rng)
-        file = encoded(image, 92)
-        start = time.process_time()
-        looks.append(inspect_image(file, how)["look"])
-        seconds += time.process_time() - start
-        if i < planted:
-            copies.append(inspect_image(COPIES[kinds[i % len(kinds)]](image, rng), how)["look"])
-    train, test = np.array(looks[: n // 2]), np.array([*looks[n // 2 :], *copies])
-    start = time.process_time()
-    pairs = near(train, test)
-    search = time.process_time() - start
-    right = {i for i, j in pairs if i == j - (n - n // 2)}
-    found, of = Counter(kinds[i % len(kinds)] for i in right), Counter(kinds[i % len(kinds)] for i in range(planted))
-    for kind in kinds:
+        image, place = generated(rng), f"c{i % CLASSES}"
+        part = "train" if i < n // 2 else "test"
+        (folder / part / place / f"{i:06}.jpg").write_bytes(encoded(image, 92))
+        if i < planted + planted // 4:
+            kind = kinds[i % 4] if i < planted else "cropped"
+            of[kind] += 1
+            (folder / "test" / place / f"{kind}-{i:06}").write_bytes(COPIES[kind](image, rng))
+    return of
+
+
+def main(n: int, planted: int, folder: Path) -> None:
+    """Print the share found of each kind of copy, false pairs, and CPU time."""
+    of = write(n, planted, folder)
+    report, before = folder.with_suffix(".json"), resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "vitlab", "data", str(folder), f"--json={report}"]
+    subprocess.run([*command, f"--output={folder.with_suffix('.png')}"], check=True, stdout=subprocess.DEVNULL)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    found: Counter[str] = Counter()
+    false = 0
+    for pair in json.loads(report.read_text())["near_duplicates_across_splits"]:
+        first, second = sorted((Path(name).stem for name in pair), key=len)  # the copy has the longer name
+        kind, _, number = second.rpartition("-")
+        found[kind] += number == first
+        false += number != first
+    for kind in COPIES:
         print(f"{kind:<14} {found[kind]} of {of[kind]}")
-    print(f"false pairs    {len(pairs) - len(right)}")
-    print(f"CPU time       {1e3 * seconds / n:.2f} ms a photo to decode and hash, {search:.1f} s to search")
+    right = sum(found[kind] for kind in COPIES if kind != "cropped")
+    print(f"without crops  {right} of {planted}, {100 * right / planted:.1f} %")
+    print(f"false pairs    {false}, {100 * false / max(1, found.total() + false):.1f} % of the pairs")
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    print(f"CPU time       {seconds:.0f} s of the command, {1e3 * seconds / n:.2f} ms a photo")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

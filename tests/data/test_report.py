@@ -50,6 +50,18 @@ def test_a_class_that_training_lacks_is_a_problem_in_the_report(photos):
     assert found["images"] == {"train": 20, "val": 8}
 
 
+def test_small_images_of_another_size_are_a_problem_and_not_the_end_of_the_report(photos):
+    for file in (photos / "train").glob("*/*"):
+        Image.open(file).resize((32, 24)).save(file)
+    train, other = photos / "train" / "cat" / "0.png", photos / "test" / "cat" / "0.png"
+    Image.open(train).resize((16, 24)).save(other)
+    found = report(ImageFolder(str(photos), num_workers=0))
+    assert found["images"] == {"train": 20, "val": 8, "test": 6}  # the last two were missing before
+    assert len(found["problems"]) == 1 and "has 24x16 pixels, other images 24x32" in found["problems"][0]
+    with pytest.raises(ValueError, match="has 24x16 pixels, other images 24x32"):
+        ImageFolder(str(photos), num_workers=0).build("test")
+
+
 @pytest.mark.parametrize("augment", ["crop-flip", "rand-m9-mstd0.5-inc1"])
 def test_the_data_command_prints_and_draws(photos, tmp_path, capsys, augment):
     drawn, written = tmp_path / "out" / "samples.png", tmp_path / "report.json"

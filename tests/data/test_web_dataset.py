@@ -218,7 +218,7 @@ def server(monkeypatch):
     aiohttp = pytest.importorskip("aiohttp")
     timeout = {"client_kwargs": {"timeout": aiohttp.ClientTimeout(total=0.5)}}
     monkeypatch.setitem(fsspec.config.conf, "http", timeout)
-    monkeypatch.setattr("vitlab.data.files.tars._WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     handler = type("Handler", (_Faulty,), {"files": {"/a.tar": _shard(1)}, "faults": []})
     http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=http.serve_forever, daemon=True)
@@ -274,7 +274,7 @@ def test_a_shard_that_fails_on_the_way_is_asked_again(tmp_path, monkeypatch):
         return [failures.pop() for _ in paths] if failures else plain(self, paths, *args, **kwargs)
 
     monkeypatch.setattr(memory, "cat_ranges", failing)
-    monkeypatch.setattr("vitlab.data.files.tars._WAITS", (0.0, 0.0, 0.0))
+    monkeypatch.setattr("vitlab.data.files.ranges._WAITS", (0.0, 0.0, 0.0))
     with pytest.warns(UserWarning, match="attempt 2 of 4"):
         batches = list(data.train_dataloader())
     assert len(batches) == 3 and not failures and not data.unreadable

@@ -39,7 +39,7 @@ KEYS = {
     "seed_everything": Key(identity=False, table=False),  # tables group the seeds of a command
     **{f"trainer.{name}": key for name, key in _TRAINER.items()},
     **{f"checkpoint.{name}": Key(True, False, False) for name in ("every_minutes", "every_n_steps")},
-    **{f"data.{name}": Key(True, False, False) for name in ("num_workers", "root", "download")},
+    **{f"data.{name}": Key(True, False, False) for name in ("num_workers", "root", "download", "cache_gb")},
 }
 
 

@@ -1,7 +1,6 @@
-"""Photos in shards written by `vitlab pack`."""
+"""Photos in shards written by `vitlab pack`, on disk or at any address that fsspec supports."""
 
 import os
-from pathlib import Path
 from typing import Unpack
 
 import numpy as np
@@ -18,8 +17,10 @@ class Packed(Photos):
     """Photos packed by `vitlab pack`, with the splits of the original :class:`ImageFolder`.
 
     Args:
-        root: Folder written by `vitlab pack`.
-        verify: Whether to check the checksum of each image before a split is used (1 GB/s).
+        root: Folder written by `vitlab pack`, or the address of a copy of it, at any address that fsspec supports.
+        verify: Whether to check the checksum of each image before a split is used (1 GB/s); that of a remote image is
+            checked whenever it is read.
+        cache_gb: Size of the cache of remote images on this disk, in GB, for all data sets together; 0 stores none.
         **photos: Passed to :class:`Photos`.
 
     Example:
@@ -27,12 +28,13 @@ class Packed(Photos):
         ['cat', 'dog']
     """
 
-    def __init__(self, root: str, verify: bool = True, **photos: Unpack[PhotoArgs]) -> None:
-        self.root, self.verify = Path(root), verify
-        header, self.rows = read_index(self.root)
+    def __init__(self, root: str, verify: bool = True, cache_gb: float = 0.0, **photos: Unpack[PhotoArgs]) -> None:
+        self.root = root = os.fspath(root)
+        self.verify = verify
+        header, self.rows = read_index(root)
         self.files: list[str] = header["files"]
         self.packed_names: list[str] = header["class_names"]
-        self.store = PackedStore(self.root, self.files, self.rows)
+        self.store = PackedStore(root, self.files, self.rows, cache_gb)
         for name in ("value_range", "max_pixels"):
             if photos.setdefault(name, header[name]) != header[name]:  # type: ignore[misc]
                 raise ValueError(

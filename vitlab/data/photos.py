@@ -80,6 +80,7 @@ class Photos(ImageData):
             packed = data.get("native_patch") and not self.arrays
             native = None if packed or (crop_scale, crop_pct) != (None, None) else next(iter(sizes))
             crop_pct = 1.0 if crop_pct is None and not packed else crop_pct
+        self.one_size = native  # which every image must have
         super().__init__(
             native_size=native, in_chans=in_chans, class_names=class_names, img_size=img_size, crop_scale=crop_scale,
             crop_pct=crop_pct, **data,
@@ -127,15 +128,21 @@ class Photos(ImageData):
         assert isinstance(images, FileImages)
         readable, reasons = images.scanned(self.num_workers)
         self.unreadable |= {images.store.path(file): reason for file, reason in reasons.items()}
-        native = self.pipeline.native_size
-        other = np.flatnonzero((readable.known["size"] != (native or 0)).any(1))
-        if native and len(other):
-            height, width = readable.known["size"][other[0]]
-            raise ValueError(
-                f"{readable.store.path(readable.files[other[0]])} has {height}x{width} pixels, other images "
-                f"{native[0]}x{native[1]}: give `data.crop_scale`, `data.crop_pct` and `data.img_size`, as for photos"
-            )
+        if what := self.of_another_size(readable):
+            raise ValueError(what)
         return readable
+
+    def of_another_size(self, images: FileImages) -> str:
+        """Return which image has not the size that all must have, and the way out; empty if all have it."""
+        other = np.flatnonzero((images.known["size"] != (self.one_size or 0)).any(1))
+        if self.one_size is None or not len(other):
+            return ""
+        height, width = images.known["size"][other[0]]
+        return (
+            f"{images.store.path(images.files[other[0]])} has {height}x{width} pixels, other images "
+            f"{self.one_size[0]}x{self.one_size[1]}: give `data.crop_scale`, `data.crop_pct` and `data.img_size`, as "
+            "for photos"
+        )
 
     def check_readable(self) -> None:
         """Raise a ValueError that lists the unreadable files of all splits, if there are more than allowed."""

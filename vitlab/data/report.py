@@ -23,9 +23,11 @@ def report(data: ImageFolder) -> dict[str, Any]:
     """Scan every file of all three splits, and return the report as plain values.
 
     Args:
-        data: The folder; its `max_unreadable` is lifted, because unreadable files are part of the report.
+        data: The folder; its `max_unreadable` is lifted, and so is its one size, because unreadable files and images of
+            other sizes are part of the report.
     """
     data.max_unreadable = 10**9
+    one_size, data.one_size = data.one_size, None
     names: tuple[SplitName, ...] = ("train", "val", "test")
     problems = []
     for name in names:
@@ -34,6 +36,8 @@ def report(data: ImageFolder) -> dict[str, Any]:
         except ValueError as error:
             problems.append(str(error))
     splits = {name: images for name in names if isinstance(images := data.splits.get(name), FileImages)}
+    data.one_size = one_size
+    problems += list(filter(None, map(data.of_another_size, splits.values())))[:1]
     facts = np.concatenate([images.known for images in splits.values()])
     counts = {name: np.bincount(images.labels.numpy(), minlength=data.num_classes) for name, images in splits.items()}
     for k, class_name in enumerate(data.class_names):

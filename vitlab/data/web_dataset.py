@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from vitlab.data.arguments import PhotoArgs
+from vitlab.data.files.ranges import Ranges, is_remote, opened, told
 from vitlab.data.files.scan import sizes_of
 from vitlab.data.files.sets import FileImages
-from vitlab.data.files.tars import Member, Tars, is_remote, members_of, opened
+from vitlab.data.files.tars import Member, members_of
 from vitlab.data.photos import Photos, parts_among
 
-_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "gif", "avif", "jp2", "heic")
+_IMAGES = ("jpg", "jpeg", "png", "webp", "ppm", "bmp", "tif", "tiff", "gif", "avif", "jp2", "heic", "dcm")
 
 
 class WebDataset(Photos):
@@ -23,8 +24,8 @@ class WebDataset(Photos):
     (Aizman et al. 2020, arXiv:2001.01858).
 
     An index stores where each image lies, so training shuffles over all images. Local images are read one by one,
-    remote ones as byte ranges, a batch at once; no image is stored on disk. Parts work like the folders of
-    :class:`ImageFolder`: without test shards, those of `val` are the test split.
+    remote ones as byte ranges, a batch at once; none is stored on disk unless `cache_gb` says so. Parts work like the
+    folders of :class:`ImageFolder`: without test shards, those of `val` are the test split.
 
     Args:
         train: Shards for training: a path or address, with * or {000..009} for several, or a list of them.
@@ -32,6 +33,7 @@ class WebDataset(Photos):
         test: Shards for testing.
         image: Suffixes of images; if a sample has several, the first suffix counts.
         label: Member with the class: cls, or json.FIELD for a field of a JSON object.
+        cache_gb: Size of the cache of remote images on this disk, in GB, for all data sets together; 0 stores none.
         **photos: Passed to :class:`Photos`.
 
     >>> WebDataset("no-such-shards/train-{00..01}.tar")
@@ -47,6 +49,7 @@ class WebDataset(Photos):
         test: str | list[str] | None = None,
         image: list[str] | None = None,
         label: str = "cls",
+        cache_gb: float = 0.0,
         **photos: Unpack[PhotoArgs],
     ) -> None:
         given = {part: x for part, x in (("train", train), ("val", val), ("test", test)) if x}
@@ -59,7 +62,7 @@ class WebDataset(Photos):
             samples += _samples(part, found, members, len(addresses), image or list(_IMAGES), label)
             addresses, stamps = addresses + found, stamps + numbers
         rows = np.array([(x.shard, x.image.offset, x.image.length) for x in samples], dtype=np.int64)
-        self.tars = Tars(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps)
+        self.tars = Ranges(addresses, [x.file for x in samples], rows.reshape(-1, 3), stamps, cache_gb)
         self.texts = [x.text for x in samples]
         names = {x.text for x in samples if x.file.startswith("train/")}
         class_names = sorted(names, key=int) if all(name.isdecimal() for name in names) else sorted(names)
@@ -103,9 +106,11 @@ def addresses_of(pattern: str) -> list[str]:
     if not is_remote(pattern):
         found = sorted(glob.glob(pattern))
     else:
-        fs, path = opened(pattern)
+        with told(pattern):
+            fs, path = opened(pattern)
+            names = sorted(fs.glob(path))
         prefix = pattern.removesuffix(path)
-        found = [prefix + name if prefix != pattern else fs.unstrip_protocol(name) for name in sorted(fs.glob(path))]
+        found = [prefix + name if prefix != pattern else fs.unstrip_protocol(name) for name in names]
     if not found:
         raise ValueError(f"there is no {pattern}")
     return found

@@ -13,7 +13,7 @@ from vitlab.errors import UsageError
 from vitlab.jobs.find_subject import View, is_elsewhere, subject_at
 from vitlab.runs.directory import RunDir
 
-SAME = ("trainer.", "data.root", "data.num_workers", "data.batch_size")  # where and how fast, not what
+SAME = ("trainer.", "data.root", "data.num_workers", "data.cache_gb", "data.batch_size")  # where and how fast, not what
 LONGEST = 80  # characters of a folder's name
 
 

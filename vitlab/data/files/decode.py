@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from PIL import ExifTags, Image, ImageCms, ImageOps, features
 
+from vitlab.data.files.dicom import dicom_header, is_dicom, read_dicom
 from vitlab.errors import printable
 
 try:
@@ -94,23 +95,23 @@ def decode(path: str | os.PathLike[str], how: Decoding = Decoding()) -> Image.Im
 def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int | None = None) -> Image.Image:
     """Return the first frame of an encoded image: upright, opaque on white, 8 bits per channel.
 
-    Values of more than 8 bits are scaled to 0..255, from the given range or that of the image; others are converted to
-    sRGB, unless profiles are ignored. Broken EXIF data and profiles are ignored; any other fault raises an ImageError
-    with ``name`` and the reason. With ``shrink``, a JPEG image may be decoded at 1/2, 1/4 or 1/8 of its size, with no
-    side shorter than ``shrink`` pixels.
+    Values of more than 8 bits are scaled to 0..255, from the given range or that of the image (of a DICOM file, its
+    window); others are converted to sRGB, unless profiles are ignored. Broken EXIF data and profiles are ignored; any
+    other fault raises an ImageError with ``name`` and the reason. With ``shrink``, a JPEG image may be decoded at 1/2,
+    1/4 or 1/8 of its size, with no side shorter than ``shrink`` pixels.
 
     >>> decode_bytes(b"P6 2 1 255 " + bytes(6), "black.ppm").size
     (2, 1)
     """
     if not data:
         raise ImageError(name, "the file is empty")
+    if is_dicom(data):
+        return _of_dicom(data, name, how)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata
         try:
             with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-                if image.width * image.height > how.max_pixels:
-                    most = f"`data.max_pixels` allows {how.max_pixels / 10**6:g} million"
-                    raise ValueError(f"{image.width} x {image.height} pixels, {most}")
+                _check_size(image.width, image.height, how)
                 if shrink:
                     image.draft(None, (shrink, shrink))
                 lower = _lower_bytes(image, data)
@@ -120,9 +121,31 @@ def decode_bytes(data: bytes, name: str, how: Decoding = Decoding(), shrink: int
                     image.info.pop("icc_profile", None)  # the scaled values are no colors of the profile
                 return _to_mode(_upright(image), how)
         except Image.UnidentifiedImageError:
-            raise ImageError(name, f"not one of {', '.join(FORMATS)}") from None
+            raise ImageError(name, f"not one of {', '.join((*FORMATS, 'DICOM'))}") from None
         except Exception as error:  # decoders can raise anything for a broken file
             raise ImageError(name, str(error) or type(error).__name__) from None
+
+
+def _check_size(width: int, height: int, how: Decoding) -> None:
+    if width * height > how.max_pixels:
+        most = f"`data.max_pixels` allows {how.max_pixels / 10**6:g} million"
+        raise ValueError(f"{width} x {height} pixels, {most}")
+
+
+def _of_dicom(data: bytes, name: str, how: Decoding) -> Image.Image:
+    """Return a DICOM image: numbers scaled from the given range, or the file's window, or their own range."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata
+        try:
+            height, width = dicom_header(data)[1]
+            _check_size(width, height, how)
+            read = read_dicom(data)
+            if read.values.ndim == 3:
+                return Image.fromarray(read.values).convert(how.mode)
+            eight = _scaled(read.values, how.value_range or read.window)
+            return Image.fromarray(255 - eight if read.inverted else eight).convert(how.mode)
+        except Exception as error:  # pydicom can raise anything for a broken file
+            raise ImageError(name, (str(error) or type(error).__name__).splitlines()[0]) from None
 
 
 def draft_scale(size: tuple[int, int], shrink: int) -> int:
@@ -142,6 +165,8 @@ def image_header(data: bytes) -> tuple[str, tuple[int, int]]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if is_dicom(data):
+            return dicom_header(data)
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             size = (image.height, image.width)
             with contextlib.suppress(Exception):  # as in `_upright`

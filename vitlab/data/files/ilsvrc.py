@@ -6,14 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.files.tars import Tars, members_of
+from vitlab.data.files.ranges import Ranges
+from vitlab.data.files.tars import members_of
 
 TRAIN, VAL, DEVKIT = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar", "ILSVRC2012_devkit_t12"
 _SOLUTION = "LOC_val_solution.csv"  # Kaggle's: name,wnid x y x y ...
 _ANSWERS = ("ILSVRC2012_validation_ground_truth.txt", "meta.mat")
 
 
-def tarred(root: Path) -> Tars | None:
+def tarred(root: Path) -> Ranges | None:
     """Return the images in the official tar files of a folder, named as if unpacked; None without such files.
 
     The names are train/WNID/IMAGE and val/WNID/IMAGE.
@@ -27,7 +28,7 @@ def tarred(root: Path) -> Tars | None:
     images += [(f"val/{class_of(Path(x.name), classes)}/{x.name}", 1, x) for x in val]
     images.sort()  # as in folders
     rows = np.array([(shard, x.offset, x.length) for _, shard, x in images], dtype=np.int64)
-    return Tars(addresses, [file for file, *_ in images], rows, stamps)
+    return Ranges(addresses, [file for file, *_ in images], rows, stamps)
 
 
 def class_of(image: Path, classes: dict[str, str]) -> str:

@@ -154,7 +154,10 @@ class FileImages:
 
     def _stored(self, index: int) -> np.ndarray | None:
         pixels = getattr(self.store, "pixels", None)  # of a store with decoded images
-        return pixels(self.files[index]) if pixels else None
+        try:
+            return pixels(self.files[index]) if pixels else None
+        except OSError as error:
+            raise ImageError(self.store.path(self.files[index]), error.strerror or str(error)) from None
 
     def expect(self, indices: list[int]) -> None:
         """Announce the images that are read next, for prefetching."""

@@ -1,4 +1,4 @@
-"""Packed images on disk: shards of concatenated images, and an index."""
+"""Packed images on disk or at an address: shards of concatenated images, and an index."""
 
 import mmap
 import os
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.files import archive
+from vitlab.data.files.ranges import Ranges, Unusable, is_remote, opened, told
 from vitlab.data.files.scan import FACTS, Facts
 
 INDEX, VERSION = "index.npz", 2
@@ -39,17 +40,26 @@ def shard_name(number: int) -> str:
     return f"images-{number:05}.bin"
 
 
-def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
-    """Return header and rows of a packed set, after checking the length of its shards."""
+def read_index(root: str) -> tuple[dict[str, Any], np.ndarray]:
+    """Return header and rows of a packed set in a folder or at an address, after checking the length of its shards."""
+    index = f"{root.rstrip('/')}/{INDEX}" if is_remote(root) else os.path.join(root, INDEX)
+    with told(index):
+        fs, path = opened(index)
+        folder = path.removesuffix(INDEX)
+        try:
+            content = fs.cat_file(path)
+        except FileNotFoundError:
+            if fs.exists(folder + shard_name(0)):
+                way = "copy it there, too" if is_remote(root) else "give the same `vitlab pack` again"
+                raise Unusable(f"{root} has shards and no {INDEX}: {way}") from None
+            if is_remote(root):
+                raise
+            raise Unusable(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
     try:
-        header, rows = archive.read_rows(root / INDEX)
+        header, rows = archive.rows_of(content)
         version = header["version"]
-    except FileNotFoundError:
-        if (root / shard_name(0)).is_file():
-            raise ValueError(f"{root} has shards and no {INDEX}: give the same `vitlab pack` again") from None
-        raise ValueError(f"`data.root` must be a folder that `vitlab pack` has written, got {root}") from None
     except Exception as error:  # a damaged archive fails in many ways
-        raise ValueError(f"{root / INDEX} cannot be read: {error}; pack it again") from None
+        raise ValueError(f"{index} cannot be read: {error}; pack it again") from None
     if version != VERSION or rows.dtype != ROW:
         raise ValueError(
             f"{root} was packed by another version of vitlab (format {version}, this is {VERSION}), whose images are "
@@ -57,26 +67,35 @@ def read_index(root: Path) -> tuple[dict[str, Any], np.ndarray]:
         )
     for number in np.unique(rows["shard"]).tolist():
         mine = rows[rows["shard"] == number]
-        expected, path = int((mine["offset"] + mine["length"]).max()), root / shard_name(number)
-        found = path.stat().st_size if path.is_file() else 0
+        expected, shard = int((mine["offset"] + mine["length"]).max()), index.removesuffix(INDEX) + shard_name(number)
+        with told(shard):
+            found = 0 if not is_remote(root) and not os.path.isfile(shard) else fs.size(folder + shard_name(number))
         if found != expected:
-            raise ValueError(f"{path} has {found} bytes instead of {expected}; pack it again")
+            raise ValueError(f"{shard} has {found} bytes instead of {expected}; pack it again")
     return header, rows
 
 
 class PackedStore:
     """The images of a packed set, each under the path of its source file.
 
+    Shards in a folder are mapped into memory, others are read as byte ranges and compared with their checksums.
+
     Args:
-        root: Folder of the shards.
+        root: Folder or address of the shards.
         files: Path of each source file.
         rows: Row of the index for each image.
+        cache_gb: Size of the cache of remote images on this disk, in GB.
     """
 
-    def __init__(self, root: Path, files: list[str], rows: np.ndarray) -> None:
-        self.root, self.place = root, os.fspath(root.resolve())
-        self.rows = rows
+    def __init__(self, root: str, files: list[str], rows: np.ndarray, cache_gb: float = 0.0) -> None:
+        self.root, self.rows, self.remote = Path(root), rows, None
+        self.place = root if is_remote(root) else os.path.realpath(root)
         self.number = {file: i for i, file in enumerate(files)}
+        if is_remote(root):
+            shards = [f"{root.rstrip('/')}/{shard_name(i)}" for i in range(int(rows["shard"].max(initial=-1)) + 1)]
+            places = np.stack([rows[name].astype(np.int64) for name in ("shard", "offset", "length")], axis=1)
+            stamps = [zlib.crc32(rows["crc"][rows["shard"] == i].tobytes()) for i in range(len(shards))]
+            self.remote = Ranges(shards, files, places, stamps, cache_gb)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "shards"}
@@ -94,15 +113,30 @@ class PackedStore:
         """Return the path of the source file."""
         return file
 
+    def expect(self, files: list[str]) -> None:
+        """Fetch the remote images that are read next, all at once."""
+        if self.remote:
+            self.remote.expect(files)
+
     def read(self, file: str) -> bytes:
-        """Return the bytes of an image."""
+        """Return the bytes of an image, or raise an OSError."""
         row = self.rows[self.number[file]]
+        if self.remote:
+            data = self.remote.read(file)
+            if zlib.crc32(data) != row["crc"]:
+                raise OSError("differs from what was packed")
+            return data
         return self.shards[int(row["shard"])][int(row["offset"]) : int(row["offset"]) + int(row["length"])]
 
     def pixels(self, file: str) -> np.ndarray | None:
-        """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` in mapped memory; None if it is encoded."""
+        """Return an image as uint8 ``(H, W, 3)`` or ``(H, W)`` without a copy; None if it is encoded."""
         row = self.rows[self.number[file]]
-        shard, start, length = self.shards[int(row["shard"])], int(row["offset"]), int(row["length"])
+        shard: bytes | mmap.mmap
+        if self.remote:
+            shard, start = self.read(file), 0
+        else:
+            shard, start = self.shards[int(row["shard"])], int(row["offset"])
+        length = int(row["length"])
         head = _PLAIN.match(shard, start, start + length)
         if head is None:
             return None
@@ -122,8 +156,8 @@ class PackedStore:
         return os.fsencode(file)
 
     def damaged(self, file: str) -> bool:
-        """Return whether an image differs from its checksum."""
-        return zlib.crc32(self.read(file)) != self.rows[self.number[file]]["crc"]
+        """Return whether an image differs from its checksum; remote ones are compared whenever they are read."""
+        return not self.remote and zlib.crc32(self.read(file)) != self.rows[self.number[file]]["crc"]
 
 
 def facts_of(rows: np.ndarray) -> Facts:

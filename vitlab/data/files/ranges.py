@@ -1,0 +1,193 @@
+"""Byte ranges of files, on disk or at any address that fsspec supports: fetched many at once, and asked for again."""
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from vitlab.data.files.disk_cache import DiskCache
+
+_GAP = 2**16  # largest gap in bytes between images fetched by one request
+_WAITS = (0.5, 2.0, 8.0)  # seconds before each further attempt at ranges that a store did not deliver
+_FINAL = (FileNotFoundError, PermissionError)  # which no further attempt will change
+
+
+class Unusable(ValueError):
+    """The content of a file cannot be used, as its message says.
+
+    >>> issubclass(Unusable, ValueError)
+    True
+    """
+
+
+class Ranges:
+    """Images in files such as tar shards, each under a name; remote ones are fetched as byte ranges, many at once.
+
+    Args:
+        addresses: The files.
+        files: Name of each image.
+        rows: ``(N, 3)`` number of the file, offset and length of each image, in bytes.
+        stamps: A number for each file that changes with it.
+        cache_gb: Size of the cache of remote images on this disk, in GB.
+
+    Example:
+        >>> from pathlib import Path
+        >>> _ = Path("shard").write_bytes(b"onetwo")
+        >>> Ranges(["shard"], ["1", "2"], np.array([[0, 0, 3], [0, 3, 3]]), [0]).read("2")
+        b'two'
+    """
+
+    def __init__(
+        self, addresses: list[str], files: list[str], rows: np.ndarray, stamps: list[int], cache_gb: float = 0.0
+    ) -> None:
+        if cache_gb < 0:
+            raise ValueError(f"`data.cache_gb` must not be negative, got {cache_gb}")
+        self.addresses, self.files, self.rows, self.stamps = addresses, files, rows, stamps
+        self.place = "tars " + " ".join(x if is_remote(x) else os.path.abspath(x) for x in addresses)
+        self.number = {file: i for i, file in enumerate(files)}
+        self.fetched: dict[str, bytes | Exception] = {}  # until other images are expected
+        keys = [f"{address} {stamp}" for address, stamp in zip(addresses, stamps, strict=True)]
+        self.cache = DiskCache(int(cache_gb * 1e9), keys) if cache_gb and any(map(is_remote, addresses)) else None
+
+    def path(self, file: str) -> str:
+        """Return the file and the name."""
+        return f"{self.addresses[self.rows[self.number[file], 0]]}: {file}"
+
+    def read(self, file: str) -> bytes:
+        """Return the bytes of an image, or raise an OSError."""
+        shard, offset, length = self.rows[self.number[file]].tolist()
+        if not is_remote(self.addresses[shard]):
+            with open(self.addresses[shard], "rb", buffering=0) as local:
+                found: bytes | Exception = os.pread(local.fileno(), length, offset)
+        else:
+            if file not in self.fetched:
+                self._fetch([file])
+            found = self.fetched[file]  # kept, as a batch may hold several copies
+        if isinstance(found, Exception):
+            del self.fetched[file]
+            raise OSError(f"{type(found).__name__}: {found}") from found
+        if len(found) != length:
+            raise OSError(f"{len(found)} of {length} bytes")
+        return found
+
+    def expect(self, files: list[str]) -> None:
+        """Prefetch the remote files that are read next, all at once."""
+        self.fetched = {}
+        self._fetch([file for file in files if is_remote(self.addresses[self.rows[self.number[file], 0]])])
+
+    def _fetch(self, files: list[str]) -> None:
+        runs: list[list[Any]] = []  # number of the file, start, end, images
+        places = {file: tuple(self.rows[self.number[file]].tolist()) for file in files}
+        if self.cache:
+            self.fetched |= {file: known for file, place in places.items() if (known := self.cache.get(place))}
+        for shard, offset, length, file in sorted((*places[file], file) for file in places.keys() - self.fetched):
+            if runs and runs[-1][0] == shard and offset <= runs[-1][2] + _GAP:
+                runs[-1][2] = max(runs[-1][2], offset + length)
+                runs[-1][3].append((file, offset, length))
+            else:
+                runs.append([shard, offset, offset + length, [(file, offset, length)]])
+        new: dict[tuple[int, ...], bytes] = {}
+        for (fs, *_), some in groupby(((*opened(self.addresses[run[0]], True), run) for run in runs), lambda x: x[0:1]):
+            asked = [(path, run) for _, path, run in some]
+            parts = _ranges(fs, [(path, run[1], run[2]) for path, run in asked])
+            for (_, run), part in zip(asked, parts, strict=True):
+                for file, offset, length in run[3]:
+                    start = offset - run[1]
+                    self.fetched[file] = part if isinstance(part, Exception) else bytes(part[start : start + length])
+                    if not isinstance(part, Exception):
+                        new[places[file]] = self.fetched[file]
+        if self.cache and new:
+            self.cache.put(new)
+
+    def stamp(self, file: str) -> tuple[int, int]:
+        """Return size in bytes and a number that changes with the file."""
+        shard, offset, length = self.rows[self.number[file]].tolist()
+        return length, (self.stamps[shard] + offset) % 2**63
+
+    def identity(self, file: str) -> bytes:
+        """Return the name."""
+        return os.fsencode(file)
+
+
+def _ranges(fs: Any, ranges: list[tuple[str, int, int]]) -> list[bytes | Exception]:
+    """Return the bytes from start to end of each file, or why there are none after every attempt."""
+    found: list[bytes | Exception] = [b""] * len(ranges)
+    left = list(range(len(ranges)))
+    for attempt, wait in enumerate((*_WAITS, None), start=1):
+        try:
+            parts = fs.cat_ranges(*map(list, zip(*(ranges[i] for i in left), strict=True)), on_error="return")
+        except Exception as error:  # of file systems that do not return it
+            parts = [error] * len(left)
+        for i, part in zip(left, parts, strict=True):
+            length = ranges[i][2] - ranges[i][1]
+            short = not isinstance(part, Exception) and len(part) != length
+            found[i] = OSError(f"{len(part)} of {length} bytes") if short else part
+        failed = {i: x for i in left if isinstance(x := found[i], Exception) and not isinstance(x, _FINAL)}
+        left = list(failed)
+        if not left or wait is None:
+            break
+        reason = f"{type(failed[left[0]]).__name__}: {failed[left[0]]}".splitlines()[0]
+        again = f"{len(left)} of {len(ranges)} ranges failed, attempt {attempt + 1} of {len(_WAITS) + 1} in {wait:g} s"
+        warnings.warn(f"{ranges[left[0]][0]}: {again} ({reason})", stacklevel=2)
+        time.sleep(wait)
+    return found
+
+
+def is_remote(address: str) -> bool:
+    """Return whether an address is more than a path.
+
+    >>> is_remote("s3://bucket/train-000.tar"), is_remote("shards/train-000.tar")
+    (True, False)
+    """
+    return "://" in address or "::" in address
+
+
+def opened(address: str, once: bool = False) -> tuple[Any, str]:
+    """Return the file system of an address and the path there.
+
+    Args:
+        address: The address.
+        once: Whether requests are made once, as the caller repeats them. Clients of S3 would repeat them silently, up
+            to 25 times, unless `config_kwargs` for s3 in the configuration of fsspec says how often.
+    """
+    import fsspec
+
+    if "reference:" in address.replace("::", ":"):
+        raise ValueError(f"{address}: references are not supported, because their templates can run code")
+    if not once or not address.startswith(("s3://", "s3a://")):
+        return fsspec.core.url_to_fs(address)
+    given = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    fs, path = fsspec.core.url_to_fs(address, config_kwargs={"retries": {"total_max_attempts": 1}, **given})
+    fs.retries = 1
+    return fs, path
+
+
+@contextlib.contextmanager
+def told(address: str) -> Iterator[None]:
+    """Turn whatever goes wrong at an address into a ValueError of one line that names it.
+
+    >>> with told("s3://bucket/0.tar"):
+    ...     raise ConnectionError("no route")
+    Traceback (most recent call last):
+        ...
+    ValueError: s3://bucket/0.tar cannot be read: no route
+    """
+    try:
+        yield
+    except Unusable:
+        raise
+    except FileNotFoundError as error:  # fsspec also says so where a server refuses, or cannot be reached
+        answer = getattr(cause := error.__cause__, "response", None) or {}  # of S3
+        status = getattr(cause, "status", None) or answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if cause is None or status in (404, 410):
+            raise ValueError(f"there is no {address}") from None
+        said = f"the server answers {status} {getattr(cause, 'message', '')}" if status else f"{cause}".splitlines()[0]
+        raise ValueError(f"{address} cannot be read: {said.strip()}") from None
+    except Exception as error:  # networks and protocols fail in many ways
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{address} cannot be read: {reason}") from None
