@@ -330,3 +330,34 @@ def test_every_arm_is_asked_about_in_the_unit_of_the_margin(tmp_path):
     results = results_of(tmp_path, ["a0", "a1", "a2"], 3)
     assert {q.margin for q in arm_questions(results, "score").values()} == {MARGIN}
     assert {q.margin for q in arm_questions(results, "loss").values()} == {None}
+
+
+def test_a_claim_over_axes_is_the_paired_test_of_the_means_without_what_is_excluded(tmp_path):
+    (tmp_path / "base.yaml").write_text("{}\n")
+    axes = {
+        "tokens": {name: {"model.depth": i} for i, name in enumerate(("apart", "shared", "patch"))},
+        "border": {name: {"model.num_heads": i} for i, name in enumerate(("zero", "wrap"))},
+        "table": {name: {"model.lr": i} for i, name in enumerate(("without", "with"))},
+    }
+    gap = "gap(with, without | tokens=shared) < gap(with, without | tokens=apart) over border"
+    effect = "zero > wrap over tokens | table=without"
+    content = {"name": "made-up", "base": "base.yaml", "axes": axes, "baseline": {"table": "without"}, "seeds": 5}
+    content |= {"exclude": [{"tokens": "patch", "border": "zero"}], "metric": {"primary": "score"}}
+    (tmp_path / "made-up.yaml").write_text(yaml.safe_dump({**content, "claims": [gap, effect]}, sort_keys=False))
+    ablation = read_ablation(tmp_path / "made-up.yaml")
+    results = CellResults(ablation, [Resolved(arm, {"data": {}}, {}, {}, (), 1.0, "") for arm in ablation.arms])
+    values = np.random.default_rng(0).standard_normal((len(ablation.arms), 5))
+    v = {arm.name: x for arm, x in zip(ablation.arms, values, strict=True)}
+    gains = {
+        t: np.mean([v[f"{t}-{b}-with"] - v[f"{t}-{b}-without"] for b in axes["border"]], 0)
+        for t in axes["tokens"]
+        if t != "patch"
+    }
+    zeros = np.mean(
+        [v[f"{t}-zero-without"] - v[f"{t}-wrap-without"] for t in gains], 0
+    )  # there are no patches with zeros
+    found = find(fill(results, values), all_at_once(5)).verdicts
+    assert [one.setting for one in found] == ["", "table=without"]
+    for verdict, expected in zip(found, (gains["shared"] - gains["apart"], zeros), strict=True):
+        assert verdict.answer.is_paired and verdict.answer.estimate.value == pytest.approx(expected.mean())
+        assert verdict.answer.difference.p == pytest.approx(reference.ttest_1samp(expected, 0).pvalue)

@@ -259,3 +259,24 @@ def test_a_gap_that_is_claimed_to_be_larger_is_the_other_one_being_smaller(write
     b = claim(write, "gap(learned, none | global_pool=token) > gap(learned, none | global_pool=avg)")
     assert (a.under, a.against) == (b.under, b.against) == ("avg", "token")
     assert a.settings(read_ablation(write()).axes) == [{}]
+
+
+def test_a_claim_over_an_axis_is_one_verdict_on_its_mean(write):
+    axes = read_ablation(write()).axes
+    found = claim(write, "learned > none over global_pool on loss")
+    assert (found.over, found.metric, found.settings(axes)) == (("global_pool",), "loss", [{}])
+    assert found.averaged(axes) == [{"global_pool": "token"}, {"global_pool": "avg"}]
+    assert claim(write, "learned > none").averaged(axes) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("learned > none over global_pol", 'over `global_pol`, which is not an axis; did you mean "global_pool"'),
+        ("learned > none over pos_embed", "sets `pos_embed` twice"),
+        ("learned > none over global_pool | global_pool=avg", "sets `global_pool` twice"),
+    ],
+)
+def test_a_mean_over_what_is_no_free_axis_is_refused(write, text, words):
+    with pytest.raises(UsageError, match=words):
+        claim(write, text)

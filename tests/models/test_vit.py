@@ -444,7 +444,7 @@ def test_every_option_of_the_t2t_module_is_earned_by_a_config_or_an_experiment()
         ({"tokenizer": "t2"}, "`tokenizer` must be one of patch, t2t, conv, .* got 't2'"),
         (
             {"tokenizer": "t2t", "t2t_attn": "linear"},
-            "`tokenizer.t2t_attn` must be one of performer, performer_relu, transformer, got 'linear'",
+            "`tokenizer.t2t_attn` must be one of performer, performer_relu, transformer, none, got 'linear'",
         ),
         ({"tokenizer": "t2t", "t2t_strides": (9, 9)}, "must leave every split at least one token"),
         ({"pos_embed": "rope"}, "`pos_embed` must be one of none, learned, .* got 'rope'"),

@@ -150,6 +150,7 @@ ASIDE = [
     ({"t2t_value_skip": False}, "t2t_value_skip"),
     ({"t2t_norm_layer": "rmsnorm"}, "t2t_norm_layer"),
     ({"t2t_attn": "performer_relu"}, "t2t_attn"),
+    ({"t2t_attn": "none"}, "t2t_attn"),
 ]
 COVERED = [
     {"t2t_padding": "none"},

@@ -176,6 +176,6 @@ def test_splits_that_cannot_be_are_refused(tokenizer, arguments, message):
 
 def test_an_unknown_token_layer_is_refused_with_the_known_ones():
     with pytest.raises(
-        ValueError, match="`t2t_attn` must be one of performer, performer_relu, transformer, got 'softmax'"
+        ValueError, match="`t2t_attn` must be one of performer, performer_relu, transformer, none, got 'softmax'"
     ):
         T2TTokenizer((32, 32), 3, 8, "softmax")

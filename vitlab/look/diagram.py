@@ -178,6 +178,7 @@ def _tokens(net: VisionTransformer, link: str) -> list[Box]:
         last = i + 1 == len(tokenizer.grids)
         layer = tokenizer.project if last else tokenizer.layers()[i]
         kinds = {"TokenPerformer": "linear attention of all tokens", "Linear": "to the width of the blocks"}
+        kinds["TokenMlp"] = "each token by itself"
         name = "linear" if last else type(layer).__name__
         what = kinds.get(type(layer).__name__, "attention of all tokens")
         shape = shapes["project" if last else f"attention{i + 1}"]

@@ -5,13 +5,14 @@ from vitlab.tokenizers.conv import ConvStem
 from vitlab.tokenizers.patch import PatchEmbed
 from vitlab.tokenizers.splits import soft_split, soft_splits, split_grids
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenAttention, TokenPerformer, TokenTransformer
+from vitlab.tokenizers.token_layers import TokenAttention, TokenMlp, TokenPerformer, TokenTransformer
 
 __all__ = [
     "ConvStem",
     "PatchEmbed",
     "T2TTokenizer",
     "TokenAttention",
+    "TokenMlp",
     "TokenPerformer",
     "TokenTransformer",
     "Tokenizer",

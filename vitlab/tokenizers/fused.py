@@ -18,7 +18,7 @@ from vitlab.layers.precision import product_dtype, without_autocast
 from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.splits import Side, Split
-from vitlab.tokenizers.token_layers import TokenAttention, TokenTransformer
+from vitlab.tokenizers.token_layers import TokenAttention, TokenMlp, TokenTransformer
 
 Square = tuple[int, int, int]  # kernel, stride, padding: the splits supported here
 
@@ -36,6 +36,9 @@ def covers(splits: Sequence[Split], dilations: Sequence[Side], padding: str, lay
         "t2t_padding": padding not in ("zero", "none"),
     }
     for layer in layers:  # all have the same options
+        if isinstance(layer, TokenMlp):
+            unsupported["t2t_attn"] = True
+            continue
         attn = layer.attn if isinstance(layer, TokenTransformer) else layer
         unsupported["t2t_num_heads"] = getattr(attn, "num_heads", 1) > 1
         unsupported["t2t_value_skip"] = not attn.value_skip

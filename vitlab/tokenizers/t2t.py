@@ -58,7 +58,7 @@ class T2TTokenizer(nn.Module):
         img_size: Height and width of the images, in pixels.
         in_chans: Number of image channels C.
         embed_dim: Token width D.
-        t2t_attn: Attention of the layer between two splits: linear with exponential or ReLU features, or softmax.
+        t2t_attn: Attention of the layer between two splits: linear with exponential or ReLU features, softmax, or none.
         t2t_kernels: Window side, or [rows, columns], of each split, in cells of the grid before it, at first pixels.
         t2t_strides: Step of each split, in the same units; None is half the window, rounded up.
         t2t_dilations: Distance between the cells of a window, one for each split; None is 1.

@@ -1,6 +1,6 @@
-"""The token layers of T2T-ViT, between the soft splits: build one by name; the one with softmax attention."""
+"""The token layers of T2T-ViT, between the soft splits: build one by name; those with softmax and without attention."""
 
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
@@ -9,7 +9,7 @@ from vitlab.layers.norm import NormChoice, build_norm
 from vitlab.layers.recompute import recomputed
 from vitlab.tokenizers.performer import TokenPerformer
 
-T2TAttn = Literal["performer", "performer_relu", "transformer"]
+T2TAttn = Literal["performer", "performer_relu", "transformer", "none"]
 
 
 def build_token_layer(
@@ -27,11 +27,11 @@ def build_token_layer(
     t2t_norm_layer: NormChoice = "layernorm",
     t2t_dropout: float | None = None,
     t2t_features: int | None = None,
-) -> "TokenPerformer | TokenTransformer":
+) -> "TokenPerformer | TokenTransformer | TokenMlp":
     """Build the token layer called ``t2t_attn``; refuse options that it does not have.
 
     Args:
-        t2t_attn: Attention: linear with exponential or ReLU features, or softmax.
+        t2t_attn: Attention: linear with exponential or ReLU features, softmax, or none: each token by itself.
         in_dim: Width of the input tokens.
         t2t_dim: Width of the output tokens.
         norm_eps: Epsilon of the normalizations.
@@ -52,8 +52,10 @@ def build_token_layer(
     if t2t_attn not in get_args(T2TAttn):
         raise ValueError(f"`t2t_attn` must be one of {', '.join(get_args(T2TAttn))}, got {t2t_attn!r}")
     softmax = t2t_attn == "transformer"
-    unused = {"t2t_features": t2t_features} if softmax else {"t2t_qk_scale": t2t_qk_scale}
+    unused: dict[str, Any] = {} if softmax else {"t2t_qk_scale": t2t_qk_scale}
     unused |= {} if softmax or t2t_num_heads == 1 else {"t2t_num_heads": t2t_num_heads}
+    unused |= {"t2t_features": t2t_features} if t2t_attn in ("transformer", "none") else {}
+    unused |= {"t2t_value_skip": t2t_value_skip} if t2t_attn == "none" and not t2t_value_skip else {}
     for name, value in unused.items():
         if value is not None:
             raise ValueError(f"`{name}` has no meaning for t2t_attn={t2t_attn!r}, got {value}")
@@ -61,14 +63,17 @@ def build_token_layer(
         raise ValueError(f"`t2t_dropout` must be at least 0 and below 1, got {t2t_dropout}")
     if int(t2t_dim * t2t_mlp_ratio) < 1:
         raise ValueError(f"`t2t_mlp_ratio` must give the MLP at least one channel, got {t2t_mlp_ratio}")
-    common = {"mlp_ratio": t2t_mlp_ratio, "value_skip": t2t_value_skip}
-    layers = {"act_layer": t2t_act_layer, "norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
+    layers: dict[str, Any] = {"mlp_ratio": t2t_mlp_ratio, "act_layer": t2t_act_layer}
+    layers |= {"norm_layer": t2t_norm_layer, "norm_eps": norm_eps}
+    if t2t_attn == "none":
+        return TokenMlp(in_dim, t2t_dim, **layers, value_bias=bool(t2t_qkv_bias), dropout=t2t_dropout or 0.0)
+    layers["value_skip"] = t2t_value_skip
     if softmax:
-        heads = {"num_heads": t2t_num_heads, "qkv_bias": bool(t2t_qkv_bias), "qk_scale": t2t_qk_scale}
-        return TokenTransformer(in_dim, t2t_dim, **heads, **common, **layers, dropout=t2t_dropout or 0.0)  # type: ignore[arg-type]
-    performer = {"features": t2t_features, "relu": t2t_attn == "performer_relu", "qkv_bias": t2t_qkv_bias is not False}
+        heads: dict[str, Any] = {"num_heads": t2t_num_heads, "qkv_bias": bool(t2t_qkv_bias), "qk_scale": t2t_qk_scale}
+        return TokenTransformer(in_dim, t2t_dim, **heads, **layers, dropout=t2t_dropout or 0.0)
+    relu, bias = t2t_attn == "performer_relu", t2t_qkv_bias is not False
     dropout = 0.1 if t2t_dropout is None else t2t_dropout
-    return TokenPerformer(in_dim, t2t_dim, **performer, **common, **layers, dropout=dropout)  # type: ignore[arg-type]
+    return TokenPerformer(in_dim, t2t_dim, **layers, features=t2t_features, relu=relu, qkv_bias=bias, dropout=dropout)
 
 
 class TokenAttention(nn.Module):
@@ -170,4 +175,50 @@ class TokenTransformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
         x = self.dropout(self.attn(self.norm1(x)))
+        return x + recomputed(self.norm2, x, self.mlp)
+
+
+class TokenMlp(nn.Module):
+    """Token layer without attention: the values of :class:`TokenTransformer` and its MLP, each token by itself.
+
+    It tells what attention between the splits is worth: no other step of the tokenizer lets distant windows see each
+    other. A wider MLP, by ``mlp_ratio``, makes up for the parameters and FLOPs of the attention.
+
+    Args:
+        in_dim: Width of the input tokens.
+        dim: Width of the output tokens.
+        mlp_ratio: Hidden width of the MLP, in units of ``dim``.
+        value_bias: Whether the projection to the values has a bias.
+        act_layer: Activation of the MLP.
+        norm_layer: Kind of both normalizations.
+        norm_eps: Epsilon of both normalizations.
+        dropout: Dropout rate after the values and in the MLP, 0 to 1.
+
+    Example:
+        >>> TokenMlp(49, 64, mlp_ratio=2.0)(torch.randn(1, 9, 49)).shape
+        torch.Size([1, 9, 64])
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int,
+        norm_eps: float = 1e-5,
+        *,
+        mlp_ratio: float = 1.0,
+        value_bias: bool = False,
+        act_layer: ActChoice = "gelu",
+        norm_layer: NormChoice = "layernorm",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.norm1 = build_norm(norm_layer, in_dim, norm_eps)
+        self.value = nn.Linear(in_dim, dim, bias=value_bias)
+        self.norm2 = build_norm(norm_layer, dim, norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer, dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(B, N, in_dim)`` to ``(B, N, dim)``."""
+        x = self.dropout(self.value(self.norm1(x)))
         return x + recomputed(self.norm2, x, self.mlp)

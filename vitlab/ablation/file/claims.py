@@ -1,14 +1,14 @@
 """Claims: statements that an ablation supports or refutes.
 
-``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each optionally with ``on METRIC`` and
-``| axis=level``. A and B are levels of one axis; B may be a number.
+``A > B``, ``A ~ B within M``, ``gap(A, B | s) < gap(A, B | t)``, each optionally with ``on METRIC``, ``| axis=level``
+and ``over AXIS, AXIS``: the mean over these axes. A and B are levels of one axis; B may be a number.
 """
 
 import itertools
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlab.ablation.file.schema import File
@@ -21,7 +21,8 @@ GAP = re.compile(
     rf"gap\(\s*(?P<a>{SIDE})\s*,\s*(?P<b>{SIDE})\s*\|\s*(?P<s>{CONDITION})\s*\)\s*(?P<sign>[<>])\s*"
     rf"gap\(\s*(?P<a2>{SIDE})\s*,\s*(?P<b2>{SIDE})\s*\|\s*(?P<t>{CONDITION})\s*\)"
 )
-FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on METRIC` and `| axis=level`"
+FORMS = "A > B, A ~ B within M, gap(A, B | s) < gap(A, B | t), each with `on METRIC`, `| axis=level`, `over AXIS`"
+OVER = r"\s+over\s+(?!within\b)([\w.-]+(?:\s*,\s*[\w.-]+)*)"
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,22 @@ class Claim:
     under: str = ""  # gap: the level of `gap_axis` on the smaller side
     against: str = ""
     gap_axis: str = ""
+    over: tuple[str, ...] = ()  # axes: one verdict on the mean over their levels
 
     def settings(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
-        """Return every combination of the other axes' levels that the claim covers."""
-        others = {n: list(levels) for n, levels in axes.items() if n not in (self.axis, self.gap_axis)}
+        """Return every combination of the other axes' levels that has a verdict of its own."""
+        others = {n: list(levels) for n, levels in axes.items() if n not in (self.axis, self.gap_axis, *self.over)}
         for name, level in self.where.items():
             others[name] = [level]
-        return [dict(zip(others, levels, strict=True)) for levels in itertools.product(*others.values())]
+        return _combinations(others)
+
+    def averaged(self, axes: Mapping[str, Mapping[str, Any]]) -> list[dict[str, str]]:
+        """Return every combination of levels that one verdict is the mean over; an empty one without ``over``."""
+        return _combinations({name: list(axes[name]) for name in self.over})
+
+
+def _combinations(axes: Mapping[str, list[str]]) -> list[dict[str, str]]:
+    return [dict(zip(axes, levels, strict=True)) for levels in itertools.product(*axes.values())]
 
 
 def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[str, Any]]) -> Claim:
@@ -54,6 +64,11 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
     if not isinstance(text, str):
         raise file.mistake(place, f"a claim is one of {FORMS}, got {text!r}")
     body, metric = _cut(text, r"\s+on\s+(\S+)")
+    body, named = _cut(body, OVER)
+    over = tuple(re.split(r"\s*,\s*", named)) if named else ()
+    if unknown := [name for name in over if name not in axes]:
+        hint = did_you_mean(unknown[0], axes) or f"; there are {', '.join(axes)}"
+        raise file.mistake(place, f"a claim goes over `{unknown[0]}`, which is not an axis{hint}")
     outside = re.sub(r"\([^)]*\)", lambda found: "." * len(found[0]), body)
     cut = outside.find("|")
     condition = body[cut + 1 :] if cut >= 0 else ""
@@ -65,12 +80,12 @@ def parse_claim(file: File, index: int, text: Any, axes: Mapping[str, Mapping[st
         claim = _comparison(file, place, text, found, metric, dict(pairs), axes)
     else:
         raise file.mistake(place, f"cannot read the claim {text!r}; a claim is one of {FORMS}")
-    named = [axis for axis in (claim.axis, claim.gap_axis, *(axis for axis, _ in pairs)) if axis]
-    if doubles := [axis for axis in named if named.count(axis) > 1]:
+    sets = [axis for axis in (claim.axis, claim.gap_axis, *over, *(axis for axis, _ in pairs)) if axis]
+    if doubles := [axis for axis in sets if sets.count(axis) > 1]:
         raise file.mistake(place, f"the claim sets `{doubles[0]}` twice, got {text!r}")
     if claim.a == claim.b or (claim.sign == "gap" and claim.under == claim.against):
         raise file.mistake(place, f"the claim compares arms with themselves, got {text!r}")
-    return claim
+    return replace(claim, over=over)
 
 
 def _comparison(file: File, place: str, text: str, found: Any, metric: Any, where: Any, axes: Any) -> Claim:

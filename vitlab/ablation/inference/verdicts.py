@@ -55,13 +55,14 @@ def _question(results: CellResults, claim: Claim, setting: dict[str, str]) -> Qu
     if claim.sign == "gap":
         places = ((claim.under, 1.0), (claim.against, -1.0))
         sides = [({**side, claim.gap_axis: place}, w * sign) for place, sign in places for side, w in sides]
-    terms = []
-    for levels_, weight in sides:
-        wanted = {**setting, **levels_}
-        arm = next((arm for arm in results.ablation.arms if dict(arm.levels) == wanted), None)
-        if arm is None:
-            return None
-        terms.append((arm.name, weight))
+    of = {frozenset(arm.levels.items()): arm.name for arm in results.ablation.arms}
+    averaged = [{**setting, **levels_} for levels_ in claim.averaged(results.ablation.axes)]
+    keys = [[frozenset({**place, **side}.items()) for side, _ in sides] for place in averaged]
+    whole = [place for place in keys if all(key in of for key in place)]  # `exclude` leaves nothing of it out
+    if not whole:
+        return None
+    weights = [weight / len(whole) for _, weight in sides]
+    terms = [(of[key], weight) for place in whole for key, weight in zip(place, weights, strict=True)]
     metric, margin = claim.metric or results.ablation.primary, claim.margin
     if claim.sign == ">" and metric == results.ablation.primary:
         margin = results.ablation.stats.margin

@@ -15,7 +15,7 @@ from vitlab.class_paths import choice_text
 from vitlab.errors import UsageError
 from vitlab.tokenizers.performer import TokenPerformer
 from vitlab.tokenizers.t2t import T2TTokenizer
-from vitlab.tokenizers.token_layers import TokenTransformer
+from vitlab.tokenizers.token_layers import TokenMlp, TokenTransformer
 
 SHOWN = 3  # channels of a split
 
@@ -43,7 +43,7 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     """Return the attention of each token layer for ``(B, C, H, W)`` images, ``(B, N_i, N_i)`` on its own grid.
 
     A performer never makes its map; the one that its random features imply is phi(q) phi(k)^T, rows divided by sums.
-    Where all features of a token vanish, it reads nothing, and its row is 0.
+    Where all features of a token vanish, it reads nothing, and its row is 0. Without attention a token reads itself.
 
     Example:
         >>> tokenizer = T2TTokenizer((32, 32), in_chans=3, embed_dim=16)
@@ -54,6 +54,9 @@ def token_layer_maps(tokenizer: T2TTokenizer, images: Tensor) -> list[Tensor]:
     for layer, (windows, _) in zip(tokenizer.layers(), split_features(tokenizer, images), strict=False):
         if isinstance(layer, TokenTransformer):
             maps.append(layer.attn.weights(layer.norm1(windows)).mean(dim=1))
+            continue
+        if isinstance(layer, TokenMlp):
+            maps.append(torch.eye(windows.shape[1]).to(windows).expand(len(windows), -1, -1))
             continue
         assert isinstance(layer, TokenPerformer)
         k, q, _ = layer.kqv(layer.norm1(windows)).float().chunk(3, dim=-1)
