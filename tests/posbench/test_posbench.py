@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitlab.position_bench.judging import best_of_families, judge
 from vitlab.position_bench.page import page_lines, write_bench_page
 from vitlab.position_bench.pictures import CELLS, OFFSETS, PIXELS, as_floats, folder_photos, glyphs
 from vitlab.position_bench.protocol import (
+    FOLDER,
     TASKS,
     chance_of_tasks,
     guessing_bounds,
@@ -349,6 +351,16 @@ def test_published_cells_are_verified_and_the_page_says_their_scores(name):
     for line in page_lines(bench, PUBLISHED):
         assert line in page.splitlines(), line
     assert f"{len(PUBLISHED)} of {len(POS_EMBEDS)} methods are measured" in page
+
+
+def test_what_stands_beside_the_papers_is_what_was_measured():
+    text = (FOLDER / "README.md").read_text()
+    rows = re.findall(r"^\| (\w+) - (\w+) \| \S+ \| (\S+) \|", text, flags=re.M)
+    assert len(rows) >= 5
+    bench = published()
+    for one, other, here in rows:
+        means = [np.mean(bench.scores(name)["accuracy"]) for name in (one, other)]
+        assert f"{100 * (means[0] - means[1]):+.1f}" == here
 
 
 def test_what_lies_outside_of_the_blocks_learns_at_its_share(small):
